@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,17 +43,19 @@ def compare(
     new: int = NEW,
     stepping: bool = False,
     serve: Callable[..., Serving] = Serving,
+    start: Sequence[int] = (),
 ) -> Difference:
     """Greedy tokens in every mode, and log probabilities of all of them, against transformers.
 
     One pass of transformers over prompt and answer checks each token of the answer: it is greedy
     where it is the largest of its row, or as large as rounding can tell. One mode runs eagerly,
     whatever the others do. With `stepping` transformers takes the answer token by token, which few
-    models do otherwise than they take a prompt. `serve` may put the model on another device.
+    models do otherwise than they take a prompt. `serve` may put the model on another device. All
+    prompts begin with `start`.
     """
     rng = np.random.default_rng(7)
     pages = int(0.75 * (sum(LENGTHS) + len(LENGTHS) * new) / 16)
-    prompts = [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
+    prompts = [[*start, *rng.integers(4, VOCAB, n).tolist()] for n in LENGTHS]
     whole = serve(path, runner="auto")
     rids = [whole.add(p, logprobs=EVERYTHING, max_new_tokens=new) for p in prompts]
     whole.run()

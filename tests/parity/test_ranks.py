@@ -27,7 +27,7 @@ from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FALLBACK, FAMILIES
 from tests.parity.rare import RARE
-from tests.parity.serving import Serving
+from tests.parity.serving import Serving, build_standard
 from tests.parity.vectors import make, serve
 from tests.support.grammar import END, build_byte_grammar
 from tests.support.random_model import write_random_model
@@ -300,6 +300,28 @@ def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
     with pytest.raises(RankLostError):
         two.run()
     two.close()
+
+
+def slow(path, options, mesh):
+    executor, facts = build_standard(path, options, mesh=mesh)
+    launch = executor.launch
+
+    def late(plan):
+        time.sleep(0.01)
+        return launch(plan)
+
+    if mesh.tp.rank == 1:
+        executor.launch = late
+    return executor, facts
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_rank_that_is_slow_holds_the_others_up_and_changes_nothing(model_dir, overlap):
+    prompts = [[5, 9, 20, 31], [7] * 37]
+    two = Serving(model_dir, build=build_ranks(2, slow), overlap=overlap)
+    assert two.generate(prompts) == Serving(model_dir).generate(prompts)
+    two.close()
+    assert two.executor.lost == []
 
 
 def test_what_only_one_rank_can_tell_is_refused(model_dir):

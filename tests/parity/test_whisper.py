@@ -136,7 +136,7 @@ def test_a_prompt_has_one_sound(ears):
     serving.scheduler.add(request)
     serving.run()
     assert serving.finish["two"].type == "abort"
-    assert "one audio item" in serving.finish["two"].message
+    assert "one item" in serving.finish["two"].message
     serving.close()
 
 

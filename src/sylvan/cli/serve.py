@@ -19,6 +19,7 @@ from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.node import as_torchrun_says, serve_node
 from sylvan.cli.progress import starting
+from sylvan.cli.ray_nodes import placed
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import Roles, read_roles
 from sylvan.cli.service import Service, reloaded_by_signal
@@ -116,7 +117,7 @@ def _run(
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+    with placed(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
         job = ServeJob(
             *(settings, sock, prewarmed, started_s, start, quiet, eof, service),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sylvan.config.diffusion import DiffusionConfig
 from sylvan.config.limits import LimitsConfig
 from sylvan.config.media import MediaConfig
 from sylvan.config.parallel import ParallelConfig
@@ -518,6 +519,7 @@ class Config(Section, frozen=True):
     grammar: GrammarConfig = GrammarConfig()
     lora: LoraConfig | None = None
     media: MediaConfig = MediaConfig()
+    diffusion: DiffusionConfig = DiffusionConfig()
     speculative: SpeculativeConfig | None = None
     disagg: DisaggConfig | None = None
     pdmux: PdMuxConfig | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.exchange import sum_by_owner
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
@@ -43,6 +44,9 @@ def experts(
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
+    if spread is not None and spread.all_to_all:
+        whole = sum_by_owner(spread, ids_TK, outputs, order, shares.view_as(ids_TK))
+        return whole.to(x_TD.dtype), load_E
     if spread is None:
         back = torch.empty_like(outputs)
         back[order] = outputs

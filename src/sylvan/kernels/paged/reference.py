@@ -105,6 +105,9 @@ def attend(
     key = torch.arange(total, device=q.device)
     if layer.slopes is not None:
         score_NTS = score_NTS + layer.slopes[:, None, None] * (key - own)
+    if layer.biases is not None:
+        biases_ND = layer.biases.view(layer.num_heads, -1).float()
+        score_NTS = score_NTS + biases_ND[:, (own - key).clamp(0, biases_ND.shape[1] - 1)]
     last = own if ends_T is None else torch.maximum(own, ends_T[:, None] - 1)
     hidden = key > last if layer.causal else torch.zeros_like(key > own)
     if layer.window:

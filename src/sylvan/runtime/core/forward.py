@@ -196,6 +196,24 @@ class StepEdits:
 NO_EDITS = StepEdits()
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The requests of a step whose KV this rank has, where ranks have different ones.
+
+    Attributes:
+        batch: The same step with these requests alone; nothing of it is sampled.
+        rows: Their rows in the whole step, int64.
+        most_rows: Rows of the group of ranks that has the most.
+        places_T: Where each row of the step lies among those of all groups, which are padded to
+            `most_rows` each; int64.
+    """
+
+    batch: ForwardBatch
+    rows: torch.Tensor
+    most_rows: int
+    places_T: torch.Tensor
+
+
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
@@ -211,7 +229,7 @@ class ForwardBatch:
     row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
     causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
     queued, `edits` are those of the step that runs, while the fields of the host may belong to a
-    later one already.
+    later one already. `own` are the requests that this rank attends for; None: all of them.
     """
 
     def __init__(
@@ -236,6 +254,7 @@ class ForwardBatch:
         self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
+        self.own: OwnRows | None = None
         self.host = host or HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
@@ -246,6 +265,12 @@ class ForwardBatch:
         self.page_tables = self._full["page_tables"]
         self.slot_mappings = self._full["slot_mappings"]
         self.ready(0, 0, 0)
+
+    def plan_attention(self) -> None:
+        """Let the attention backend prepare the rows that this rank attends for, if it has any."""
+        attending = self if self.own is None else self.own.batch
+        if attending.num_tokens:
+            self.attention.plan(attending)
 
     @property
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are

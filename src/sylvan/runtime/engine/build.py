@@ -22,6 +22,7 @@ from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
+from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.compose import (
     compose_scheduler,
@@ -43,6 +44,11 @@ from sylvan.runtime.executor.early.key import program_path
 from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.features.diffusion.build import (
+    diffusion_control,
+    diffusion_worker,
+    most_rows,
+)
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.grammar.build import Grammar, with_worker
 from sylvan.runtime.features.grammar.parts import GrammarParts
@@ -50,6 +56,7 @@ from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
+from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import (
     AnySpeculation,
@@ -113,6 +120,7 @@ def build_scheduler(
     workers = (
         lambda site: grammar.worker,
         partial(media_worker, settings=config.media),
+        partial(diffusion_worker, settings=config.diffusion),
         *disagg.workers,
         *pdmux.workers,
         *_lora_worker(config),
@@ -152,7 +160,8 @@ def build_scheduler(
         lambda cache: (
             *capabilities,
             *media,
-            *disagg.controls(cache, tiers),
+            *diffusion_control(config, whole, number(config.context_len)),
+            *(disagg.controls(cache, tiers) if isinstance(cache, KVCacheManager) else ()),
         ),
         publisher,
         tiers,
@@ -171,6 +180,8 @@ def build_scheduler(
         "max_total_tokens": scheduler.load().max_total_num_tokens,
         "architecture": whole.media.architecture if whole.media else model.architecture,
         **{f"{kind}_token_id": token for kind, token in placeholders.items()},
+        **encoder_facts(whole, model_dir(config.model), number(config.context_len)),
+        "block": whole.diffusion and (config.diffusion.block or whole.diffusion.block),
         "adapters": lora.load(executor) if lora else None,
     }
     _save(given, model, facts)
@@ -189,6 +200,7 @@ def build_scheduler(
         lora=lora,
         corpora=corpora,
         stores=tiers.stores if tiers else None,
+        parallel=config.parallel,
     )
 
 
@@ -199,7 +211,8 @@ def _warn_of_no_kernels(config: Config) -> None:
 
 def _save(config: Config, model: LoadedModelInfo, facts: Mapping[str, Scalar]) -> None:
     """Leave the step program for later starts, if they can use it."""
-    if model.save is not None and may_start_early(config):
+    own = facts.get("block") or facts.get("decoder_prompt")  # steps that PyTorch takes part in
+    if model.save is not None and not own and may_start_early(config):
         model.save(program_path(config, load_library().variant), facts)
 
 
@@ -441,7 +454,7 @@ def _options(config: Config) -> LocalOptions:
         quantization=config.quantization,
         fp8_activations=config.fp8_activations,
         overlap=config.scheduler.overlap == "on" or config.parallel.pp > 1,
-        max_samples=config.speculative.most_samples(running) if config.speculative else 0,
+        max_samples=_most_samples(config, running),
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
         tree_depth=number(config.speculative.num_steps) if config.speculative else 0,
         num_states=number(config.cache.max_states),
@@ -450,6 +463,13 @@ def _options(config: Config) -> LocalOptions:
         seed=config.seed or 0,
         load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
+
+
+def _most_samples(config: Config, running: int) -> int:
+    if config.speculative:
+        return config.speculative.most_samples(running)
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    return most_rows(model, config.diffusion, running)
 
 
 def _wish(config: Config) -> PoolingWish | None:

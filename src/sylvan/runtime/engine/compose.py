@@ -13,7 +13,8 @@ from sylvan.config.check import check
 from sylvan.config.fields import replaced
 from sylvan.config.resolve import resolve
 from sylvan.protocol.messages import Inspection
-from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.build import caches_by_rank, kv_cache
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
@@ -94,7 +95,7 @@ def compose_scheduler(
     config: Config,
     executor: Executor,
     emit: Emit,
-    over: Callable[[KVCacheManager], tuple[Capability, ...]],
+    over: Callable[[KVMemory], tuple[Capability, ...]],
     publisher: KVEventPublisher | None = None,
     tiers: TierParts | None = None,
 ) -> tuple[Scheduler, Inspect]:
@@ -103,12 +104,16 @@ def compose_scheduler(
     `over` builds capabilities over the cache.
     """
     settings, caps = config.scheduler, executor.caps
-    prefix = "none" if caps.both_ways else config.cache.prefix
+    prefix = "none" if caps.both_ways or caps.fills else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
+    eviction = config.cache.eviction
+    if caps.attention_dp > 1:
+        cache = caches_by_rank(caps.kv_groups, caps.attention_dp, prefix, eviction)
+    else:
+        cache = kv_cache(caps.kv_groups, prefix, eviction, below, policy)
     capabilities = over(cache)
-    if tiers is not None:
+    if tiers is not None and isinstance(cache, KVCacheManager):
         capabilities = (*capabilities, tiers.control(cache))
     standard = standard_capabilities(
         cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -225,8 +225,15 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     path = Path(parallel.expert_placement) if parallel.expert_placement else None
     placement = read_placement(path, parallel.ep, parallel.redundant_experts)
     every = join("", rank, parallel.ranks)
+    a2a = parallel.expert_exchange == "all_to_all"
+    whole = Mesh(every, parallel.ep, placement, parallel.same_bits, all_to_all=a2a)
+    if (groups := parallel.attention_groups) > 1:
+        size = parallel.tp // groups
+        group, place = divmod(rank, size)
+        attention = join(f"-attention-{group}", place, size) if size > 1 else Alone()
+        return replace(whole, attention=attention)
     if parallel.pp == 1:
-        return Mesh(every, parallel.ep, placement, parallel.same_bits)
+        return whole
     number, place = divmod(rank, parallel.tp)
     tp = join(f"-stage-{number}", place, parallel.tp) if parallel.tp > 1 else Alone()
     before = after = None
@@ -235,7 +242,7 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     if number < parallel.pp - 1:
         after = join(f"-link-{number + 1}-{place}", 0, 2)
     stage = Stage(number, parallel.pp, before=before, after=after)
-    return Mesh(tp, parallel.ep, placement, parallel.same_bits, stage)
+    return replace(whole, tp=tp, stage=stage)
 
 
 def sampler_of(mesh: Mesh) -> int:

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime import attention as attention_backends
+from sylvan.runtime.executor.parts import ModelPlan
+from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.utils import plugins
 
@@ -28,3 +31,13 @@ def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
         runners = ", ".join(sorted(backend.caps.runners))
         raise ConfigError(f"the attention backend {name!r} is part of runner {runners} only")
     return backend()
+
+
+def choose_attention(plan: ModelPlan, platform: Platform | None) -> Any:
+    """Build the attention backend of a model; `auto` takes the first that its device offers."""
+    name = plan.options.attention
+    if name == "auto" and platform is not None:
+        order = platform.facts.attention
+        name = next((n for n in order if n != "triton" or triton_installed()), name)
+        name = "torch" if name in ("flashinfer", "aiter") else name
+    return load_attention(name, platform.facts if platform else plan.build.device)

@@ -13,7 +13,6 @@ import torch
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
@@ -24,7 +23,7 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
-from sylvan.runtime.executor.attention_choice import load_attention
+from sylvan.runtime.executor.attention_choice import choose_attention
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division, on_stage
@@ -47,6 +46,7 @@ from sylvan.runtime.executor.parts import (
     suits_device,
     use_device_scans,
 )
+from sylvan.runtime.executor.plan_workers import plan_worker
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
@@ -60,9 +60,7 @@ from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.saved import saver
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
-from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -216,12 +214,10 @@ def _in_memory(
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    if stage.is_last:
-        worker = StepWorker(backend, slots, workers, control.gate, ahead)
-    else:
-        worker = StageWorker(backend, control.gate, ahead)
+    mesh = plan.build.mesh
+    worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and stage.count == 1
+    chains = chains and stage.count == 1 and mesh.attention is None
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -230,11 +226,13 @@ def _in_memory(
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
+        fills=config.diffusion is not None,
         max_samples=plan.limits.most_samples,
         draft_chains=chains,
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
         stages=stage.count,
+        attention_dp=mesh.attention_dp,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -405,7 +403,7 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
             f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "
             "model"
         )
-    attention = _attention(plan, plan.platform)
+    attention = choose_attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # encoder layers attend without the KV cache
     layers = plan.hidden_layers
@@ -513,7 +511,7 @@ def _on_device(
 
     options = plan.options
     late = LateParts()
-    attention = _attention(plan, platform)
+    attention = choose_attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
@@ -583,15 +581,6 @@ def _on_device(
 def _page_bytes(plan: ModelPlan) -> int:
     whole = plan.kv_shape.bytes_per_page(plan.kv_type)
     return whole // 2 if plan.config.latent else whole  # values are part of latent keys
-
-
-def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
-    name = plan.options.attention
-    if name == "auto" and platform is not None:
-        order = platform.facts.attention
-        name = next((n for n in order if n != "triton" or triton_installed()), name)
-        name = "torch" if name in ("flashinfer", "aiter") else name
-    return load_attention(name, platform.facts if platform else plan.build.device)
 
 
 def _load_by_transformers(model: Any, plan: ModelPlan) -> None:

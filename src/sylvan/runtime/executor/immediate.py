@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.logprobs import join
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
@@ -20,6 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.own_requests import OwnRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
@@ -50,6 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
+        self._own: OwnRequests | None = None
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -58,6 +60,10 @@ class ImmediateBackend:
         self._logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
+
+    def attend_for(self, own: OwnRequests) -> None:
+        """Attend for some of the requests of each step only; by default for all of them."""
+        self._own = own
 
     def update(self, plan: StepPlan) -> None:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
@@ -119,6 +125,19 @@ class ImmediateBackend:
         with torch.inference_mode():
             logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
+
+    def draw_sure(self, batch: SamplingBatch, forbidden: int) -> tuple[SampleOutput, FloatArray]:
+        """Sample all rows of the forward pass, never the token `forbidden`.
+
+        Returns: the samples, and the probability of each by the model, (S,).
+        """
+        with torch.inference_mode():
+            self._logits_SV[:, forbidden] = -torch.inf
+            before_SV = self._logits_SV.float().log_softmax(-1)
+            every = np.arange(len(batch.slots), dtype=np.int32)
+            drawn = self._draw(self._logits_SV, every, batch, None)
+            ids_S1 = torch.from_numpy(drawn.token_ids).long()[:, None].clamp(min=0)
+            return drawn, before_SV.cpu().gather(1, ids_S1)[:, 0].exp().numpy()
 
     def _draw(
         self, logits_RV: torch.Tensor, rows: IntArray, batch: SamplingBatch, masks: Masks | None
@@ -231,6 +250,8 @@ class ImmediateBackend:
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
+        if self._own is not None:
+            self._own.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

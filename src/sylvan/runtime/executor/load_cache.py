@@ -35,7 +35,7 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         "quantization": options.quantization,
         "load_format": options.load_format,
         "headless": options.headless,
-        "rank": (mesh.rank, mesh.size),
+        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp),
         "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }

@@ -105,13 +105,14 @@ class ModelPlan:
         self.spreads.clear()
         for layer, mixture in mixtures(model).items():
             if (spread := mixture.experts.spread) is not None:
-                self.spreads[layer] = Mixture(mixture.load, spread)
+                self.spreads[layer] = Mixture(mixture.load, spread, mixture.experts)
         return model
 
-    def skeleton(self) -> nn.Module:
-        """Build a model with the same parameters, without memory."""
+    def skeleton(self, *, whole: bool = False) -> nn.Module:
+        """Build a model with the same parameters, without memory; `whole`: of all stages."""
         build = replace(self.build, device=torch.device("meta"))
-        return cut(family_of(self.config).model(self.config, build), self.stage)
+        model = family_of(self.config).model(self.config, build)
+        return model if whole else cut(model, self.stage)
 
     @property
     def stage(self) -> Stage:
@@ -225,11 +226,13 @@ class ModelPlan:
         config, latent = self.paged_config, self.config.latent
         heads = config.num_attention_heads, config.num_key_value_heads
         attends = config.kv_layers and not latent
+        # groups of ranks with different requests share the pages; each has a padding page
+        pages = 1 - (1 - self.options.num_pages) // self.build.mesh.attention_dp
         return KVShape(
             num_layers=config.kv_layers,
             num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,
             head_dim=latent.kept if latent else config.head_dim,
-            num_pages=self.options.num_pages,
+            num_pages=pages,
             page_size=self.options.page_size,
             memory=self.memory.pages if self.memory else None,
         )

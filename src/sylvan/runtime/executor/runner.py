@@ -146,7 +146,7 @@ class EagerRunner:
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._prepare is not None:
             self._prepare(batch)
-        batch.attention.plan(batch)
+        batch.plan_attention()
         x_TD = self._model.embed(batch) if self._given_TD is None else self._given_TD
         if x_TD.is_floating_point():  # others embed their ids themselves
             for rows, vectors_ND in batch.vectors(EMBEDDINGS, x_TD):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability, NoEmbeddings
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
@@ -10,7 +11,7 @@ from sylvan.runtime.sched.capability import Capability
 
 
 def standard_capabilities(
-    cache: KVCacheManager, *, makes_vectors: bool = False, pools_all: bool = False
+    cache: KVMemory, *, makes_vectors: bool = False, pools_all: bool = False
 ) -> tuple[Capability, ...]:
     """Build the control halves.
 
@@ -21,6 +22,6 @@ def standard_capabilities(
     """
     embeddings = EmbeddingCapability(pools_all=pools_all) if makes_vectors else NoEmbeddings()
     found: list[Capability] = [PromptLogprobsCapability(), embeddings]
-    if cache.states is not None:
+    if isinstance(cache, KVCacheManager) and cache.states is not None:
         found.append(RecurrentStates(cache, cache.states))
     return tuple(found)

@@ -76,12 +76,15 @@ class SpecialAttention(PagedAttention):
     ) -> None:
         super().__init__(layer, rope, q_norm, k_norm)
         self._variant = variant
-        self._whole = replace(layer, chunk=variant.chunk, slopes=variant.slopes)
+        self._whole = replace(
+            layer, chunk=variant.chunk, slopes=variant.slopes, biases=variant.biases
+        )
 
     @property
     def reads_pages(self) -> bool:
         """Whether it gathers keys and values itself on a CPU; pages must be readable as tensors."""
-        return self._variant.chunk is not None or self._variant.slopes is not None
+        variant = self._variant
+        return not (variant.chunk is None and variant.slopes is None and variant.biases is None)
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
@@ -102,7 +105,7 @@ class SpecialAttention(PagedAttention):
             q = (q.float() * variant.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
         if not self.reads_pages:
             return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
-        if batch.attention.caps.variants:
+        if batch.attention.caps.variants and variant.biases is None:
             return batch.attention.run(self._whole, q, k, v, batch).flatten(1)
         return _attend(self._whole, (q, k, v), batch).flatten(1)
 
@@ -110,7 +113,7 @@ class SpecialAttention(PagedAttention):
 def _name(layer: AttentionLayer) -> str:
     if layer.chunk is not None:
         return f"attention in chunks of {layer.chunk} tokens"
-    return "biases by distance (ALiBi)"
+    return "biases by distance"
 
 
 def _attend(

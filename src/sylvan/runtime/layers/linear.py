@@ -85,7 +85,7 @@ class RowParallel(Linear):
         if not isinstance(inputs, Share):
             inputs = build.mesh.share(inputs, "input features")
         super().__init__(build, Split(inputs), (outputs,), bias=bias)
-        self._ranks = build.mesh.tp
+        self._ranks = build.mesh.sharing(inputs)
         self._parts = build.mesh.partial_sums(inputs, "input features")
 
     @property

@@ -148,7 +148,7 @@ def special_attention(
         chunk = None
     slopes = None
     if config.alibi_slopes:
-        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        heads = build.mesh.query_heads(config.num_attention_heads)
         slopes = Split(heads).take(torch.tensor(config.alibi_slopes, device=build.device), 0)
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
@@ -162,6 +162,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
+        self.row_groups = build.mesh.row_groups
         heads = build.mesh.heads(config.num_attention_heads, config.num_key_value_heads)
         queries, keys = (share.times(config.head_dim) for share in heads)
         parts = Split(queries, keys, keys)
@@ -198,6 +199,13 @@ class Attention(nn.Module):
             self.attn = kind(spec, rope, self.q_norm, self.k_norm)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        """Shape: (T, D) -> (T, D), the same on every rank."""
+        if self.row_groups is None:
+            return self.of_rows(x_TD, batch)
+        return self.row_groups.attend(self.of_rows, x_TD, batch)
+
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
+        """`forward` for rows whose KV this rank has."""
         qkv = self.qkv_proj(x_TD)
         qkv = ops.clamp(qkv, self._limit) if self._limit else qkv
         return self.o_proj(self.attn(qkv, batch))

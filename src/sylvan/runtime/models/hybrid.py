@@ -109,7 +109,7 @@ class GateAttention(Attention):
         self._sizes = list(parts.sizes)
         assert isinstance(self.attn, PagedAttention)
 
-    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         if isinstance(x_TD, TracedTensor):
             raise Unsupported("attention with an output gate")
         assert isinstance(x_TD, torch.Tensor)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sylvan.runtime.server.endpoint import Endpoint, Handle
+from sylvan.runtime.server.endpoint import Handle, Routes
 from sylvan.runtime.server.headers import QuickRequest
 from sylvan.runtime.server.openapi import describe
 from sylvan.utils.threads import call_in_thread
-
-Routes = Sequence[tuple[Endpoint, Handle]]
 
 
 class Direct:

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from sylvan.api.errors import Family, error_body
 from sylvan.api.version import VERSION
-from sylvan.runtime.server.direct import Routes
-from sylvan.runtime.server.endpoint import INTERNAL_ERROR, json_response
+from sylvan.runtime.server.endpoint import INTERNAL_ERROR, Routes, json_response
 
 _FAMILIES = (
     ("/v1/messages", Family.ANTHROPIC),

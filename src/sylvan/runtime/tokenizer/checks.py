@@ -55,6 +55,9 @@ def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
     if inp.options.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
+    for name in ("denoising_steps", "confidence"):
+        if getattr(inp.options, name) is not None and not facts.extra.get("block"):
+            raise RequestError(f"{name}: this model writes token by token.", param=name)
     _check_times(inp)
 
 

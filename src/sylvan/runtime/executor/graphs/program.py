@@ -137,7 +137,7 @@ class ProgramRunner:
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
-            batch.attention.plan(batch)
+            batch.plan_attention()
         if batch.input_embeds:
             self._run_edited(batch)
         else:

@@ -35,6 +35,11 @@ def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> Capabi
     settings = settings or MediaConfig()
     if site.config.media is None or not _has_vectors(settings):
         return None
+    if site.config.media.decoder_prompt:
+        from sylvan.runtime.features.multimodal.text_encoder import PromptEncoder
+
+        dummy = site.load_format == "dummy"
+        return MultimodalWorker(site, PromptEncoder(site.model_dir, site.dtype, dummy=dummy))
     if settings.encoder_urls:
         return MultimodalWorker(site, NoEncoder())
     native = settings.encoder_backend == "auto" and site.device.type == "cpu"
@@ -52,6 +57,8 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
     media = model.media
     if media is not None and media.cross and not _has_vectors(settings):
         raise ConfigError(f"media.encoder_backend none: {media.architecture} needs its encoder")
+    if media is not None and media.decoder_prompt and settings.encoder_urls:
+        raise ConfigError(f"media.encoder_urls: {media.architecture} encodes texts itself")
     if media is None or not _has_vectors(settings):
         return ()
     return (
@@ -77,8 +84,8 @@ def encoder_of(config: Config) -> MediaEncoder:
     """
     folder = model_dir(config.model)
     model = load_config(folder, trusted=config.trust_remote_code)
-    if model.media is None:
-        raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder")
+    if model.media is None or model.media.decoder_prompt:
+        raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder of items")
     if config.media.encoder_backend == "none":
         raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
     on_cpu = config.device == "cpu"

@@ -132,7 +132,7 @@ class Multimodal(Capability):
             return Verdict.READY
         assert self._port is not None
         if self._one and len(prompt.keys) > 1:
-            raise RequestError("this model accepts one audio item per prompt.", param="media")
+            raise RequestError("this model accepts one item per prompt.", param="media")
         cached = 0 if self._cross else self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
