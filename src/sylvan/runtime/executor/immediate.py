@@ -51,7 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
-        self._own: OwnRequests | None = None
+        self.own: OwnRequests | None = None  # this rank attends for; None: for all
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -60,10 +60,6 @@ class ImmediateBackend:
         self.logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
-
-    def attend_for(self, own: OwnRequests) -> None:
-        """Attend for some of the requests of each step only; by default for all of them."""
-        self._own = own
 
     def update(self, plan: StepPlan) -> None:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
@@ -237,8 +233,8 @@ class ImmediateBackend:
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
-        if self._own is not None:
-            self._own.lay_out(plan)
+        if self.own is not None:
+            self.own.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

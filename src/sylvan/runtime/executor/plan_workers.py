@@ -39,5 +39,5 @@ def plan_worker(
         made = StageWorker(backend, workers, gate, ahead)
     if (own := own_requests(backend.batch, mesh)) is None:
         return made
-    backend.attend_for(own)
+    backend.own = own
     return OwnPagesWorker(made, own)
