@@ -25,6 +25,7 @@ from sylvan.kernels.matmul.triton_codes import codes_of, values_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
 FEW = 16  # rows of a matrix instruction
+_assembled: Any = tl.inline_asm_elementwise  # whose text may be a constant of a kernel
 _STEPS = 4  # over inputs, at least: fewer do not pay for the sum
 _SUM_BLOCK = 256
 _TYPES: dict[torch.dtype, Any] = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -63,7 +64,7 @@ def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.co
     """Numbers of the low and the high halves of bytes, by assembly if there is some."""
     half: tl.constexpr = DTYPE
     if PTX != "" and half == tl.bfloat16:
-        low, high = tl.inline_asm_elementwise(
+        low, high = _assembled(
             PTX,
             "=&r,=&r,=&r,=&r,r",
             [byte],
@@ -72,7 +73,7 @@ def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.co
             pack=4,
         )
     elif PTX != "":
-        low, high = tl.inline_asm_elementwise(
+        low, high = _assembled(
             PTX, "=&r,=&r,=&r,=&r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
     else:
@@ -144,7 +145,7 @@ def few_kernel(
     first = piece * share
     last = tl.minimum(first + share, inputs)
     row = tl.arange(0, ROWS)
-    EACH: tl.constexpr = 2 if FOUR else 1
+    EACH: tl.constexpr = FOUR + 1
     k = tl.arange(0, INNER // EACH)
     real, wanted = row < rows, col < outputs
     width = inputs // EACH

