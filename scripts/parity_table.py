@@ -47,11 +47,19 @@ The same comparison for vectors of texts: hidden vectors pooled in four ways (cl
 at unit length, or the numbers of three labels; batched, alone, in chunks and from the prefix cache.
 Encoders attend in both directions and keep no KV. The cosine is the smallest of all.
 """
+BLOCKS_HEAD = """
+## Diffusion models
+
+Tokens are found in blocks, and compared with the published schedule, written out in
+`tests/parity/published_blocks.py`: greedy tokens alone, batched, again, chunked and after
+preemption, with prompts that end blocks and others.
+"""
 LEFT_HEAD = """
 ## Not served
 
 Other causal models of the installed transformers: refused at the start, or not compared yet.
 """
+BLOCK_COLUMNS = ("family", "architecture", "path", "runner", "block", "greedy", "KV B/token")
 VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = (
     "family",
@@ -97,19 +105,25 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
 
     from tests.parity.checkpoints import FAMILIES as BASE
     from tests.parity.families import FALLBACK
+    from tests.parity.published_blocks import FILLING
     from tests.parity.published_models import PUBLISHED
     from tests.parity.rare import ALL, RARE
+    from tests.parity.reading import READING
     from tests.parity.vectors import VECTORS
 
     torch.set_num_threads(1)
     configs, slow = {**BASE, **ALL}, {*FALLBACK, *RARE}
-    known = {**configs, **VECTORS, **PUBLISHED}
+    known = {**configs, **VECTORS, **PUBLISHED, **READING, **FILLING}
     found = {name: row for name, row in results.items() if name in known}
     for name in names or known:
         if name in VECTORS:
             found[name] = _vectors(name)
         elif name in PUBLISHED:
             found[name] = _published(name)
+        elif name in FILLING:
+            found[name] = _filled(name)
+        elif name in READING:
+            found[name] = _reading(name)
         else:
             found[name] = _generating(name, configs[name], 32 if name in slow else 64)
         sys.stderr.write(f"{name}: {found[name]}\n")
@@ -139,6 +153,35 @@ def _published(name: str) -> Row:
         model = PUBLISHED[name].make(len(name))
         model.write(Path(folder))
         return _row_of(compare(Path(folder), model, new=32), Path(folder)) | {"written": True}
+
+
+def _reading(name: str) -> Row:
+    """The row of a family whose encoder reads the prompt."""
+    from tests.parity.compare import compare
+    from tests.parity.reading import START, ReadingServing, pair
+
+    with tempfile.TemporaryDirectory() as folder:
+        model: Any = pair(name, Path(folder))
+        found = compare(Path(folder), model, new=32, serve=ReadingServing, start=(START,))
+        return _row_of(found, Path(folder))
+
+
+def _filled(name: str) -> Row:
+    """The row of a model that fills blocks."""
+    from sylvan.runtime.models.registry import load_config
+    from tests.parity.blocks import compare_blocks
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare_blocks(name, Path(folder))
+        served = load_config(Path(folder))
+    return {
+        "architecture": served.architecture,
+        "path": served.path,
+        "runner": found.runner.split(" ", maxsplit=1)[0],
+        "block": found.block,
+        "equal": not found.modes,
+        "kv_bytes": found.kv_bytes,
+    }
 
 
 def _row_of(apart: Any, folder: Path) -> Row:
@@ -181,13 +224,19 @@ def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
-        if "cosine" in row:
+        if "cosine" in row or "block" in row:
             continue
         greedy = "equal" if row["equal"] else "DIFFERENT"
         star = " *" if row.get("written") else ""
         cells = (name, f"`{row['architecture']}`{star}", row["path"], row["runner"])
         numbers = f"{row['difference']:.1e}", f"{row['excess']:.2f}"
         lines.append(_row([*cells, *numbers, greedy, row["kv_bytes"]]))
+    lines += [BLOCKS_HEAD, _row(BLOCK_COLUMNS), _row(["---"] * len(BLOCK_COLUMNS))]
+    for name, row in order:
+        if "block" in row:
+            greedy = "equal" if row["equal"] else "DIFFERENT"
+            about = row["path"], row["runner"], row["block"], greedy, row["kv_bytes"]
+            lines.append(_row((name, f"`{row['architecture']}` *", *about)))
     lines += [VECTORS_HEAD, _row(VECTOR_COLUMNS), _row(["---"] * len(VECTOR_COLUMNS))]
     for name, row in order:
         if "cosine" in row:

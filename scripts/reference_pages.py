@@ -291,7 +291,8 @@ def chips() -> str:
         "| `device` | needs |\n|---|---|\n"
         + "\n".join(f"| `{row.name}` | {row.how} |" for row in rows),
         "Other packages add kinds of devices without a change here: "
-        "[extend](../extend/index.md#a-platform), and `examples/platform_ascend` for Ascend NPUs.",
+        "[extend](../extend/index.md#a-platform), `examples/platform_ascend` for Ascend NPUs, "
+        "`examples/platform_gaudi` for Gaudi.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -299,7 +300,7 @@ def chips() -> str:
 def kernels() -> str:
     """The page `docs/reference/kernels.md`: what `sylvan check kernels` tells, for any machine."""
     root = ROOT / "src" / "sylvan" / "kernels"
-    uses = op_uses(Description(None, (), {}), (), root)
+    uses = op_uses(Description(None, (), {}), {}, root=root)
     rows = [_kernel(root / use.name) for use in uses]
     native = [f"| `{op.__name__}` | {_cell(_first(op))} |" for op in OPS]
     return (
@@ -311,8 +312,8 @@ def kernels() -> str:
                 "How to write one: [add a kernel](../howto/add-a-kernel.md).",
                 "## Ops",
                 "Every op has a reference in PyTorch, which defines what is correct and runs where "
-                "nothing faster does. C++ kernels are compiled for AMX, AVX512, AVX-VNNI, AVX2 and "
-                "portable CPUs; Triton kernels run on GPUs.",
+                "nothing faster does. C++ kernels are compiled for AMX, AVX512, AVX-VNNI, AVX2, "
+                "NEON (dot products, bfloat16) and portable CPUs; Triton kernels run on GPUs.",
                 "| op | what | C++ | Triton |\n|---|---|---|---|\n" + "\n".join(rows),
                 "## Ops of step programs",
                 "On a CPU the model is traced into these ops, and one native call runs "

@@ -5,8 +5,9 @@
 Each command is read from its page and printed as it stands there. What it would write outside of
 the working tree goes into a temporary directory instead (`PLACES`); `sylvan` itself is the wheel
 that is built from this tree. Servers are asked once when they are ready, and end by SIGTERM. A
-command whose program or service is missing here is named with the reason. The exit code is 1 if a
-command that ran has failed.
+command whose program or service is missing here is named with the reason. At the end comes a table
+of what ran with its time, and the sizes of the wheel and of what was installed. The exit code is 1
+if a command that ran has failed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Replay:
         port: Where servers listen.
         wheel: Of this tree.
         counts: Commands that ran, failed, and could not run.
+        times: Page, command and what it took, of commands that ran.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class Replay:
     counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("ran", "failed", "left"), 0)
     )
+    times: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     _server: subprocess.Popen[bytes] | None = None
 
     def page(self, path: Path) -> None:
@@ -65,8 +68,24 @@ class Replay:
                 print(f"  (not run: {why})")
             else:
                 self.counts["ran"] += 1
-                self.counts["failed"] += not self.run(command)
+                begun = time.monotonic()
+                good = self.run(command)
+                self.counts["failed"] += not good
+                took = f"{time.monotonic() - begun:.1f} s{'' if good else ', failed'}"
+                self.times.append((path.stem, command, took))
         self.stop()
+
+    def table(self) -> Iterator[str]:
+        """Times and sizes, as Markdown."""
+        yield "| page | command | took |\n|---|---|---|"
+        for page, command, took in self.times:
+            shown = command if len(command) <= 100 else f"{command[:97]}..."
+            yield f"| {page} | `{shown.replace('|', chr(92) + '|')}` | {took} |"
+        yield "\n| what | size |\n|---|---|"
+        yield f"| {self.wheel.name} | {self.wheel.stat().st_size / 1e6:.1f} MB |"
+        if (installed := self.folder / "sylvan").exists():
+            files = [f.lstat().st_size for f in installed.rglob("*") if not f.is_dir()]
+            yield f"| the environment, PyTorch included | {sum(files) / 1e9:.2f} GB |"
 
     def obstacle(self, command: str) -> str:
         """Why a command cannot run here; empty: it can."""
@@ -196,6 +215,7 @@ def main() -> int:
                 replay.page(PAGES / f"{page}.md")
         finally:
             replay.stop()
+        print("\n== sizes and times\n", *replay.table(), sep="\n")
     print(f"\n{replay.counts}")
     return 1 if replay.counts["failed"] else 0
 

@@ -11,12 +11,12 @@ import torch
 from kernels import Bench, Ceilings, bound, error_of, worst
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
-from sylvan.kernels.gpu.choice import on_gpu
+from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import Cache, Rotary
 from sylvan.runtime.attention.reference import ReferenceAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.build import load_attention
+from sylvan.runtime.executor.attention_choice import load_attention
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 
@@ -210,7 +210,7 @@ def _turned(scene: Scene, qkv: torch.Tensor, how: Rotary) -> torch.Tensor:
 
 def _fused(scene: Scene, qkv: torch.Tensor, how: Rotary) -> Callable[[], torch.Tensor]:
     """By one kernel, where there is one."""
-    if not on_gpu(qkv):
+    if not (qkv.is_cuda and triton_installed()):
         return lambda: _turned(scene, qkv, how)
     store_heads = importlib.import_module("sylvan.kernels.paged.triton_heads").store_heads
     keys, values = scene.pool.layer(0)

@@ -6,6 +6,7 @@ overlap and the radix cache bring, greedy equality with transformers, and its co
 Parts that no time is left for are skipped and named.
 
     python benchmarks/gpu/run.py [--minutes 9] [--out gpu.json]
+    python benchmarks/gpu/run.py --only quantised   # a part, or its tiles: --only tiles
     python benchmarks/gpu/run.py --device cpu --tiny      # does it work at all
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import attention
 import engine
 import kernels
+import quantised
 import start
 import torch
 from report import Report, Timer
@@ -30,12 +32,20 @@ from shapes import REAL, TINY, TINY_SERVED
 
 from sylvan.runtime.platform.find import load_kinds, open_platform
 
+ALONE = {
+    "kernels": kernels.measure,
+    "attention": attention.measure,
+    "quantised": quantised.measure,
+    "tiles": quantised.tiles,
+}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto", help="cuda, rocm, cpu; auto: the first GPU")
     parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--only", choices=sorted(ALONE), help="one part, in about a minute")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
     kinds = load_kinds()
@@ -52,7 +62,10 @@ def main() -> int:
     print(report.device, flush=True)
     bench = kernels.Bench(device, report, Timer(device.device, quick=options.tiny), options.tiny)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        _run(bench, Path(folder))
+        if options.only:
+            ALONE[options.only](bench, kernels.ceilings(bench))
+        else:
+            _run(bench, Path(folder))
     report.write(options.out)
     print(f"\n{report.table()}\n\n{options.out} has the same as JSON")
     return 1 if report.failed else 0
@@ -64,6 +77,7 @@ def _run(bench: kernels.Bench, folder: Path) -> None:
     top = kernels.ceilings(bench)
     kernels.measure(bench, top)
     attention.measure(bench, top)
+    quantised.measure(bench, top)
     served = TINY_SERVED if bench.tiny else shapes[0]
     # What the aims speak of comes first, in case that time runs out.
     for name, needs, part in (

@@ -28,7 +28,8 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.sampling.native import NativeSampler, NativeSamplingRows
+from sylvan.runtime.sampling.native import NativeSampler
+from sylvan.runtime.sampling.native_rows import NativeSamplingRows
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 WISHES: dict[str, dict[str, Any]] = {

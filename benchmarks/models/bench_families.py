@@ -49,7 +49,8 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.standard import standard_capabilities
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.models import registry
 from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
 from sylvan.runtime.sched.policies import schedule_policy

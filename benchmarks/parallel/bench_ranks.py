@@ -4,13 +4,17 @@
 two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
 of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
 `pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight; with one request
-one stage waits for the other. `overlap`: steps of two ranks that are launched ahead. `bytes`: what
+one stage waits for the other. `bubble`: the share of the time that stages wait, beside one process
+of one thread. `dp`: attention of two ranks for different requests, beside shares of the heads, for
+a model of 128 experts. `a2a`: outputs of experts sent to the ranks that add them up, beside all of
+them sent to all, both operation by operation. `parts`: microseconds of a decode step of 8 requests
+by op, on each of two ranks. `overlap`: steps of two ranks that are launched ahead. `bytes`: what
 a rank sends to the others for a token, from the sizes of the model.
 `collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
 twice. `start`: seconds to the first answer, and peak memory of each rank.
 
-    python -m benchmarks.parallel.bench_ranks --what tp ep bits pp overlap bytes collectives start
-        [--shape FILE] [--rounds 7] [--tiny]
+    python -m benchmarks.parallel.bench_ranks --what tp ep bits pp bubble dp a2a parts overlap bytes
+        collectives start [--shape FILE] [--rounds 7] [--tiny]
 
 Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
 """
@@ -38,6 +42,7 @@ from sylvan import Engine
 from sylvan.kernels.collective.gloo import file_store, join_ranks
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
+from sylvan.protocol.commands import StartProfile, StopProfile
 
 SHAPE = Path(__file__).parents[1] / "half_billion.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -52,6 +57,7 @@ TINY = {
 }
 BATCHES, PROMPT, DECODED = (1, 8, 32), 512, 32
 BATCHES_OF_STAGES = (1, 16, 32)
+OF_EXPERTS = ("ep", "dp", "a2a")
 ONE, TWO = {"tp_size": 1, "threads": 2}, {"tp_size": 2, "threads": 1}
 WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tp": {"one process": ONE, "two ranks": TWO},
@@ -62,6 +68,20 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "bits": {"as ever": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
     "pp": {"one process": ONE, "two stages": {"pp_size": 2, "threads": 1}},
+    "bubble": {
+        "one thread": {"tp_size": 1, "threads": 1},
+        "two stages": {"pp_size": 2, "threads": 1},
+    },
+    "dp": {"shares of heads": TWO, "own requests": {**TWO, "attn_dp_size": 2}},
+    "a2a": {
+        "to all": {**TWO, "ep_size": 2, "runner": "eager"},
+        "all to all": {
+            **TWO,
+            "ep_size": 2,
+            "runner": "eager",
+            "parallel__expert_exchange": "all_to_all",
+        },
+    },
     "overlap": {
         "in turn": {**TWO, "scheduler__overlap": "off"},
         "launched ahead": {**TWO, "scheduler__overlap": "on"},
@@ -109,7 +129,7 @@ def compare(what: str, model: Path, args: argparse.Namespace) -> None:
     """Paired rounds of all ways; a line for each row."""
     tokens = 4 if args.tiny else DECODED
     prompt = 16 if args.tiny else PROMPT
-    batches = BATCHES_OF_STAGES if what == "pp" else BATCHES
+    batches = BATCHES_OF_STAGES if what in ("pp", "bubble") else BATCHES
     rows = {f"decode {n}": (n, 8, tokens) for n in batches} | {f"prompt {prompt}": (1, prompt, 1)}
     with engines(model, WAYS[what]) as made:
         for row, (batch, length, count) in rows.items():
@@ -121,7 +141,10 @@ def compare(what: str, model: Path, args: argparse.Namespace) -> None:
             for other in others:
                 pairs = zip(spent[first][1:], spent[other][1:], strict=True)
                 ratio = statistics.median(one / two for one, two in pairs)
-                report(what=what, row=row, first=first, second=other, ratio=round(ratio, 3))
+                found = {"ratio": round(ratio, 3)}
+                if what == "bubble":  # two stages can take half of the time at best
+                    found["bubble"] = round(1 - ratio / 2, 3)
+                report(what=what, row=row, first=first, second=other, **found)
 
 
 def one_rank(kind: str, path: str, rank: int, sizes: Mapping[str, int], rounds: int, out: Any):
@@ -184,6 +207,32 @@ def start(model: Path) -> None:
         report(what="start", row=name, seconds=round(spent, 2), peak_MB=sorted(peaks)[::-1])
 
 
+def parts(model: Path, args: argparse.Namespace) -> None:
+    """Microseconds a step by op, on each rank."""
+    tokens = 4 if args.tiny else DECODED
+    for name, way in WAYS["tp"].items():
+        with engines(model, {name: way}) as made, tempfile.TemporaryDirectory() as folder:
+            engine = made[name]
+            seconds(engine, 8, 8, tokens, 0)
+            control(engine, StartProfile(folder, "parts", activities=()))
+            for number in range(args.rounds):
+                seconds(engine, 8, 8, tokens, 1 + number)
+            control(engine, StopProfile())
+            for rank, path in enumerate(sorted(Path(folder).glob("*-ops.json"))):
+                found: dict[str, float] = {}
+                for op in json.loads(path.read_text())["ops"]:
+                    found[op["op"]] = found.get(op["op"], 0.0) + op["us_per_step"]
+                most = sorted(found.items(), key=lambda entry: -entry[1])
+                report(what="parts", row=name, process=rank, us={k: round(v) for k, v in most})
+
+
+def control(engine: Engine, command: StartProfile | StopProfile) -> None:
+    """Run a command between steps, on all ranks."""
+    reply = engine._wait(engine._runtime.manager.control(command))
+    if not reply.ok:
+        raise RuntimeError(reply.message)
+
+
 def sent_bytes(shape: Mapping[str, Any]) -> None:
     """Bytes that a rank sends for a token: float32 rows of every sum, and of every link."""
     row = 4 * shape["hidden_size"]
@@ -204,7 +253,7 @@ def report(**found: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    every = [*WAYS, "bytes", "collectives", "start"]
+    every = [*WAYS, "parts", "bytes", "collectives", "start"]
     parser.add_argument("--what", nargs="+", choices=every, default=every)
     parser.add_argument("--shape", type=Path, default=SHAPE)
     parser.add_argument("--rounds", type=int, default=7)
@@ -219,8 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             sent_bytes(shape)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            model = write_model(Path(folder), shape, experts=what == "ep")
-            start(model) if what == "start" else compare(what, model, args)
+            model = write_model(Path(folder), shape, experts=what in OF_EXPERTS)
+            if what == "start":
+                start(model)
+            elif what == "parts":
+                parts(model, args)
+            else:
+                compare(what, model, args)
     return 0
 
 

@@ -22,7 +22,7 @@ from sylvan.runtime.core.step import InputEmbeds
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from tests.parity.serving import Serving
 from tests.support.random_model import write_random_model

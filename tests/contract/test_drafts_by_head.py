@@ -16,7 +16,7 @@ from sylvan.runtime.features.speculation.depth import LONGEST_PAUSE
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.heads import head_worker
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
 from tests.parity.serving import Serving
 from tests.support.draft_heads import guesses, tree, write_head

@@ -16,7 +16,7 @@ from sylvan.runtime.engine.build import resolved
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.contract.test_drafts_by_head import Told
 from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
 from tests.parity.serving import Serving

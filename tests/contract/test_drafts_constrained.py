@@ -19,7 +19,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.grammar.build import build_grammar
 from sylvan.runtime.features.grammar.text import vocabulary_of
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.text.tokenizer import Tokenizer
 from tests.parity.serving import Serving
 from tests.support.guesser import Guesser

@@ -193,8 +193,8 @@ def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
         k, v = reference.through_int4(k), reference.through_int4(v)
     size = variant.chunk or len(qkv)
     parts = [slice(start, start + size) for start in range(0, len(qkv), size)]
-    slopes = variant.slopes
-    return torch.cat([reference.attend(q[p], k[p], v[p], case.layer, slopes) for p in parts])
+    layer = replace(case.layer, slopes=variant.slopes)
+    return torch.cat([reference.attend(q[p], k[p], v[p], layer) for p in parts])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

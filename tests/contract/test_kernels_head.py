@@ -24,9 +24,10 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
-from sylvan.runtime.sampling.native import NativeSampler, NativeSamplingRows
+from sylvan.runtime.sampling.native import NativeSampler
+from sylvan.runtime.sampling.native_rows import NativeSamplingRows
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.native import DTYPES, random, variants
 

@@ -18,32 +18,60 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.apple import open_mps
 from sylvan.runtime.platform.find import GROUP, load_kinds, open_platform
 from sylvan.utils import plugins
+from tests.support.fake_hpu import FakeHpu
 from tests.support.fake_mps import FakeMps
 from tests.support.fake_npu import FakeNpu
 
-ASCEND = Path(__file__).parents[2] / "examples/platform_ascend"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ASCEND, GAUDI = EXAMPLES / "platform_ascend", EXAMPLES / "platform_gaudi"
 _LATE = EntryPoint("delayed", "tests.support.delayed:KIND", GROUP)
 
 
 @pytest.fixture
 def ascend(monkeypatch, tmp_path):
     """The kind of the example, as its `pyproject` names it, on a machine with an NPU."""
-    project = tomllib.loads((ASCEND / "pyproject.toml").read_text())["project"]
-    monkeypatch.syspath_prepend(str(ASCEND / "src"))
-    (value,) = project["entry-points"][GROUP].values()
-    kind = load_kinds([EntryPoint("npu", value, GROUP)])["npu"]
+    kind = _example(ASCEND, monkeypatch)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/davinci0").touch()
-    kind = type(kind)(tmp_path)
-    found = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "2.9" if name == "torch-npu" else found(name)
-    )
+    _installed(monkeypatch, "torch-npu")
     monkeypatch.setattr(torch, "npu", FakeNpu(), raising=False)
     monkeypatch.setattr(torch, "device", _device_of(torch.device))
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
-    yield kind
-    for name in [name for name in sys.modules if name.startswith("sylvan_ascend")]:
+    yield type(kind)(tmp_path)
+    _forget("sylvan_ascend")
+
+
+@pytest.fixture
+def gaudi(monkeypatch, tmp_path):
+    """The same of the other example."""
+    kind = _example(GAUDI, monkeypatch)
+    vendor = tmp_path / "sys/class/accel/accel0/device/vendor"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text("0x1da3\n")
+    _installed(monkeypatch, "habana-torch-plugin")
+    monkeypatch.setattr(torch, "hpu", FakeHpu(), raising=False)
+    for name in ("habana_frameworks", "habana_frameworks.torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    yield type(kind)(tmp_path)
+    _forget("sylvan_gaudi")
+
+
+def _example(folder, monkeypatch):
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    monkeypatch.syspath_prepend(str(folder / "src"))
+    ((name, value),) = project["entry-points"][GROUP].items()
+    return load_kinds([EntryPoint(name, value, GROUP)])[name]
+
+
+def _installed(monkeypatch, package):
+    found = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "2.9" if name == package else found(name)
+    )
+
+
+def _forget(package):
+    for name in [name for name in sys.modules if name.startswith(package)]:
         del sys.modules[name]
 
 
@@ -60,10 +88,11 @@ def _device_of(real):
     return Kind("device", (), {})
 
 
-@pytest.fixture(params=["cpu", "delayed", "jax", "mps", "npu"])
+@pytest.fixture(params=["cpu", "delayed", "hpu", "jax", "mps", "npu"])
 def platform(request):
-    if request.param == "npu":
-        return open_platform(request.getfixturevalue("ascend"))
+    if request.param in ("npu", "hpu"):
+        name = {"npu": "ascend", "hpu": "gaudi"}[request.param]
+        return open_platform(request.getfixturevalue(name))
     kind = load_kinds([_LATE])[request.param]
     if request.param == "mps":
         monkeypatch = request.getfixturevalue("monkeypatch")
@@ -208,6 +237,31 @@ def test_a_torch_npu_that_is_too_old_or_broken_is_one_sentence(ascend, monkeypat
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(ConfigError, match=r"torch_npu cannot be imported: .* set_env.sh"):
         open_platform(ascend)
+
+
+def test_a_gaudi_is_opened_by_the_interface_of_the_bridge(gaudi):
+    platform = open_platform(gaudi)
+
+    assert platform.chip == "GAUDI2"
+    assert platform.facts.collective == "hccl"
+    assert torch.hpu.current is platform.stream().raw
+    assert platform.graph() is None
+
+
+def test_a_gaudi_that_cannot_be_used_is_one_sentence(gaudi, monkeypatch, tmp_path):
+    assert gaudi.problem() is None
+    torch.hpu.available = False
+    with pytest.raises(ConfigError, match=r"device=hpu: .* end the process that holds it"):
+        open_platform(gaudi)
+    monkeypatch.delattr(FakeHpu, "mem_get_info")
+    with pytest.raises(ConfigError, match=r"no torch.hpu.mem_get_info; install a newer one"):
+        open_platform(gaudi)
+    monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
+    with pytest.raises(ConfigError, match=r"cannot be imported: .* Intel's image"):
+        open_platform(gaudi)
+    (tmp_path / "sys/class/accel/accel0/device/vendor").write_text("0x1ae0\n")
+    with pytest.raises(ConfigError, match="device=hpu: the driver habanalabs shows no Gaudi"):
+        open_platform(gaudi)
 
 
 @pytest.mark.slow

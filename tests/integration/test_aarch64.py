@@ -1,4 +1,5 @@
-"""Kernels that were compiled for aarch64, run by an emulator: the bits of the portable x86-64 ones.
+"""Kernels that were compiled for aarch64, run by an emulator: the portable ones have the bits of
+those of x86-64, those with dot products the same numbers but for rounding.
 
 Needs Debian's `g++-aarch64-linux-gnu` and `qemu-user-static`.
 """
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sylvan.kernels import build, describe
@@ -18,6 +20,7 @@ from tests.support.steps_elsewhere import write_step
 
 CXX, QEMU = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
 ROOT = Path("/usr/aarch64-linux-gnu")
+LOGITS_BYTES = 2 * 288 * 4  # of two rows, padded
 RUNNER = Path(__file__).parents[1] / "support/step_runner.cpp"
 FORMATS = [
     {},
@@ -37,28 +40,65 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The library and the program that runs steps by it."""
+    """The libraries, and the program that runs steps by one of them."""
     folder = tmp_path_factory.mktemp("aarch64")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", str(CXX))
-        built = build.build(folder, {"portable": ""})
+        flags = build.variants_of("linux-aarch64")
+        built = build.build(folder, {name: flags[name] for name in ("portable", "neonbf16")})
     assert not built.failures
     runner = folder / "step_runner"
     command = [str(CXX), "-O1", "-std=c++20", str(RUNNER), "-o", str(runner), "-ldl"]
     subprocess.run(command, check=True)
-    return built.libraries["portable"], runner
+    return built.libraries, runner
 
 
 @pytest.mark.parametrize("changes", FORMATS, ids=str)
 def test_a_step_has_the_same_bits(compiled, tmp_path, monkeypatch, changes):
+    want = step(tmp_path, monkeypatch, changes)
+
+    assert run(compiled, "portable", tmp_path) == want
+
+
+@pytest.mark.parametrize("changes", FORMATS[:4], ids=str)
+def test_dot_products_round_differently_at_most(compiled, tmp_path, monkeypatch, changes):
+    want = step(tmp_path, monkeypatch, changes)
+
+    found = run(compiled, "neonbf16", tmp_path)
+
+    assert len(found) == len(want)
+    mine, theirs = (np.frombuffer(x[:LOGITS_BYTES], np.float32) for x in (found, want))
+    rounding = 2**-7 if changes.get("dtype") == "bfloat16" else 2**-12
+    spread = np.abs(theirs).max()
+    assert spread > 0
+    assert np.abs(mine - theirs).max() < 16 * rounding * spread
+
+
+def test_the_emulated_chip_has_them(compiled):
+    """What `sylvan_cpu` says: bits 6 and 7."""
+    libraries, runner = compiled
+    done = subprocess.run(
+        [str(QEMU), "-L", str(ROOT), str(runner), str(libraries["portable"])],
+        check=True,
+        timeout=300,
+        capture_output=True,
+    )
+
+    assert int(done.stdout) & 0b11000000 == 0b11000000
+
+
+def step(tmp_path, monkeypatch, changes) -> bytes:
+    """Write a step down; returns what the portable kernels of this machine make of it."""
     monkeypatch.setattr(random_model, "INNER", 128)  # divides into groups
     model_dir = random_model.write_random_model(tmp_path / "model")
     sizes = {"page_size": 16, "num_pages": 9, "max_batch_tokens": 64, "max_running_reqs": 4}
     options = LocalOptions(threads=2, **sizes | changes)
-    want = write_step(model_dir, options, tmp_path / "step", monkeypatch)
+    return write_step(model_dir, options, tmp_path / "step", monkeypatch)
 
-    library, runner = compiled
-    files = [str(library), str(tmp_path / "step"), str(tmp_path / "result")]
+
+def run(compiled, variant, tmp_path) -> bytes:
+    """Logits and pages after the step."""
+    libraries, runner = compiled
+    files = [str(libraries[variant]), str(tmp_path / "step"), str(tmp_path / "result")]
     subprocess.run([str(QEMU), "-L", str(ROOT), str(runner), *files], check=True, timeout=300)
-
-    assert (tmp_path / "result").read_bytes() == want
+    return (tmp_path / "result").read_bytes()

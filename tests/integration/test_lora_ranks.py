@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from sylvan import Engine
+from tests.parity.checkpoints import write
+from tests.parity.families import FAMILIES
 from tests.support.adapters import write_random_adapter
 from tests.support.random_model import write_random_model
 
 NAMES = ("first", "second", "third")
-PROMPTS = [[5, 9, 200, 31], [7] * 40, list(range(30, 90))]
+PROMPTS = [[5, 9, 190, 31], [7] * 40, list(range(30, 90))]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 
 
@@ -29,7 +31,9 @@ def folders(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     }
 
 
-def answers(model_dir: Path, folders: dict[str, Path], tp: int) -> list[list[list[int]]]:
+def answers(
+    model_dir: Path, folders: dict[str, Path], tp: int, ep: int = 1
+) -> list[list[list[int]]]:
     """Of the base model and each adapter, together, twice; the third is loaded while serving.
 
     Two have a place in host memory, so that copies are read again on every rank.
@@ -42,6 +46,7 @@ def answers(model_dir: Path, folders: dict[str, Path], tp: int) -> list[list[lis
         device="cpu",
         threads=1,
         tp_size=tp,
+        ep_size=ep,
         lora_paths=paths,
         **flags,
     )
@@ -65,3 +70,17 @@ def test_two_processes_answer_as_one(model_dir: Path, folders: dict[str, Path]) 
     assert all(by_name[0] != other for other in by_name[1:])
 
     assert answers(model_dir, folders, 2) == [one, one]
+
+
+@pytest.mark.slow
+def test_two_processes_with_different_experts_answer_as_one(tmp_path: Path) -> None:
+    model = tmp_path / "mixtral"
+    write(FAMILIES["mixtral"](), 7, model)
+    folders = {
+        name: write_random_adapter(tmp_path / name, model, seed, of=".experts.")
+        for seed, name in enumerate(NAMES)
+    }
+    one = answers(model, folders, 1)
+    assert one[0][: len(PROMPTS)] != one[0][len(PROMPTS) : 2 * len(PROMPTS)]
+
+    assert answers(model, folders, 2, 2) == one

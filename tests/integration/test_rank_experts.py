@@ -59,3 +59,15 @@ def test_a_server_has_experts_in_groups_and_says_how_busy_they_are(model: Path) 
     assert found == expected
     rows = sum(map(len, PROMPTS)) + 2 * 11  # the last token of each is not run
     assert {sum(load) for load in loads.values()} == {2 * rows}
+
+
+@pytest.mark.slow
+def test_experts_are_moved_every_few_steps(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2, "ep_size": 2}
+    more = {"ep_num_redundant_experts": 2, "dtype": "float32", "log_level": "info"}
+    every = {"enable_eplb": True, "eplb_rebalance_num_iterations": 3}
+    expected = Serving(model).generate(PROMPTS, max_new_tokens=12)
+    with Engine(model_path=str(model), **flags, **more, **every) as engine:
+        replies = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+    assert [reply["output_ids"] for reply in replies] == expected
+    assert capfd.readouterr().err.count("experts moved") >= 2

@@ -31,6 +31,7 @@ from tests.support.tiny import tiny_config, write_model
 
 TP2 = ParallelConfig(tp=2, join_timeout_s=60.0)
 RANKS = ["scheduler", "rank-1"]
+STREAMS = 32, 120
 NATIVE = {**FAMILIES, **RARE}
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,14 +50,14 @@ async def runtime(model: Path) -> AsyncIterator[Runtime]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(runtime: Runtime) -> list[list[int]]:
-    return await Streams(runtime, 8, 120).ended()
+    return await Streams(runtime, *STREAMS).ended()
 
 
 async def test_two_processes_answer_as_one(
     model: Path, runtime: Runtime, undisturbed: list[list[int]]
 ) -> None:
     alone = await Runtime.start(tiny_config(model))
-    expected = await Streams(alone, 8, 120).ended()
+    expected = await Streams(alone, *STREAMS).ended()
     await alone.close()
 
     assert undisturbed == expected
@@ -73,7 +74,7 @@ async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
     runtime: Runtime, undisturbed: list[list[int]], name: str
 ) -> None:
     before = runtime.pids
-    streams = Streams(runtime, 8, 120)
+    streams = Streams(runtime, *STREAMS)
     await streams.under_way()
 
     os.kill(before[name], signal.SIGKILL)
@@ -89,7 +90,7 @@ async def test_a_rank_that_hangs_is_replaced_and_streams_go_on(
     runtime: Runtime, undisturbed: list[list[int]]
 ) -> None:
     before = runtime.pids
-    streams = Streams(runtime, 8, 120)
+    streams = Streams(runtime, *STREAMS)
     await streams.under_way()
 
     os.kill(before["rank-1"], signal.SIGSTOP)

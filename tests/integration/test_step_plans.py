@@ -14,7 +14,7 @@ from sylvan.runtime.core.step import STEP_FORMAT, StepPlan
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import read_facts
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.parity.serving import Serving, build_standard
 from tests.support.grammar import END, build_byte_grammar
 from tests.support.random_model import write_random_model

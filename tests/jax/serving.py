@@ -22,6 +22,6 @@ def on_jax(path: Path, *, devices: int = 1, attention: str = "auto", **also: obj
     return Serving(path, runner="auto", options=options, **LIMITS | also)
 
 
-def on_cpu(path: Path, **also: object) -> Serving:
-    """The native program."""
-    return Serving(path, runner="program", options={"dtype": "float32"}, **LIMITS | also)
+def on_cpu(path: Path, *, runner: str = "program", **also: object) -> Serving:
+    """The native program, or with `auto` what is the nearest to it."""
+    return Serving(path, runner=runner, options={"dtype": "float32"}, **LIMITS | also)

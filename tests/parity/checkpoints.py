@@ -90,6 +90,11 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def save_tokenizer(path: Path) -> None:
+    """Write the tokenizer of all these checkpoints: a word for each id."""
+    _tokenizer().save_pretrained(path)
+
+
 @torch.inference_mode()
 def greedy(
     model: PreTrainedModel, prompt: list[int], new: int, *, use_cache: bool = True

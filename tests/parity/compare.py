@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,28 +37,35 @@ class Difference:
 
 
 def compare(
-    path: Path, model: PreTrainedModel, *, new: int = NEW, stepping: bool = False
+    path: Path,
+    model: PreTrainedModel,
+    *,
+    new: int = NEW,
+    stepping: bool = False,
+    serve: Callable[..., Serving] = Serving,
+    start: Sequence[int] = (),
 ) -> Difference:
     """Greedy tokens in every mode, and log probabilities of all of them, against transformers.
 
     One pass of transformers over prompt and answer checks each token of the answer: it is greedy
     where it is the largest of its row, or as large as rounding can tell. One mode runs eagerly,
     whatever the others do. With `stepping` transformers takes the answer token by token, which few
-    models do otherwise than they take a prompt.
+    models do otherwise than they take a prompt. `serve` may put the model on another device. All
+    prompts begin with `start`.
     """
     rng = np.random.default_rng(7)
     pages = int(0.75 * (sum(LENGTHS) + len(LENGTHS) * new) / 16)
-    prompts = [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]
-    whole = Serving(path, runner="auto")
+    prompts = [[*start, *rng.integers(4, VOCAB, n).tolist()] for n in LENGTHS]
+    whole = serve(path, runner="auto")
     rids = [whole.add(p, logprobs=EVERYTHING, max_new_tokens=new) for p in prompts]
     whole.run()
-    chunked = Serving(path, runner="eager", chunk_tokens=16, max_batch_tokens=19)
+    chunked = serve(path, runner="eager", chunk_tokens=16, max_batch_tokens=19)
     found = {"batched": [whole.tokens[rid] for rid in rids]}
     found["cached"] = whole.generate(prompts, max_new_tokens=new)
     found["chunked"] = chunked.generate(prompts, max_new_tokens=new)
-    tight = Serving(path, runner="auto", pages=pages, conservativeness=0.1, preempt_every=23)
+    tight = serve(path, runner="auto", pages=pages, conservativeness=0.1, preempt_every=23)
     found["preempted"] = tight.generate(prompts, max_new_tokens=new)
-    alone = Serving(path, runner="auto").generate(prompts[:1], max_new_tokens=new)
+    alone = serve(path, runner="auto").generate(prompts[:1], max_new_tokens=new)
     found["alone"] = [*alone, *found["batched"][1:]]
     assert tight.scheduler.load().retractions > 0, "nothing was preempted"
     assert whole.scheduler.load().cached_prompt_tokens > 0, "the cache was not used"

@@ -106,8 +106,9 @@ def attend(
     scale: float | None = None,
     cap: float | None = None,
     slopes: torch.Tensor | None = None,
+    block: int = 1,
 ) -> torch.Tensor:
-    """Causal attention. Shape: (T, N H)."""
+    """Attention to the own block and all before it: causal with 1. Shape: (T, N H)."""
     times = q_TNH.shape[1] // k_TKH.shape[1]
     k, v = (x.repeat_interleave(times, 1).transpose(0, 1) for x in (k_TKH, v_TKH))
     scores = q_TNH.transpose(0, 1) @ k.transpose(1, 2)
@@ -117,7 +118,8 @@ def attend(
     at = torch.arange(len(q_TNH))
     if slopes is not None:
         scores = scores - slopes[:, None, None] * (at[:, None] - at)
-    scores = scores.masked_fill(at[:, None] < at, -math.inf)
+    number = at // block
+    scores = scores.masked_fill(number[:, None] < number, -math.inf)
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
 
 

@@ -290,7 +290,8 @@ def deepseek(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
 
 def bailing(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
     """Ling 1 (softmax, rows of the head of length one) and 2 (sigmoids in groups, head norms)."""
-    second = raw["architectures"] == ["BailingMoeV2ForCausalLM"]
+    second = raw["architectures"] != ["BailingMoeForCausalLM"]  # LLaDA 2, too, which fills blocks
+    block = raw.get("block_size", 1)
     dim, eps, size, count = raw["hidden_size"], raw["rms_norm_eps"], 16, raw["num_experts"]
     kv = raw["num_key_value_heads"] * size
     x = F.embedding(ids, w("model.word_embeddings.weight", VOCAB, dim))
@@ -303,7 +304,8 @@ def bailing(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
             q = rms(q, w(at + "attention.query_layernorm.weight", size), eps)
             k = rms(k, w(at + "attention.key_layernorm.weight", size), eps)
         part = raw.get("partial_rotary_factor", 1.0)
-        h = attend(turned(q, raw["rope_theta"], part), turned(k, raw["rope_theta"], part), v)
+        q, k = (turned(x, raw["rope_theta"], part) for x in (q, k))
+        h = attend(q, k, v, block=block)
         x = x + F.linear(h, w(at + "attention.dense.weight", dim, dim))
         h = rms(x, w(at + "post_attention_layernorm.weight", dim), eps)
         if i < raw["first_k_dense_replace"]:

@@ -12,14 +12,15 @@ import numpy as np
 from sylvan.protocol.messages import Finish, TokenOutput
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.build import caches_by_rank, kv_cache
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
-from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.standard import standard_capabilities
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
@@ -81,7 +82,11 @@ class Serving:
         )
         prefix = "none" if self.executor.caps.both_ways else "radix"
         below = store.below(self.executor.caps) if store is not None else ((), None)
-        self.cache = kv_cache(self.executor.caps.kv_groups, prefix, "lru", *below)
+        caps = self.executor.caps
+        if caps.attention_dp > 1:
+            self.cache = caches_by_rank(caps.kv_groups, caps.attention_dp, prefix, "lru")
+        else:
+            self.cache = kv_cache(caps.kv_groups, prefix, "lru", *below)
         if store is not None:
             capabilities = (*capabilities, store.control(self.cache))
         self.scheduler = Scheduler(

@@ -122,12 +122,38 @@ RANKED = (
 
 @pytest.mark.parametrize("case", RANKED, indirect=True)
 def test_two_ranks_answer_as_one(case):
+    ranks_answer_as_one(case, {"ranks": 2})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param("mixtral's experts", marks=pytest.mark.slow), "qwen3-moe's experts"],
+    indirect=True,
+)
+def test_ranks_with_different_experts_answer_as_one(case):
+    ranks_answer_as_one(case, {"ranks": 2, "ep": 2, "copies": 2})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("tied ends", marks=pytest.mark.slow),
+        pytest.param("qwen3-moe's experts", marks=pytest.mark.slow),
+        "llama with its ends",
+    ],
+    indirect=True,
+)
+def test_stages_answer_as_one(case):
+    ranks_answer_as_one(case, {"stages": 2})
+
+
+def ranks_answer_as_one(case, several):
     folder, models = case
     prompts = [np.random.default_rng(n).integers(4, VOCAB, n).tolist() for n in (37, 5)]
     folders = {name: folder / name for name in ADAPTERS}
 
-    def answers(ranks: int) -> tuple[list, np.ndarray]:
-        serving = AdapterServing(folder / "base", folders, ranks=ranks, runner="eager")
+    def answers(given: dict[str, int]) -> tuple[list, np.ndarray]:
+        serving = AdapterServing(folder / "base", folders, runner="eager", **given)
         rids = [
             serving.ask(prompt, name, logprobs=EVERYTHING, max_new_tokens=NEW)
             for name in models
@@ -138,7 +164,7 @@ def test_two_ranks_answer_as_one(case):
         rows = [out.logprobs.chosen_logprobs for rid in rids for out in serving.outputs[rid]]
         return [serving.tokens[rid] for rid in rids], np.concatenate(rows)
 
-    (tokens, rows), (found, found_rows) = answers(1), answers(2)
+    (tokens, rows), (found, found_rows) = answers({}), answers(several)
 
     assert found == tokens
     assert np.abs(found_rows - rows).max() < 2e-3

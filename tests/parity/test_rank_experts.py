@@ -34,12 +34,14 @@ OTHERS = ("qwen2-moe", "qwen3-moe", "jamba", "granitemoe", "llama4", "lfm2-moe",
 LOADS = {layer: [90, 3, 1, 40, 2, 80, 1, 1] for layer in range(6)}
 
 
-def served(path: Path, size: int, ep: int, copies: int = 0, *, busy: bool = False) -> Serving:
+def served(
+    path: Path, size: int, ep: int, copies: int = 0, *, busy: bool = False, a2a: bool = False
+) -> Serving:
     def mesh_of(rank):
         placement = ExpertPlacement(ep, copies)
         if busy:
             placement.balance(LOADS)
-        return Mesh(rank, ep, placement)
+        return Mesh(rank, ep, placement, all_to_all=a2a)
 
     return Serving(path, build=build_ranks(size, mesh_of=mesh_of))
 
@@ -64,6 +66,20 @@ def test_whole_experts_are_divided_among_ranks(family, tmp_path):
         ways.append(served(tmp_path, 4, 2, 2))
 
     checked(tmp_path, ways)
+
+
+@pytest.mark.parametrize("family", [pytest.param("gpt-oss", marks=pytest.mark.slow), "mixtral"])
+def test_outputs_of_experts_go_where_they_are_added_up(family, tmp_path):
+    write(NATIVE[family](), len(family), tmp_path)
+    gathered = served(tmp_path, 4, 4, 4, busy=True)
+    exchanged = served(tmp_path, 4, 4, 4, busy=True, a2a=True)
+    (tokens, rows), (found, found_rows) = answers(gathered), answers(exchanged)
+    for serving in (gathered, exchanged):
+        serving.close()
+        assert serving.executor.lost == []
+
+    assert found == tokens
+    assert np.array_equal(found_rows, rows), "each sum has the same order"
 
 
 @pytest.mark.slow

@@ -173,3 +173,19 @@ def test_each_step_is_judged(judge, runner):
     for ids, found, cut in zip(texts, together, chunked, strict=True):
         assert found == pytest.approx(rewards(ids), abs=1e-4)
         assert found == pytest.approx(cut, abs=1e-6)
+
+
+def test_chunks_have_the_mean_of_their_tokens_in_the_whole_text(tmp_path):
+    model = write(transformers.BertConfig(**ENCODER), 5, tmp_path, auto=transformers.AutoModel)
+    (ids, *_), spans = _texts(), ((0, 7), (7, 8), (20, 40))
+    serving = serve(tmp_path, "mean")
+
+    (found,) = ask(serving, [ids], "text", spans=spans)
+    (plain,) = ask(serving, [ids], "text", spans=spans, normalize=False)
+    (whole,) = ask(serving, [ids], "text", spans=((0, len(ids)),))
+
+    hidden = hidden_of(model, ids)
+    means = torch.stack([hidden[start:stop].mean(0) for start, stop in spans])
+    assert found == pytest.approx(F.normalize(means, dim=-1).numpy(), abs=1e-4)
+    assert plain == pytest.approx(means.numpy(), abs=1e-4)
+    assert whole[0] == pytest.approx(serving.embed([ids])[0], abs=1e-6)

@@ -136,5 +136,25 @@ def test_a_prompt_has_one_sound(ears):
     serving.scheduler.add(request)
     serving.run()
     assert serving.finish["two"].type == "abort"
-    assert "one audio item" in serving.finish["two"].message
+    assert "one item" in serving.finish["two"].message
     serving.close()
+
+
+def test_texts_before_the_start_are_not_shared_between_sounds(ears):
+    """Every token attends to the sound, also those before its placeholder."""
+    before = (*range(20, 52), START, 7, 9)
+    serving, _ = ears.serving(runner="program")
+    cached = []
+    for rid, sound in (("one", ears.sounds[0]), ("two", ears.sounds[1]), ("again", ears.sounds[0])):
+        serving.scheduler.add(ears.request(rid, sound, before))
+        serving.run()
+        cached.append(serving.scheduler.load().cached_prompt_tokens)
+    cold, _ = ears.serving(runner="program")
+    cold.scheduler.add(ears.request("two", ears.sounds[1], before))
+    cold.run()
+    assert serving.tokens["two"] == cold.tokens["two"]
+    assert serving.tokens["again"] == serving.tokens["one"] != serving.tokens["two"]
+    assert cached[:2] == [0, 0]
+    assert cached[2] >= 32
+    serving.close()
+    cold.close()

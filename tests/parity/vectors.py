@@ -153,8 +153,13 @@ def both_ways(name: str) -> bool:
     return name.rpartition("-")[0] in {*ENCODERS, "eurobert", "embeddinggemma"}
 
 
-def compare_vectors(name: str, path: Path) -> Difference:
-    """Every pooling (or the labels), together, alone, again and in chunks."""
+def compare_vectors(
+    name: str, path: Path, serve: Callable[..., VectorServing] = serve
+) -> Difference:
+    """Every pooling (or the labels), together, alone, again and in chunks.
+
+    `serve` may put the model on another device.
+    """
     model = make(name, path)
     rng = np.random.default_rng(11)
     prompts = [rng.integers(4, VOCAB, n).tolist() for n in LENGTHS]

@@ -20,6 +20,7 @@ WIDE_BY_NATURE = {"Tracer", "NativeTracer", "Engine", "Capability", "Hooks", "KV
 NO_TORCH = [
     *("sylvan", "sylvan.lang", "sylvan.gateway", "sylvan.api", "sylvan.text", "sylvan.config"),
     *("sylvan.runtime.engine.engine", "sylvan.runtime.server.app"),  # only schedulers need it
+    "sylvan.runtime.engine.scheduler_process",  # only once a step, a request or a command needs it
 ]
 
 

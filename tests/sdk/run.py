@@ -117,6 +117,13 @@ KITS = (
     Kit("opencode", ("opencode-ai@1",), ("tour_opencode.mjs",), scripts=True),
     Kit("aider", ("aider-chat<0.87",), ("tour_aider.py",)),
     Kit(
+        "phoenix",
+        ("arize-phoenix<21",),
+        ("tour_phoenix.py",),
+        flags=("--enable-trace", "--otlp-traces-endpoint", "http://127.0.0.1:16006/v1/traces"),
+    ),
+    Kit("continue", ("@continuedev/cli@1",), ("tour_continue.mjs",)),
+    Kit(
         "sglang",
         (
             *("sglang==0.5.23", "pybase64", "ipython", "traitlets", "datasets", "multiprocess"),

@@ -14,14 +14,18 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
 from sylvan.config.tree import LoraConfig
+from sylvan.kernels.api import Communicator
 from sylvan.protocol.commands import LoadAdapter
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
+from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.layers.placement import ExpertPlacement
 from tests.parity.serving import Serving
 from tests.support.ranks import build_ranks
+from tests.support.stages import build_stages
 
 MEMORY = 1 << 30
 
@@ -43,7 +47,8 @@ def write_adapter(
 class AdapterServing(Serving):
     """Serves the adapters in `folders`, which `ids` then names; `settings` are those of lora.*.
 
-    With `ranks` the model is divided among so many threads.
+    With `ranks` the model is divided among so many threads, in `ep` groups with whole experts, of
+    which there are `copies` more than one each. With `stages`, so many threads have some layers.
     """
 
     def __init__(
@@ -52,17 +57,27 @@ class AdapterServing(Serving):
         folders: dict[str, Path],
         settings: dict[str, Any] | None = None,
         ranks: int = 1,
+        ep: int = 1,
+        copies: int = 0,
+        stages: int = 1,
         **fields: Any,
     ) -> None:
         fields.setdefault("runner", "auto")
         given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
         config = LoraConfig(**given)
         self.lora = lora = LoraServing(config)
-        if ranks == 1:
+        parts = ExecutorParts((*STANDARD_WORKERS, lora_worker(config)))
+        build = partial(build_executor, parts=parts)
+        if stages > 1:
+            fields |= {"build": build_stages(stages, build=build), "overlap": True}
+        elif ranks == 1:
             fields["workers"] = (*fields.pop("workers", ()), lora_worker(config))
         else:
-            parts = ExecutorParts((*STANDARD_WORKERS, lora_worker(config)))
-            fields["build"] = build_ranks(ranks, partial(build_executor, parts=parts))
+
+            def mesh_of(rank: Communicator) -> Mesh:
+                return Mesh(rank, ep, ExpertPlacement(ep, copies) if ep > 1 else None)
+
+            fields["build"] = build_ranks(ranks, build, mesh_of=mesh_of)
         super().__init__(
             model_dir,
             capabilities=(*fields.pop("capabilities", ()), lora.control),
@@ -87,8 +102,13 @@ class AdapterServing(Serving):
         return self.add(prompt, lora=self.ids[adapter], **fields)
 
 
-def write_random_adapter(folder: Path, model_dir: Path, seed: int, **fields: Any) -> Path:
-    """An adapter for every linear layer of a checkpoint in Llama's shape, without transformers."""
+def write_random_adapter(
+    folder: Path, model_dir: Path, seed: int, *, of: str = ".layers.", **fields: Any
+) -> Path:
+    """An adapter for every linear layer of a checkpoint in Llama's shape, without transformers.
+
+    `of` is a part of the names of these layers.
+    """
     config = {
         "peft_type": "LORA",
         "r": 4,
@@ -100,7 +120,7 @@ def write_random_adapter(folder: Path, model_dir: Path, seed: int, **fields: Any
     tensors: dict[str, np.ndarray] = {}
     for name, tensor in load_file(model_dir / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if ".layers." in name and tensor.ndim == 2:
+        if of in name and tensor.ndim == 2:
             outputs, inputs = tensor.shape
             for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
                 numbers = rng.normal(0, 0.2, shape).astype(np.float32)

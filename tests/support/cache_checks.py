@@ -7,14 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sylvan.runtime.cache.by_rank import CachesByRank, KVMemory
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.types import KVHandle, Load, Node, Place, below
 
 
-def check_cache(cache: KVCacheManager, handles: Sequence[KVHandle]) -> None:
+def check_cache(cache: KVMemory, handles: Sequence[KVHandle]) -> None:
     """Each page and state slot has one owner; locks, readers and counts are those of `handles`."""
+    if isinstance(cache, CachesByRank):
+        for rank, part in enumerate(cache.parts):
+            check_cache(part, [kv for kv in handles if kv.rank == rank])
+        assert sum(cache._held) == len(handles)
+        return
     tree = cache.tree
     nodes = [*below(tree.roots().values())] if isinstance(tree, RadixCache) else []
     loads = cache.loads.running if cache.loads is not None else ()

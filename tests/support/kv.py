@@ -13,8 +13,8 @@ import numpy as np
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.cache.build import kv_cache
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.cache.types import Node
@@ -423,7 +423,7 @@ def holders_in(scheduler: Scheduler) -> list[Req]:
     return list(scheduler._requests.with_memory())
 
 
-def check_memory(scheduler: Scheduler, cache: KVCacheManager) -> None:
+def check_memory(scheduler: Scheduler, cache: KVMemory) -> None:
     """Each page and state slot has exactly one owner; the tree keeps its promises."""
     assert all(req.kv is not None for req in scheduler.running)
     check_cache(cache, [req.kv for req in holders_in(scheduler)])

@@ -2,306 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from sylvan.protocol.media import MediaKind
+from tests.support.media_families import (
+    IMAGE,
+    INTERLEAVED,
+    M_ROPE,
+    PATCHES,
+    TEXT,
+    TYPES,
+    VIDEO,
+    VIT,
+    VOCAB,
+    Family,
+    grid,
+    heard,
+    image,
+    made,
+    pixels,
+    sized,
+    square_patches,
+    text,
+    video,
+    vision,
+)
+from tests.support.newer_media import NEWER
 from tests.support.processors import PROCESSORS, TILES, write_files
 
-VOCAB = 300
-IMAGE, VIDEO = 263, 264  # behind the bytes and the tokens of `write_checkpoint`
-ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    **ENDS,
-}
-VIT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 7,
-}
-PATCHES: dict[str, Any] = {
-    "depth": 2,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "in_channels": 3,
-}
-PIXTRAL = VIT | {"image_size": 56}
-M_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-INTERLEAVED = M_ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-
-_TYPES = "mm_token_type_ids"
-
-Features = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model that sees.
-
-    Attributes:
-        config: Of a tiny one.
-        draw: Inputs of its encoder for an item, at random.
-        kind: Of its items.
-        token: That stands for an item.
-        parts: Whether text divides the times of a video.
-        prefix: Whether all tokens of a prompt see each other.
-        types: How its code is told which tokens are items; empty: it is not.
-    """
-
-    config: Callable[[], Any]
-    draw: Callable[[np.random.Generator], Features]
-    kind: MediaKind = "image"
-    types: str = ""
-    token: int = IMAGE
-    parts: bool = False
-    prefix: bool = False
-
-
-def _pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.normal(size=shape).astype(np.float32)
-
-
-def _image(*shape: int) -> Callable[[np.random.Generator], Features]:
-    return lambda rng: {"pixel_values": _pixels(rng, *shape)}
-
-
-def _sized(*shape: int, size: tuple[int, int], **more: list[int]) -> Callable[..., Features]:
-    extra = {name: np.array(value) for name, value in more.items()}
-    return lambda rng: {
-        "pixel_values": _pixels(rng, *shape),
-        "image_sizes": np.array([size]),
-        **extra,
-    }
-
-
-def _grid(rng: np.random.Generator) -> Features:
-    height, width = (2 * int(n) for n in rng.integers(1, 5, 2))
-    patches = _pixels(rng, height * width, 3 * 2 * 4 * 4)
-    return {"pixel_values": patches, "image_grid_thw": np.array([[1, height, width]], np.int64)}
-
-
-def _square_patches(rng: np.random.Generator) -> Features:
-    """Patches of 7 x 7 pixels, (N, 3, 7, 7)."""
-    height, width = (2 * int(n) for n in rng.integers(1, 5, 2))
-    patches = _pixels(rng, height * width, 3, 7, 7)
-    return {"pixel_values": patches, "image_grid_thw": np.array([[1, height, width]], np.int64)}
-
-
-def _video(seconds: float | None = None) -> Callable[[np.random.Generator], Features]:
-    """Two times of a grid whose sides are longer: transformers counts time otherwise than Qwen."""
-
-    def draw(rng: np.random.Generator) -> Features:
-        height, width = (2 * int(n) for n in rng.integers(3, 5, 2))
-        found = {
-            "pixel_values_videos": _pixels(rng, 2 * height * width, 3 * 2 * 4 * 4),
-            "video_grid_thw": np.array([[2, height, width]], np.int64),
-        }
-        if seconds is not None:
-            found["second_per_grid_ts"] = np.array([seconds], np.float32)
-        return found
-
-    return draw
-
-
-def _heard(mels: int, frames: int) -> Callable[[np.random.Generator], Features]:
-    """A sound, and how much of it is padding."""
-
-    def draw(rng: np.random.Generator) -> Features:
-        mask = np.zeros((1, frames), np.int64)
-        mask[:, : 2 * int(rng.integers(frames // 4, frames // 2))] = 1
-        return {"input_features": _pixels(rng, 1, mels, frames), "feature_attention_mask": mask}
-
-    return draw
-
-
-def _text(kind: str, **more: Any) -> dict[str, Any]:
-    return getattr(transformers, f"{kind}Config")(**TEXT | more).to_dict()
-
-
-def _vision(kind: str, **more: Any) -> dict[str, Any]:
-    return getattr(transformers, f"{kind}VisionConfig")(**VIT | more).to_dict()
-
-
-def _made(kind: str, **fields: Any) -> Callable[[], Any]:
-    return lambda: getattr(transformers, f"{kind}Config")(
-        **{name: made() if callable(made) else made for name, made in fields.items()}, **ENDS
-    )
-
-
 _SEEN: dict[str, Family] = {
+    **NEWER,
     "llava": Family(
-        _made(
+        made(
             "Llava",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("CLIP"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("CLIP"),
             image_token_index=IMAGE,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "llava-siglip-qwen2": Family(
-        _made(
+        made(
             "Llava",
-            text_config=lambda: _text("Qwen2"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Qwen2"),
+            vision_config=lambda: vision("Siglip"),
             image_token_index=IMAGE,
             vision_feature_select_strategy="full",
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "llava-pixtral": Family(
-        _made(
+        made(
             "Llava",
-            text_config=lambda: _text("Mistral"),
-            vision_config=lambda: _vision("Pixtral", image_size=56),
+            text_config=lambda: text("Mistral"),
+            vision_config=lambda: vision("Pixtral", image_size=56),
             image_token_index=IMAGE,
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
         ),
-        _sized(1, 3, 28, 42, size=(28, 42)),
+        sized(1, 3, 28, 42, size=(28, 42)),
     ),
     "vipllava": Family(
-        _made(
+        made(
             "VipLlava",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("CLIP", num_hidden_layers=3),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("CLIP", num_hidden_layers=3),
             image_token_index=IMAGE,
             vision_feature_layers=[-1, -2],
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "llava-next": Family(
-        _made(
+        made(
             "LlavaNext",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("CLIP"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("CLIP"),
             image_token_index=IMAGE,
             image_grid_pinpoints=TILES,
         ),
-        _sized(1, 3, 3, 28, 28, size=(30, 60)),
+        sized(1, 3, 3, 28, 28, size=(30, 60)),
     ),
     "llava-onevision": Family(
-        _made(
+        made(
             "LlavaOnevision",
-            text_config=lambda: _text("Qwen2"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Qwen2"),
+            vision_config=lambda: vision("Siglip"),
             image_token_index=IMAGE,
             video_token_index=VIDEO,
             image_grid_pinpoints=TILES,
         ),
-        _sized(1, 3, 3, 28, 28, size=(30, 60), batch_num_images=[1]),
+        sized(1, 3, 3, 28, 28, size=(30, 60), batch_num_images=[1]),
     ),
     "internvl": Family(
-        _made(
+        made(
             "InternVL",
-            text_config=lambda: _text("Qwen2"),
+            text_config=lambda: text("Qwen2"),
             vision_config=VIT | {"image_size": [28, 28], "patch_size": [7, 7]},
             image_token_id=IMAGE,
             image_seq_length=4,
         ),
-        _image(2, 3, 28, 28),
+        image(2, 3, 28, 28),
     ),
     "internvl-qwen3": Family(
-        _made(
+        made(
             "InternVL",
-            text_config=lambda: _text("Qwen3", head_dim=16),
+            text_config=lambda: text("Qwen3", head_dim=16),
             vision_config=VIT | {"image_size": [28, 28], "patch_size": [7, 7]},
             image_token_id=IMAGE,
             image_seq_length=4,
         ),
-        _image(2, 3, 28, 28),
+        image(2, 3, 28, 28),
     ),
     "idefics3": Family(
-        _made(
+        made(
             "Idefics3",
-            text_config=lambda: _text("Llama"),
+            text_config=lambda: text("Llama"),
             vision_config=VIT,
             image_token_id=IMAGE,
         ),
-        _image(1, 2, 3, 28, 28),
+        image(1, 2, 3, 28, 28),
     ),
     "smolvlm": Family(
-        _made(
+        made(
             "SmolVLM",
-            text_config=lambda: _text("Llama"),
+            text_config=lambda: text("Llama"),
             vision_config=VIT,
             image_token_id=IMAGE,
         ),
-        _image(1, 2, 3, 28, 28),
+        image(1, 2, 3, 28, 28),
     ),
     "mistral3": Family(
-        _made(
+        made(
             "Mistral3",
-            text_config=lambda: _text("Mistral"),
-            vision_config=lambda: _vision("Pixtral", image_size=56),
+            text_config=lambda: text("Mistral"),
+            vision_config=lambda: vision("Pixtral", image_size=56),
             image_token_index=IMAGE,
             spatial_merge_size=2,
         ),
-        _sized(1, 3, 28, 42, size=(28, 42)),
+        sized(1, 3, 28, 42, size=(28, 42)),
     ),
     "lighton-ocr": Family(
-        _made(
+        made(
             "LightOnOcr",
-            text_config=lambda: _text("Qwen3", head_dim=16),
-            vision_config=lambda: _vision("Pixtral", image_size=56),
+            text_config=lambda: text("Qwen3", head_dim=16),
+            vision_config=lambda: vision("Pixtral", image_size=56),
             image_token_id=IMAGE,
             spatial_merge_size=2,
         ),
-        _sized(1, 3, 28, 42, size=(28, 42)),
+        sized(1, 3, 28, 42, size=(28, 42)),
     ),
     "aya-vision": Family(
-        _made(
+        made(
             "AyaVision",
-            text_config=lambda: _text("Cohere2"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Cohere2"),
+            vision_config=lambda: vision("Siglip"),
             image_token_index=IMAGE,
             downsample_factor=2,
         ),
-        _image(2, 3, 28, 28),
+        image(2, 3, 28, 28),
     ),
     "cohere2-vision": Family(
-        _made(
+        made(
             "Cohere2Vision",
-            text_config=lambda: _text("Cohere2"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Cohere2"),
+            vision_config=lambda: vision("Siglip"),
             image_token_id=IMAGE,
             downsample_factor=2,
             alignment_intermediate_size=64,
         ),
-        _image(2, 3, 28, 28),
+        image(2, 3, 28, 28),
     ),
     "got-ocr2": Family(
-        _made(
+        made(
             "GotOcr2",
-            text_config=lambda: _text("Qwen2"),
+            text_config=lambda: text("Qwen2"),
             vision_config=VIT
             | {"image_size": 64, "patch_size": 4, "mlp_dim": 48, "output_channels": 16}
             | {"window_size": 4, "global_attn_indexes": [1]},
             image_token_index=IMAGE,
             image_seq_length=1,
         ),
-        _image(1, 3, 64, 64),
+        image(1, 3, 64, 64),
     ),
     "ovis2": Family(
-        _made(
+        made(
             "Ovis2",
-            text_config=lambda: _text("Qwen2"),
+            text_config=lambda: text("Qwen2"),
             vision_config=VIT
             | {"hidden_stride": 2, "num_visual_indicator_tokens": 5, "vocab_size": 40},
             image_token_id=IMAGE,
@@ -309,53 +202,53 @@ _SEEN: dict[str, Family] = {
             hidden_size=64,
             vocab_size=VOCAB,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "video-llama-3": Family(
-        _made(
+        made(
             "VideoLlama3",
-            text_config=lambda: _text("Qwen2"),
+            text_config=lambda: text("Qwen2"),
             vision_config=VIT,
             image_token_id=IMAGE,
             video_token_id=VIDEO,
         ),
         lambda rng: {
-            "pixel_values": _pixels(rng, 16, 3 * 49),
+            "pixel_values": pixels(rng, 16, 3 * 49),
             "image_grid_thw": np.array([[1, 4, 4]]),
             "image_merge_sizes": np.array([2]),
         },
     ),
     "janus": Family(
-        _made(
+        made(
             "Janus",
-            text_config=lambda: _text("Llama"),
+            text_config=lambda: text("Llama"),
             vision_config=VIT
             | {"mlp_ratio": 1.5, "projection_dim": 64, "depth": 2, "num_image_tokens": 16},
             image_token_id=IMAGE,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "deepseek-vl": Family(
-        _made(
+        made(
             "DeepseekVL",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("Siglip"),
             image_token_id=IMAGE,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "aria": Family(
-        _made(
+        made(
             "Aria",
             text_config=TEXT | {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
             vision_config=VIT,
             image_token_index=IMAGE,
             projector_patch_to_query_dict={16: 4},
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
     ),
     "qwen2-vl": Family(
-        _made(
+        made(
             "Qwen2VL",
             text_config=TEXT | {"rope_parameters": M_ROPE},
             vision_config=PATCHES
@@ -365,11 +258,11 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=265,
             vision_end_token_id=266,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "qwen2.5-vl": Family(
-        _made(
+        made(
             "Qwen2_5_VL",
             text_config=TEXT | {"rope_parameters": M_ROPE},
             vision_config=PATCHES
@@ -380,24 +273,24 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=265,
             vision_end_token_id=266,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "gemma3": Family(
-        _made(
+        made(
             "Gemma3",
             text_config=TEXT
             | {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}
             | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-            vision_config=lambda: _vision("Siglip"),
+            vision_config=lambda: vision("Siglip"),
             image_token_index=IMAGE,
             mm_tokens_per_image=4,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
         types="token_type_ids",
     ),
     "qwen3-vl-moe": Family(
-        _made(
+        made(
             "Qwen3VLMoe",
             text_config=TEXT
             | {"head_dim": 16, "rope_parameters": INTERLEAVED, "num_experts": 4}
@@ -410,11 +303,11 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=265,
             vision_end_token_id=266,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "qwen3-vl": Family(
-        _made(
+        made(
             "Qwen3VL",
             text_config=TEXT | {"head_dim": 16, "rope_parameters": INTERLEAVED},
             vision_config=PATCHES
@@ -425,28 +318,28 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=265,
             vision_end_token_id=266,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "deepseek-vl-hybrid": Family(
-        _made(
+        made(
             "DeepseekVLHybrid",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("Siglip"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("Siglip"),
             high_res_vision_config=VIT
             | {"hidden_size": 16, "image_size": 64, "patch_size": 4, "mlp_dim": 24}
             | {"output_channels": 16, "window_size": 4, "global_attn_indexes": [1]},
             image_token_id=IMAGE,
         ),
         lambda rng: {
-            "pixel_values": _pixels(rng, 1, 3, 28, 28),
-            "high_res_pixel_values": _pixels(rng, 1, 3, 64, 64),
+            "pixel_values": pixels(rng, 1, 3, 28, 28),
+            "high_res_pixel_values": pixels(rng, 1, 3, 64, 64),
         },
     ),
     "idefics2": Family(
-        _made(
+        made(
             "Idefics2",
-            text_config=lambda: _text("Mistral"),
+            text_config=lambda: text("Mistral"),
             vision_config=VIT,
             perceiver_config={
                 "hidden_size": 64,
@@ -458,31 +351,31 @@ _SEEN: dict[str, Family] = {
             },
             image_token_id=IMAGE,
         ),
-        _image(1, 1, 3, 28, 28),
+        image(1, 1, 3, 28, 28),
     ),
     "llava-next-video": Family(
-        _made(
+        made(
             "LlavaNextVideo",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("CLIP"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("CLIP"),
             image_token_index=IMAGE,
             video_token_index=VIDEO,
             image_grid_pinpoints=TILES,
         ),
-        _sized(1, 3, 3, 28, 28, size=(30, 60)),
+        sized(1, 3, 3, 28, 28, size=(30, 60)),
     ),
     "video-llava": Family(
-        _made(
+        made(
             "VideoLlava",
-            text_config=lambda: _text("Llama"),
-            vision_config=lambda: _vision("CLIP"),
+            text_config=lambda: text("Llama"),
+            vision_config=lambda: vision("CLIP"),
             image_token_index=IMAGE,
             video_token_index=VIDEO,
         ),
-        lambda rng: {"pixel_values_images": _pixels(rng, 1, 3, 28, 28)},
+        lambda rng: {"pixel_values_images": pixels(rng, 1, 3, 28, 28)},
     ),
     "glm4v": Family(
-        _made(
+        made(
             "Glm4v",
             text_config=TEXT
             | {"head_dim": 16}
@@ -500,11 +393,11 @@ _SEEN: dict[str, Family] = {
             video_start_token_id=267,
             video_end_token_id=268,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "glm4v-moe": Family(
-        _made(
+        made(
             "Glm4vMoe",
             text_config=TEXT
             | {"head_dim": 16, "moe_intermediate_size": 48, "n_routed_experts": 4}
@@ -523,11 +416,11 @@ _SEEN: dict[str, Family] = {
             video_start_token_id=267,
             video_end_token_id=268,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "glm46v": Family(
-        _made(
+        made(
             "Glm46V",
             text_config=TEXT
             | {"head_dim": 16, "model_type": "glm4v_text"}
@@ -545,11 +438,11 @@ _SEEN: dict[str, Family] = {
             video_start_token_id=267,
             video_end_token_id=268,
         ),
-        _grid,
-        types=_TYPES,
+        grid,
+        types=TYPES,
     ),
     "llama4": Family(
-        _made(
+        made(
             "Llama4",
             text_config=TEXT
             | {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4}
@@ -559,22 +452,22 @@ _SEEN: dict[str, Family] = {
             | {"projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32},
             image_token_index=IMAGE,
         ),
-        _image(2, 3, 28, 28),
+        image(2, 3, 28, 28),
     ),
     "paligemma": Family(
-        _made(
+        made(
             "PaliGemma",
-            text_config=lambda: _text("Gemma", head_dim=16),
-            vision_config=lambda: _vision("Siglip", projection_dim=64),
+            text_config=lambda: text("Gemma", head_dim=16),
+            vision_config=lambda: vision("Siglip", projection_dim=64),
             image_token_index=IMAGE,
             projection_dim=64,
         ),
-        _image(1, 3, 28, 28),
+        image(1, 3, 28, 28),
         types="token_type_ids",
         prefix=True,
     ),
     "paddleocr-vl": Family(
-        _made(
+        made(
             "PaddleOCRVL",
             text_config=TEXT | {"head_dim": 16, "rope_parameters": M_ROPE},
             vision_config=VIT | {"image_size": 28, "spatial_merge_size": 2},
@@ -583,13 +476,13 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=265,
             vision_end_token_id=266,
         ),
-        _square_patches,
-        types=_TYPES,
+        square_patches,
+        types=TYPES,
     ),
     "glm-asr": Family(
-        _made(
+        made(
             "GlmAsr",
-            text_config=lambda: _text("Llama"),
+            text_config=lambda: text("Llama"),
             audio_config={
                 "hidden_size": 32,
                 "intermediate_size": 128,
@@ -601,15 +494,15 @@ _SEEN: dict[str, Family] = {
             audio_token_id=IMAGE,
         ),
         lambda rng: {
-            "input_features": _pixels(rng, 1, 16, 64),
+            "input_features": pixels(rng, 1, 16, 64),
             "input_features_mask": np.ones((1, 64), np.int64),
         },
         kind="audio",
     ),
     "granite-speech": Family(
-        _made(
+        made(
             "GraniteSpeech",
-            text_config=lambda: _text("Granite"),
+            text_config=lambda: text("Granite", embedding_multiplier=3.0),
             encoder_config={
                 "input_dim": 16,
                 "num_layers": 2,
@@ -634,13 +527,13 @@ _SEEN: dict[str, Family] = {
             downsample_rate=2,
             window_size=4,
         ),
-        lambda rng: {"input_features": _pixels(rng, 1, 40, 16)},
+        lambda rng: {"input_features": pixels(rng, 1, 40, 16)},
         kind="audio",
     ),
     "lfm2-vl": Family(
-        _made(
+        made(
             "Lfm2Vl",
-            text_config=lambda: _text(
+            text_config=lambda: text(
                 "Lfm2",
                 layer_types=["conv", "full_attention", "conv"],
                 block_auto_adjust_ff_dim=False,
@@ -652,27 +545,27 @@ _SEEN: dict[str, Family] = {
             downsample_factor=2,
         ),
         lambda rng: {
-            "pixel_values": _pixels(rng, 1, 16, 3 * 49),
+            "pixel_values": pixels(rng, 1, 16, 3 * 49),
             "spatial_shapes": np.array([[4, 4]]),
             "pixel_attention_mask": np.ones((1, 16), np.int64),
         },
     ),
     "exaone4.5": Family(
-        _made(
+        made(
             "Exaone4_5_",
-            text_config=lambda: _text("Exaone4"),
+            text_config=lambda: text("Exaone4"),
             vision_config=PATCHES
             | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 2}
             | {"window_size": 16, "fullatt_block_indexes": [1], "num_key_value_heads": 2},
             image_token_id=IMAGE,
             video_token_id=VIDEO,
         ),
-        _grid,
+        grid,
     ),
     "qwen2-audio": Family(
-        _made(
+        made(
             "Qwen2Audio",
-            text_config=lambda: _text("Qwen2"),
+            text_config=lambda: text("Qwen2"),
             audio_config={
                 "d_model": 32,
                 "encoder_ffn_dim": 48,
@@ -683,11 +576,11 @@ _SEEN: dict[str, Family] = {
             },
             audio_token_index=IMAGE,
         ),
-        _heard(16, 100),
+        heard(16, 100),
         kind="audio",
     ),
     "qwen2.5-omni": Family(
-        _made(
+        made(
             "Qwen2_5OmniThinker",
             text_config=TEXT | {"rope_parameters": M_ROPE},
             vision_config=PATCHES
@@ -709,13 +602,13 @@ _SEEN: dict[str, Family] = {
             vision_start_token_id=266,
             audio_start_token_id=267,
         ),
-        _heard(16, 100),
+        heard(16, 100),
         kind="audio",
     ),
     "voxtral": Family(
-        _made(
+        made(
             "Voxtral",
-            text_config=lambda: _text("Llama"),
+            text_config=lambda: text("Llama"),
             audio_config={
                 "hidden_size": 32,
                 "intermediate_size": 128,
@@ -726,17 +619,18 @@ _SEEN: dict[str, Family] = {
             },
             audio_token_id=IMAGE,
         ),
-        lambda rng: {"input_features": _pixels(rng, 1, 16, 40)},
+        lambda rng: {"input_features": pixels(rng, 1, 16, 40)},
         kind="audio",
     ),
 }
 
 
 VIDEOS: dict[str, Family] = {
-    "qwen2-vl-video": replace(_SEEN["qwen2-vl"], draw=_video(), kind="video", token=VIDEO),
-    "qwen2.5-vl-video": replace(_SEEN["qwen2.5-vl"], draw=_video(0.5), kind="video", token=VIDEO),
+    "qwen2-vl-video": replace(_SEEN["qwen2-vl"], draw=video(), kind="video", token=VIDEO),
+    "qwen2.5-vl-video": replace(_SEEN["qwen2.5-vl"], draw=video(0.5), kind="video", token=VIDEO),
+    "qwen3.5-video": replace(_SEEN["qwen3.5"], draw=video(), kind="video", token=VIDEO, parts=True),
     "qwen3-vl-video": replace(
-        _SEEN["qwen3-vl"], draw=_video(), kind="video", token=VIDEO, parts=True
+        _SEEN["qwen3-vl"], draw=video(), kind="video", token=VIDEO, parts=True
     ),
 }
 FAMILIES: Mapping[str, Family] = _SEEN | VIDEOS
@@ -751,10 +645,17 @@ def write(name: str, folder: Path) -> Any:
     model = transformers.AutoModelForMultimodalLM.from_config(FAMILIES[name].config())
     model.eval().float()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for part, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
+            elif part.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):  # closed at first
+                parameter.fill_(0.6)
     model.save_pretrained(folder)
+    first, other = FAMILIES[name].saved
+    if first:
+        path = folder / "model.safetensors"
+        named = {key.replace(first, other): x for key, x in load_file(path).items()}
+        save_file(named, path, {"format": "pt"})
     return model
 
 

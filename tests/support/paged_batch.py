@@ -12,12 +12,16 @@ from sylvan.runtime.pool.mha import KVShape, MHAPool
 PAGE, N, K, H = 4, 4, 2, 8
 
 
-def batch_of(requests: list[tuple[int, int]], dtype: torch.dtype = torch.float32) -> ForwardBatch:
+def batch_of(
+    requests: list[tuple[int, int]],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> ForwardBatch:
     """Requests of (computed before, new) tokens."""
     shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=32, page_size=PAGE)
-    pool = MHAPool(shape, dtype)
+    pool = MHAPool(shape, dtype, torch.device(device))
     limits = BatchLimits(max_tokens=64, max_reqs=4, max_pages_per_req=8)
-    batch = ForwardBatch(limits, pool, NullAttention())
+    batch = ForwardBatch(limits, pool, NullAttention(), torch.device(device))
     host, row, page = batch.host, 0, 1
     for r, (before, new) in enumerate(requests):
         total, slot = before + new, 3 - r

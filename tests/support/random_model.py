@@ -13,17 +13,24 @@ from tests.support.scripted import write_checkpoint
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 264, 64, 112, 2, 4, 2, 16
 
 
-def write_random_model(folder: Path, context_len: int = 2048) -> Path:
+def write_random_model(
+    folder: Path,
+    context_len: int = 2048,
+    *,
+    hidden: int = HIDDEN,
+    inner: int = INNER,
+    heads: int = HEADS,
+) -> Path:
     """Write the model directory; the same weights every time."""
     write_checkpoint(folder)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": heads,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": context_len,
@@ -36,32 +43,34 @@ def write_random_model(folder: Path, context_len: int = 2048) -> Path:
         "eos_token_id": 258,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _weights(hidden, inner, heads), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _weights(hidden: int, inner: int, heads: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
 
     def matrix(*shape: int) -> np.ndarray:
         return rng.normal(0, 0.1, shape).astype(np.float32)
 
     weights = {
-        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
-        "lm_head.weight": matrix(VOCAB, HIDDEN),
+        "model.embed_tokens.weight": matrix(VOCAB, hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
+        "lm_head.weight": matrix(VOCAB, hidden),
     }
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
         weights |= {
-            f"{layer}.input_layernorm.weight": np.ones(HIDDEN, np.float32),
-            f"{layer}.post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
-            f"{layer}.self_attn.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN),
-            f"{layer}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{layer}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
-            f"{layer}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-            f"{layer}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-            f"{layer}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
-            f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+            f"{layer}.input_layernorm.weight": np.ones(hidden, np.float32),
+            f"{layer}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
+            f"{layer}.self_attn.q_proj.weight": matrix(heads * HEAD_DIM, hidden),
+            f"{layer}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, hidden),
+            f"{layer}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, hidden),
+            f"{layer}.self_attn.o_proj.weight": matrix(hidden, heads * HEAD_DIM),
+            f"{layer}.mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{layer}.mlp.up_proj.weight": matrix(inner, hidden),
+            f"{layer}.mlp.down_proj.weight": matrix(hidden, inner),
         }
     return weights

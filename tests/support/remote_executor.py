@@ -104,7 +104,7 @@ def read(stream: BinaryIO) -> bytes | None:
 def serve(model_dir: str, options: str) -> None:
     from sylvan.runtime.executor.build import build_executor
     from sylvan.runtime.executor.options import ExecutorParts
-    from sylvan.runtime.features.standard import STANDARD_WORKERS
+    from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
     from tests.support.grammar import build_byte_grammar
 
     local = msgspec.json.decode(options, type=LocalOptions)

@@ -6,7 +6,7 @@ import numpy as np
 
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
 from tests.support.random_model import VOCAB
 

@@ -163,7 +163,9 @@ class ScriptedScheduler:
             return
         facts, ids = self.manager.facts, request.input_ids
         rows = np.cos(np.outer(ids + 1, np.arange(1, facts.vector_size + 1)))
-        if request.form == "weights":
+        if request.spans:
+            values = np.stack([rows[start:stop].mean(0) for start, stop in request.spans])
+        elif request.form == "weights":
             values = rows[:, 0].clip(0)
         elif request.form == "text":
             values = rows.sum(0)[: request.dimensions]

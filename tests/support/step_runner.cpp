@@ -1,4 +1,5 @@
 // Runs one step of a program that another machine has written down: step_runner LIBRARY STEP RESULT.
+// With the library alone, prints what it says of the CPU.
 // The file is what `tests/support/steps_elsewhere.py` writes: little-endian int64 numbers and bytes.
 
 #include <cstdint>
@@ -36,12 +37,13 @@ F* find(void* library, const char* name) {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count_given, char** arguments) {
     void* library = dlopen(arguments[1], RTLD_NOW);
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
         return 2;
     }
+    if (count_given == 2) return printf("%d\n", find<int()>(library, "sylvan_cpu")()) < 0;
     if (find<int()>(library, "sylvan_start")()) return 5;
     find<void(int)>(library, "sylvan_threads")(2);
     file = fopen(arguments[2], "rb");

@@ -36,7 +36,8 @@ Tables = tuple[Tensor, Tensor]
 
 def rotary_tables(positions: Tensor, config: ModelConfig) -> Tables:
     """Cosine and sine tables of shape (..., head_dim) for integer positions."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    device = positions.device
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     angles = positions[..., None].float() * (config.rope_theta**-half)
     doubled = torch.cat((angles, angles), dim=-1)
     return doubled.cos().bfloat16(), doubled.sin().bfloat16()

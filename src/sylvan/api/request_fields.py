@@ -19,12 +19,17 @@ from sylvan.protocol.requests import RequestOptions
 from sylvan.protocol.sampling import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_NAME_CHARS = 256
+MAX_DECODER_PROMPT = 65536
 
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Rid = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Timeout = Annotated[float, Field(gt=0, le=86400)]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+DecoderPrompt = (
+    Annotated[str, Field(max_length=MAX_DECODER_PROMPT)]
+    | Annotated[list[int], Field(max_length=MAX_DECODER_PROMPT)]
+)
 
 
 class OptionFields(WireModel):
@@ -38,6 +43,12 @@ class OptionFields(WireModel):
     """Target time to first token; requests that meet it count as goodput."""
     tpot_ms: Milliseconds | None = None
     """Target mean time between later tokens."""
+    decoder_prompt: DecoderPrompt | None = None
+    """Beginning of the answer of an encoder-decoder model: text or token IDs."""
+    denoising_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Most forward passes in which a diffusion model fills a block."""
+    confidence: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Probability from which on a diffusion model keeps a token at once."""
 
 
 class SamplingFields(WireModel):

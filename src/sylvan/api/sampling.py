@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sylvan.api.validation import json_type, parse_struct, unknown_name
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.sampling import GRAMMARS, SamplingParams, fault_of
+from sylvan.protocol.sampling import GRAMMARS, MAX_LOGIT_BIAS, SamplingParams, fault_of
 from sylvan.utils import strict_json
 
 ANY_JSON = "$$ANY$$"
@@ -42,7 +42,7 @@ class SamplingDefaults:
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `generation_config.json` that are sampling defaults."""
-    found = {
+    found: dict[str, Any] = {
         name: value
         for name in _MODEL_DEFAULTS
         if isinstance(value := generation_config.get(name), int | float)
@@ -52,7 +52,17 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
         found["top_k"] = -1
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0
+    if banned := _never(generation_config.get("bad_words_ids")):
+        found["logit_bias"] = banned
     return found
+
+
+def _never(given: object) -> dict[str, float]:
+    """Tokens that a checkpoint never says, as biases (Marian: padding); not longer words."""
+    words = cast("list[object]", given) if isinstance(given, list) else []
+    ones = [cast("list[object]", w) for w in words if isinstance(w, list)]
+    tokens = [w[0] for w in ones if len(w) == 1 and isinstance(w[0], int)]
+    return {str(token): -100.0 for token in tokens[:MAX_LOGIT_BIAS]}
 
 
 def read_sampling(

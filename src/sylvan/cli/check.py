@@ -77,8 +77,9 @@ def check_kernels() -> Iterable[Finding]:
         for line in found.lines:
             name, _, text = line.partition(": ")
             yield Finding("ok", name, text)
-    gpus = [name for name, kind in load_kinds().items() if name != "cpu" and not kind.problem()]
-    for use in op_uses(found, gpus):
+    kinds = load_kinds().items()
+    devices = {n: k.facts.device_type for n, k in kinds if n != "cpu" and not k.problem()}
+    for use in op_uses(found, devices):
         cost = "several times slower" if use.degraded else ""
         yield Finding("slow" if use.degraded else "ok", use.name, use.detail, cost)
 

@@ -119,8 +119,8 @@ def _numa(root: Path) -> Iterable[Finding]:
     if nodes < 2:
         return
     cost = (
-        "threads read memory of the other node: one server a node, each under "
-        "numactl --cpunodebind=N --membind=N, behind sylvan route"
+        "threads of one process read memory of the other node: --tp with one rank a node, or one "
+        "server a node, each under numactl --cpunodebind=N --membind=N, behind sylvan route"
     )
     yield Finding("slow", "NUMA", f"{nodes} nodes", cost)
 

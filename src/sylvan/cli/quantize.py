@@ -1,4 +1,4 @@
-"""`sylvan quantize`: writes a checkpoint with its matrices in 8 or 4 bits."""
+"""`sylvan quantize`: writes a checkpoint with its matrices in 8 or 4 bits, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from sylvan.checkpoints.gguf.recipes import PREFIX
 from sylvan.cli.calibration import generated, read_text, windows
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.progress import counting
@@ -22,14 +23,17 @@ SPEC = Spec(
     usage="quantize MODEL OUT [--quantization w8a8] [--calibration TEXT] [--load-format auto]",
     doc="Write the model directory MODEL to the new directory OUT with the weights of its linear "
     "layers in 8 or 4 bits, in the format of compressed-tensors that other tools read too. "
-    "`sylvan serve OUT` then starts faster than with --quantization, and gives the same answers.",
+    "`sylvan serve OUT` then starts faster than with --quantization, and gives the same answers. "
+    "gguf:KIND writes one GGUF file instead, which llama.cpp reads as well; OUT ends in .gguf.",
     options=(
         Option(
             "quantization",
             "w8a8 (or int8), w4a8 (or int4), w4a16, fp8, fp8-block, mxfp8, mxfp4, nvfp4, "
-            "or by a calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; default w8a8.",
+            "or by a calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; gguf:Q4_K_M and other "
+            "mixtures of llama.cpp; default w8a8.",
             metavar="FORMAT",
         ),
+        Option("format", "The same as --quantization.", metavar="FORMAT"),
         Option(
             "calibration",
             "A text for the latter, UTF-8; without one the model writes some itself.",
@@ -86,13 +90,37 @@ def _calibrated(args: Parsed, name: str, source: Path, folder: Path) -> Mapping[
                 return smoothed("smoothquant", *given)
 
 
+def _format(args: Parsed) -> str:
+    given = [args.options[key] for key in ("quantization", "format") if key in args.options]
+    if len(given) > 1:
+        raise ConfigError("--quantization and --format say the same; give one of them")
+    return given[0] if given else "w8a8"
+
+
+def _gguf(args: Parsed, name: str, source: Path, target: Path) -> int:
+    from sylvan.runtime.models.gguf_writer import write_gguf  # imports torch
+
+    if "calibration" in args.options:
+        raise ConfigError(f"--calibration is used by {', '.join(CALIBRATED)} only, not by {name}")
+    with counting(f"writing {target.name}") as progress:
+        written = write_gguf(source, target, name, progress, _load_format(args))
+    note = f"\n  note for llama.cpp: {written.problem}\n" if written.problem else ""
+    print(
+        f"{target}: {written.num_matrices} matrices, {size_text(written.bytes_before)} -> "
+        f"{size_text(written.bytes_after)}\n{note}\n  sylvan serve {target}"
+    )
+    return DONE
+
+
 def run(args: Parsed) -> int:
     if len(args.positions) != SPEC.max_positions:
         raise ConfigError(f"MODEL and OUT are needed; usage: sylvan {SPEC.usage}")
     source, target = model_dir(args.positions[0]), Path(args.positions[1]).expanduser()
     from sylvan.runtime.models.writer import check_new, write_quantised  # imports torch
 
-    name, found = args.options.get("quantization", "w8a8"), None
+    name, found = _format(args), None
+    if name.startswith(PREFIX):
+        return _gguf(args, name, source, target)
     layers = target.with_name(target.name + ".calibrated")  # stays if this is interrupted
     if name in CALIBRATED:
         check_new(source, target)

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +19,16 @@ from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.node import as_torchrun_says, serve_node
 from sylvan.cli.progress import starting
+from sylvan.cli.ray_nodes import placed
 from sylvan.cli.replicated import RouterOptions, serve_replicas
-from sylvan.cli.roles import read_roles
+from sylvan.cli.roles import Roles, read_roles
 from sylvan.cli.service import Service, reloaded_by_signal
 from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.live import LiveSettings
-from sylvan.config.load import dump
+from sylvan.config.load import LoadedConfig, dump
 from sylvan.config.schema import SERVE
-from sylvan.config.tree import Config
+from sylvan.config.tree import Config, ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import garbage, logs
@@ -57,21 +58,35 @@ logger = logging.getLogger(__name__)
 
 _ROUTER = ("router_config", "router_policy")
 
-_APP_MODULE = "sylvan.runtime.server.app"
-"""Imports that take a second, done while the scheduler process imports PyTorch."""
+_APP_MODULES = (
+    "sylvan.runtime.server.app",
+    "sylvan.runtime.server.connections",
+    "sylvan.runtime.server.live_settings",
+    "sylvan.cli.grpc",
+)
+"""Imports that take a second, done while the scheduler process starts."""
 
 
 def run(args: Parsed) -> int:
     started_s = monotonic()
-    with closing(PrewarmedScheduler()) as prewarmed, ExitStack() as start:
+    args, roles = read_roles(as_torchrun_says(args))
+    loaded = load_settings(args)
+    early = loaded.config.load_cache is not None
+    with closing(PrewarmedScheduler(early=early)) as prewarmed, ExitStack() as start:
         start.enter_context(garbage.postponed())
         start.callback(garbage.spare)
-        return _run(args, prewarmed, started_s, start)
+        return _run(args, roles, loaded, prewarmed, started_s, start)
 
 
-def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: ExitStack) -> int:
-    args, roles = read_roles(as_torchrun_says(args))
-    settings = resolve_settings(load_settings(args))
+def _run(
+    args: Parsed,
+    roles: Roles | None,
+    loaded: LoadedConfig,
+    prewarmed: PrewarmedScheduler,
+    started_s: float,
+    start: ExitStack,
+) -> int:
+    settings = resolve_settings(loaded)
     config = settings.resolved.config
     if config.processes == "one":
         prewarmed.close()
@@ -102,7 +117,7 @@ def _run(args: Parsed, prewarmed: PrewarmedScheduler, started_s: float, start: E
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
         raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+    with placed(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
         job = ServeJob(
             *(settings, sock, prewarmed, started_s, start, quiet, eof, service),
@@ -151,7 +166,6 @@ async def _serve(job: ServeJob) -> None:
             from sylvan.runtime.server.connections import ConnectionLimits, Connections
             from sylvan.runtime.server.context import make_context
             from sylvan.runtime.server.live_settings import LIVE
-            from sylvan.runtime.server.registration import Registration, RegistrationInfo
             from sylvan.runtime.server.settings import ServerSettings
 
             settings = ServerSettings.from_config(config, shown=dump(config))
@@ -167,14 +181,22 @@ async def _serve(job: ServeJob) -> None:
                 job.start.close()
                 _greet(job, http.port, grpc_port)
                 url = address(config.server, http.port)
-                presence = RegistrationInfo.from_config(config.server, url)
-                async with Registration(presence):
+                async with _registered(config.server, url):
                     await _until(stop.wait(), live, job.service)
                 await runtime.drain(live.now.server.drain_s)
             watch.end()
             await context.observing.close()
         finally:
             await runtime.close()
+
+
+def _registered(server: ServerConfig, url: str) -> AbstractAsyncContextManager[object]:
+    """Keep the server registered with its gateways, if it has some."""
+    if not server.register:
+        return nullcontext()
+    from sylvan.runtime.server.registration import Registration, RegistrationInfo
+
+    return Registration(RegistrationInfo.from_config(server, url))
 
 
 async def _until(stopped: Awaitable[None], live: LiveSettings[Config], service: Service) -> None:
@@ -194,7 +216,8 @@ def _check_grpc() -> None:
 
 
 async def _import_app() -> None:
-    await call_in_thread(importlib.import_module, _APP_MODULE)
+    for module in _APP_MODULES:
+        await call_in_thread(importlib.import_module, module)
 
 
 def _greet(job: ServeJob, port: int, grpc_port: int | None) -> None:

@@ -46,7 +46,7 @@ def explain(rule: Rule, case: RuleCase) -> str:
         path = match[1]
         return f"{path}={_value_text(get(case.config, path))}"
 
-    return re.sub(r"\{([a-z_.]+)\}", shown, text)
+    return re.sub(r"\{([a-z0-9_.]+)\}", shown, text)
 
 
 def _value_text(value: object) -> str:
@@ -176,7 +176,8 @@ def _not_between_steps(case: RuleCase) -> Sequence[str]:
 
 def _context_over_cache(case: RuleCase) -> bool:
     longest, plan = case.config.context_len, case.resolved.plan
-    return isinstance(longest, int) and longest > plan.num_tokens and not case.missing_bytes
+    most = plan.num_tokens // case.config.parallel.attention_groups
+    return isinstance(longest, int) and longest > most and not case.missing_bytes
 
 
 RULES = (
@@ -477,6 +478,12 @@ RULES = (
         lambda c: c.config.quantization in ROUNDED_ROWS and c.config.device != "cpu",
         "{quantization} rounds rows to 8 bits, which only the CPU does; choose w4a16 or fp8, or "
         "device=cpu",
+    ),
+    Rule(
+        "activations are rounded on GPUs",
+        ("fp8_activations", "device"),
+        lambda c: c.config.fp8_activations and c.config.device not in ("cuda", "rocm"),
+        "{fp8_activations}, but {device} does not multiply 8-bit floats; leave it at false",
     ),
     Rule(
         "context too long",

@@ -109,6 +109,7 @@ class AttentionFacts:
         max_head_dim: Largest supported head; None: any.
         module: Python package that it needs; empty: none.
         extra: Extra of this package that installs it.
+        install: How else to get it, in words.
     """
 
     devices: frozenset[str]
@@ -121,6 +122,7 @@ class AttentionFacts:
     max_head_dim: int | None = None
     module: str = ""
     extra: str = ""
+    install: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,6 @@ JAX_RULES: tuple[Rule, ...] = (
         "{device}; use device=jax or tpu, or leave parallel.devices out",
     ),
     Rule(
-        "adapters on JAX",
-        ("device", "lora.max_rank"),
-        lambda c: c.config.lora is not None and c.config.device in ON_JAX,
-        "{device}: adapters have no lowering to JAX; merge the adapter into the model (sylvan lora "
-        "merge), or use device=cpu",
-    ),
-    Rule(
         "8-bit keys on JAX",
         ("device", "cache.dtype"),
         lambda c: c.config.cache.dtype != "model" and c.config.device in ON_JAX,

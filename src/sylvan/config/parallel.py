@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sylvan.config.section import Section
+from sylvan.config.values import Auto
 
 
 class ParallelConfig(Section, frozen=True):
@@ -21,11 +22,24 @@ class ParallelConfig(Section, frozen=True):
     ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
     expert; divides `parallel.tp`."""
+    attention_dp: Annotated[int, msgspec.Meta(ge=1, le=64)] | Auto = 1
+    """Groups of these ranks that attend for different requests, each with the KV of its own ones
+    alone, instead of heads of all; all other layers are divided as before. `auto`: each rank is a
+    group. Divides `parallel.tp`."""
     redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
     expert_placement: str | None = None
     """JSON file that says which group has which experts, or how busy experts are; default: in the
     order of their numbers."""
+    rebalance: bool = False
+    """Move experts between groups every `parallel.rebalance_steps` steps, by the rows that they had
+    meanwhile; no request ends. `POST /balance_experts` does it once."""
+    rebalance_steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 1000
+    """Steps between two movements of experts."""
+    expert_exchange: Literal["all_gather", "all_to_all"] = "all_gather"
+    """Where outputs of experts go: to all ranks, or only to the rank that adds up a row. The latter
+    sends fewer bytes; it needs `parallel.ep` = `parallel.tp`, and steps run operation by
+    operation."""
     same_bits: bool = False
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
     weights and native steps."""
@@ -39,6 +53,8 @@ class ParallelConfig(Section, frozen=True):
     same settings."""
     node_rank: Annotated[int, msgspec.Meta(ge=0, le=63)] = 0
     """Number of this machine; number 0 has the HTTP server, the others only ranks."""
+    placement: Literal["hand", "ray"] = "hand"
+    """Who starts the other machines: you, or the Ray cluster that this machine belongs to."""
     address: str | None = None
     """`HOST:PORT` of machine 0, where the others join; other ports of HOST are used, too. Nothing
     is encrypted, and no password is asked for: the network must be private."""
@@ -47,6 +63,11 @@ class ParallelConfig(Section, frozen=True):
     rank_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     """A rank without a heartbeat for this long is killed; all ranks then restart, and requests
     continue."""
+
+    @property
+    def attention_groups(self) -> int:
+        """Groups of ranks with different requests; needs a resolved section."""
+        return self.attention_dp if isinstance(self.attention_dp, int) else self.tp
 
     @property
     def ranks(self) -> int:

@@ -34,7 +34,6 @@ def _without_stages(case: RuleCase) -> list[str]:
     broken = {
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
-        "lora": config.lora is not None,
         "speculative": config.speculative is not None,
         "pdmux": config.pdmux is not None,
         "{task}": config.task != "generate",
@@ -46,9 +45,46 @@ def _without_stages(case: RuleCase) -> list[str]:
     ]
 
 
+def _without_groups(case: RuleCase) -> list[str]:
+    """What groups of ranks with different requests cannot do."""
+    config = case.config
+    if config.parallel.attention_groups == 1:
+        return []
+    broken = {
+        "{parallel.pp}": config.parallel.pp > 1,
+        "{parallel.same_bits}": config.parallel.same_bits,
+        "tiers": config.tiers is not None,
+        "disagg": config.disagg is not None,
+        "lora": config.lora is not None,
+        "speculative": config.speculative is not None,
+        "pdmux": config.pdmux is not None,
+        "kv_events": config.kv_events is not None,
+        "{observe.record}": config.observe.record is not None,
+        "{task}": config.task != "generate",
+    }
+    return [
+        f"{{parallel.attention_dp}}: ranks with different requests do not work with {what} yet; "
+        "use parallel.attention_dp=1"
+        for what, is_broken in broken.items()
+        if is_broken
+    ]
+
+
+def _fixed_experts(case: RuleCase) -> str:
+    """Why experts stay where they are; empty if they can move."""
+    config = case.config
+    if config.parallel.ep == 1:
+        return "with {parallel.ep} every rank has all experts"
+    if config.lora is not None:
+        return "with adapters (lora) experts stay where they are"
+    return "{load_format} leaves no file to read experts from" * (config.load_format == "dummy")
+
+
 def _address_fault(case: RuleCase) -> str:
     """What is wrong with the address of machine 0; empty if nothing is."""
     address = case.config.parallel.address
+    if address is None and case.config.parallel.placement == "ray":
+        return ""  # chosen when the cluster is known
     if address is None:
         return "parallel.address is missing: HOST:PORT of machine 0"
     try:
@@ -95,15 +131,46 @@ PARALLEL_RULES = (
     ),
     Rule(
         "stages with others",
-        ("parallel.pp", "tiers", "disagg", "lora", "speculative.algorithm", "pdmux", "task"),
+        ("parallel.pp", "tiers", "disagg", "speculative.algorithm", "pdmux", "task"),
         lambda c: bool(_without_stages(c)),
         lambda c: "\n".join(_without_stages(c)),
+    ),
+    Rule(
+        "groups of attention",
+        ("parallel.attention_dp", "parallel.tp"),
+        lambda c: c.config.parallel.tp % c.config.parallel.attention_groups != 0,
+        "{parallel.attention_dp}: {parallel.tp} ranks do not divide into that many groups; choose "
+        "a parallel.attention_dp that divides parallel.tp",
+    ),
+    Rule(
+        "groups of attention and replicas",
+        ("parallel.attention_dp", "server.replicas"),
+        lambda c: c.config.parallel.attention_groups > 1 and c.config.server.replicas > 1,
+        "{parallel.attention_dp}: the ranks of one server divide the requests, and "
+        "{server.replicas} would start so many servers of {parallel.tp}; leave --dp out, or use "
+        "parallel.attention_dp=1",
+    ),
+    Rule(
+        "groups of attention with others",
+        (
+            *("parallel.attention_dp", "parallel.pp", "parallel.same_bits", "tiers", "disagg"),
+            *("lora", "speculative.algorithm", "pdmux", "kv_events", "observe.record", "task"),
+        ),
+        lambda c: bool(_without_groups(c)),
+        lambda c: "\n".join(_without_groups(c)),
     ),
     Rule(
         "number of the machine",
         ("parallel.node_rank", "parallel.nodes"),
         lambda c: c.config.parallel.node_rank >= c.config.parallel.nodes,
         "{parallel.node_rank}: {parallel.nodes} machines are numbered from 0",
+    ),
+    Rule(
+        "placement of one machine",
+        ("parallel.placement", "parallel.nodes"),
+        lambda c: c.config.parallel.placement == "ray" and c.config.parallel.nodes == 1,
+        "{parallel.placement}: {parallel.nodes} machine is this one, and there is nothing to "
+        "place; give --nnodes, the number of machines",
     ),
     Rule(
         "memory of several machines",
@@ -143,6 +210,22 @@ PARALLEL_RULES = (
         lambda c: c.config.parallel.redundant_experts > 0 and c.config.parallel.ep == 1,
         "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; use a "
         "larger parallel.ep, or no copies",
+    ),
+    Rule(
+        "moving experts without groups",
+        ("parallel.rebalance", "parallel.ep", "lora", "load_format"),
+        lambda c: c.config.parallel.rebalance and bool(_fixed_experts(c)),
+        lambda c: f"{{parallel.rebalance}}: {_fixed_experts(c)}; leave it out",
+    ),
+    Rule(
+        "exchange of shared experts",
+        ("parallel.expert_exchange", "parallel.ep", "parallel.tp"),
+        lambda c: (
+            c.config.parallel.expert_exchange == "all_to_all"
+            and not 1 < c.config.parallel.ep == c.config.parallel.tp
+        ),
+        "{parallel.expert_exchange}: ranks need whole experts, and {parallel.ep} with "
+        "{parallel.tp} divides each among some; use a parallel.ep that equals parallel.tp",
     ),
     Rule(
         "placement of experts without groups",

@@ -118,6 +118,7 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
+    state.decide("parallel.attention_dp", state.config.parallel.tp, "each rank is a group")
     ranks = state.config.parallel.ranks
     why = "all cores available to this process"
     if ranks > 1:
@@ -414,8 +415,9 @@ def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     fits = f"fit into {size_text(plan.kv_bytes)}"
     state.decide("cache.max_tokens", plan.num_tokens, fits if memory_given or limited else share)
     longest = state.facts.model.context_len
-    if 0 < plan.num_tokens < longest:
-        state.decide("context_len", plan.num_tokens, "the KV cache holds no more")
+    most = plan.num_tokens // state.config.parallel.attention_groups  # a request has one group
+    if 0 < most < longest:
+        state.decide("context_len", most, "the KV cache holds no more")
     state.decide("context_len", longest, "the model's maximum")
 
 

@@ -130,7 +130,7 @@ REFUSED: Mapping[str, str] = {
         "kt_max_deferred_experts_per_token="
     ),
     "context and attention parallelism": (
-        "attn_cp_size=1 attn_dp_size=1 dcp_size=1 dcp_comm_backend= dcp_replicate_q_proj= "
+        "attn_cp_size=1 dcp_size=1 dcp_comm_backend= dcp_replicate_q_proj= "
         "cp_strategy= enable_prefill_cp enable_cp_decode_attn_tp enable_dsa_cache_layer_split "
         "enable_kv_cache_sharding enable_dp_lm_head enable_tp_lm_head_all_to_all= "
         "enable_attn_tp_input_scattered enable_shared_experts_attn_tp shared_experts_tp_size= "
@@ -141,12 +141,11 @@ REFUSED: Mapping[str, str] = {
     "several replicas": (
         "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
     ),
-    "Ray": "use_ray",
     "expert parallelism": (
         "moe_a2a_backend=none deepep_mode=auto deepep_v2_mode=direct deepep_config= "
         "deepep_dispatcher_output_dtype=auto flashinfer_a2a_dispatch_type= fuseep_mode=2 "
         "ep_dispatch_algorithm= "
-        "enable_eplb eplb_algorithm=auto eplb_rebalance_num_iterations=1000 "
+        "eplb_algorithm=auto "
         "eplb_rebalance_layers_per_chunk= eplb_min_rebalancing_utilization_threshold=1.0 "
         "expert_distribution_recorder_mode= expert_distribution_recorder_buffer_size= "
         "expert_balancedness_report_mode=off elastic_ep_backend= enable_elastic_expert_backup "

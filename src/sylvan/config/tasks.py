@@ -22,7 +22,7 @@ _AFTER_PADDING = frozenset(
         "XLMRobertaXL",
     }
 )
-_WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel")
+_WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel", "MTModel")
 _SCORES = ("ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel")
 _BARE = ("Model", "ModelWithProjection")
 _ENDS = (*_SCORES, "ForMaskedLM", "ForPreTraining", "Model")
@@ -63,6 +63,11 @@ def is_causal(config: dict[str, Any]) -> bool:
     return True
 
 
+_BOTH_HALVES = {  # the decoder's
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+    "intermediate_size": "decoder_ffn_dim",
+}
 _SPELT = {
     "DistilBert": _DISTIL,
     "Whisper": {  # of the decoder
@@ -71,6 +76,13 @@ _SPELT = {
         "intermediate_size": "decoder_ffn_dim",
         "max_position_embeddings": "max_target_positions",
     },
+    **dict.fromkeys(
+        (
+            *("Bart", "Blenderbot", "M2M100", "MBart", "Marian", "Mvp", "PLBart", "Pegasus"),
+            "TrOCR",
+        ),
+        _BOTH_HALVES,
+    ),
     "ChatGLM": {
         "num_hidden_layers": "num_layers",
         "num_key_value_heads": "multi_query_group_num",
@@ -138,11 +150,21 @@ def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
     return {"max_position_embeddings": config.get("max_position_embeddings") or 8192}
 
 
+def _t5(config: dict[str, Any]) -> dict[str, Any]:
+    """Of the decoder; positions are distances, so the length is the one it was trained on."""
+    names = {"head_dim": "d_kv", "intermediate_size": "d_ff", "num_attention_heads": "num_heads"}
+    found = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    layers = config.get("num_decoder_layers") or config.get("num_layers")
+    positions = config.get("n_positions") or 512
+    return found | {"num_hidden_layers": layers, "max_position_embeddings": positions}
+
+
 _RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
     {
         "DeciLM": _searched,
         "LongcatFlash": _longcat,
         "MiMoV2Flash": _mimo_v2,
+        **dict.fromkeys(("T5For", "MT5For", "UMT5For"), _t5),
         "xLSTM": _xlstm,
     }
 )

@@ -119,14 +119,15 @@ class LoraRows:
             it of each row its slot (-1: none).
         groups: The same for PyTorch: slots, and int64 rows.
         taken: Slots of the rows that the head reads, and the indices of these rows.
+        slot_of_row: Slot of each row, -1: none. Shape: int32 (max_tokens,).
     """
 
     def __init__(self, num_slots: int, max_tokens: int, max_rank: int) -> None:
         self.num_slots, self.max_tokens, self.max_rank = num_slots, max_tokens, max_rank
         self.memory = allocate(_WORD * (1 + 3 * num_slots + 2 * max_tokens))
         self.table: IntArray = self.memory.view(np.int32)[: 1 + 3 * num_slots + 2 * max_tokens]
-        self._slot_of_row: IntArray = self.table[-max_tokens:]
-        self._slot_of_row[:] = -1
+        self.slot_of_row: IntArray = self.table[-max_tokens:]
+        self.slot_of_row[:] = -1
         self.groups: tuple[tuple[int, torch.Tensor], ...] = ()
         self.taken: tuple[tuple[int, torch.Tensor], ...] = ()
         self._on_device: DeviceRows | None = None
@@ -137,13 +138,13 @@ class LoraRows:
         for slot, start, stop in spans:
             by_slot.setdefault(slot, []).append(np.arange(start, stop, dtype=np.int32))
         rows = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
-        self._slot_of_row[:] = -1
+        self.slot_of_row[:] = -1
         at, table = 0, self.table
         listed = table[1 + 3 * self.num_slots :]
         for number, (slot, own) in enumerate(rows.items()):
             table[1 + 3 * number : 4 + 3 * number] = slot, at, len(own)
             listed[at : at + len(own)] = own
-            self._slot_of_row[own] = slot
+            self.slot_of_row[own] = slot
             at += len(own)
         table[0] = len(rows)
         self.groups = tuple((slot, torch.from_numpy(own).long()) for slot, own in rows.items())
@@ -170,7 +171,7 @@ class LoraRows:
         if rows is None or not self.groups:
             return
         numbers = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
-        slots = self._slot_of_row[numbers]
+        slots = self.slot_of_row[numbers]
         self.taken = tuple(
             (slot, torch.from_numpy(np.flatnonzero(slots == slot))) for slot, _ in self.groups
         )
@@ -219,6 +220,7 @@ class LoraLayer:
         packed: Whether kernels read the matrices, which are then in their order; set by the tracer
             of a step program.
         memory: The table that kernels read. Shape: (E, S, P).
+        changes: How often a slot was filled or emptied.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class LoraLayer:
         self.rows, self.shape = rows, shape
         self.inputs, self.outputs = shape.inputs, shape.outputs
         self.of_outputs, self._is_table = shape.kind == "head", shape.kind == "embedding"
-        self.packed = False
+        self.packed, self.changes = False, 0
         self.dtype, self._device = dtype, device
         none: tuple[Prepared | None, ...] = (None,) * shape.num_parts
         self._slots: list[tuple[Prepared | None, ...]] = [none] * rows.num_slots
@@ -269,6 +271,7 @@ class LoraLayer:
                 entries.append((*_addresses(there), there.rank, there.scale))
         self._table[:, slot] = np.array(entries, ENTRY).reshape(self.shape.num_experts, -1)
         self._slots[slot], self._device_table = tuple(placed), None
+        self.changes += 1
 
     def _on_device(self, part: Factors) -> Factors:
         down, up = (m.to(self._device, non_blocking=True) for m in (part.down, part.up))

@@ -82,7 +82,8 @@ class AttentionLayer:
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
     `causal`, the window also covers later tokens.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
-    that takes part in the softmax but carries no value.
+    that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
+    those of an `AttentionVariant`, set only for backends that compute them.
     """
 
     index: int
@@ -95,6 +96,9 @@ class AttentionLayer:
     sinks: torch.Tensor | None = None
     causal: bool = True
     v_head_dim: int | None = None
+    chunk: int | None = None
+    slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
     @property
     def value_dim(self) -> int:
@@ -122,12 +126,15 @@ class AttentionVariant:
     `chunk`: tokens attend within chunks of this many tokens. `query_scales`: float32 (positions,),
     by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
     float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
+    `biases`: (N D,), what is added to the scores of each head at distances 0 to D - 1, the last
+    also beyond (T5).
     """
 
     chunk: int | None = None
     query_scales: torch.Tensor | None = None
     norm_last: bool = False
     slopes: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +185,14 @@ class ExpertRanks:
         per_group: Slots of a group; those of group g are g * per_group and the following ones.
         slots_EC: int32 (E, C) on the CPU: the slots of each expert, repeated up to C. The numbers
             may change between steps.
+        all_to_all: Whether outputs go only to the rank that adds them up (`experts.exchange`).
     """
 
     ranks: Communicator
     groups: int
     per_group: int
     slots_EC: torch.Tensor
+    all_to_all: bool = False
 
     @property
     def width(self) -> int:
@@ -195,11 +204,15 @@ class ExpertRanks:
         """Of this rank's group."""
         return self.ranks.rank // self.width * self.per_group
 
-    def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
-        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+    def slots(self, ids_TK: torch.Tensor) -> torch.Tensor:
+        """The slot that computes each pair. Shape: int64 (T, K)."""
         table = self.slots_EC.to(ids_TK.device)
         turns = torch.arange(len(ids_TK), device=ids_TK.device) % table.shape[1]
-        held = table[ids_TK.long(), turns[:, None]].long() - self.first_slot
+        return table[ids_TK.long(), turns[:, None]].long()
+
+    def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
+        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+        held = self.slots(ids_TK) - self.first_slot
         return torch.where((held >= 0) & (held < self.per_group), held, -1)
 
     def combine(self, outputs_PD: torch.Tensor, pairs: torch.Tensor, count: int) -> torch.Tensor:

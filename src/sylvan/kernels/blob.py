@@ -41,10 +41,14 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The contents of a file: its description, and its arrays, which are writable."""
+    """The contents of a file: its description, and its arrays, which are writable.
+
+    `digest` identifies all of it: it is that of the header, which has the arrays' checksums.
+    """
 
     about: Any
     arrays: Sequence[Bytes]
+    digest: str = ""
 
 
 def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) -> int:
@@ -87,7 +91,7 @@ def read_blob(path: Path) -> Blob:
         MemoryError: there is too little memory.
     """
     with path.open("rb", buffering=0) as file:
-        header, start = _header(file.fileno(), path)
+        header, start, digest = _header(file.fileno(), path)
         body = allocate(header.size)
         chunks = range(0, header.size, _CHUNK)
         if len(chunks) != len(header.sums):
@@ -110,16 +114,29 @@ def read_blob(path: Path) -> Blob:
                 right = all(threads.map(fill, range(len(chunks))))
         if not right:
             raise BlobError(f"{path.name} is damaged: a checksum is wrong")
-    return Blob(header.about, [body[at : at + size] for at, size in header.places])
+    return Blob(header.about, [body[at : at + size] for at, size in header.places], digest)
 
 
-def _header(descriptor: int, path: Path) -> tuple[_Header, int]:
+def blob_digest(path: Path) -> str:
+    """`Blob.digest` of a file, of which only the header is read.
+
+    Raises:
+        OSError: it cannot be read.
+        BlobError: it is of another format.
+    """
+    with path.open("rb", buffering=0) as file:
+        return _header(file.fileno(), path)[2]
+
+
+def _header(descriptor: int, path: Path) -> tuple[_Header, int, str]:
+    """The header, where the body begins, and the digest of the header."""
     first = os.pread(descriptor, 16, 0)
     length = int.from_bytes(first[8:], "little")
     if first[:8] != MAGIC or length > _MOST_HEADER:
         raise BlobError(f"{path.name} is no file of this format")
+    text = os.pread(descriptor, length, 16)
     try:
-        header = msgspec.json.decode(os.pread(descriptor, length, 16), type=_Header)
+        header = msgspec.json.decode(text, type=_Header)
     except (msgspec.DecodeError, msgspec.ValidationError, json.JSONDecodeError) as error:
         raise BlobError(f"{path.name} is damaged: {error}") from None
     start = _start(length)
@@ -127,7 +144,7 @@ def _header(descriptor: int, path: Path) -> tuple[_Header, int]:
         raise BlobError(f"{path.name} is cut off")
     if any(at < 0 or size < 0 or at + size > header.size for at, size in header.places):
         raise BlobError(f"{path.name} is damaged: an array outside of it")
-    return header, start
+    return header, start, xxhash.xxh3_128_hexdigest(text)
 
 
 def _start(header_bytes: int) -> int:

@@ -34,10 +34,22 @@ _X86 = {
     "avx512": _AVX512,
     "amx": _AMX,
 }
+_ARM = {
+    "portable": "",
+    "neon": "-march=armv8.2-a+dotprod",
+    "neonbf16": "-march=armv8.2-a+dotprod+bf16",
+}
+
+
+def variants_of(platform: str) -> Mapping[str, str]:
+    """Instruction sets of a platform, as `sysconfig` calls it, and the flags of the compiler."""
+    if platform.endswith(("x86_64", "amd64")):
+        return _X86
+    return _ARM if platform.endswith(("aarch64", "arm64")) else {"portable": ""}
+
+
 # The platform built for: `_PYTHON_HOST_PLATFORM` names another one than this when cross-compiling.
-VARIANTS: Mapping[str, str] = (
-    _X86 if sysconfig.get_platform().endswith(("x86_64", "amd64")) else {"portable": ""}
-)
+VARIANTS: Mapping[str, str] = variants_of(sysconfig.get_platform())
 # Peeling unrolls loops over a constant number of accumulators; else these would stay in memory.
 _FLAGS = (
     "-O2 -fpeel-loops -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno "

@@ -9,7 +9,7 @@ from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu, xielu
 from sylvan.kernels.latent import latent_attention, latent_heads, latent_output
 from sylvan.kernels.lora import lora, lora_embedding
-from sylvan.kernels.matmul import linear
+from sylvan.kernels.matmul import gated_linear, linear
 from sylvan.kernels.norm import layer_norm, rms_norm
 from sylvan.kernels.paged import attention
 from sylvan.kernels.ragged import ragged_attention
@@ -27,6 +27,7 @@ __all__ = [
     "clamp",
     "embedding",
     "experts",
+    "gated_linear",
     "glu",
     "latent_attention",
     "latent_heads",

@@ -12,9 +12,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
-
-import httpx
 
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
@@ -48,7 +47,7 @@ class Fetcher:
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
-        self._client: httpx.AsyncClient | None = None
+        self._client: Any = None  # of httpx, which is imported with the first URL
 
     async def read(self, source: MediaSource) -> bytes:
         """Return the bytes of an item.
@@ -107,6 +106,8 @@ class Fetcher:
                 f"{source.kind} as a data URL.",
                 param=source.path,
             )
+        import httpx
+
         try:
             async with asyncio.timeout(self._limits.fetch_s):
                 return await self._follow(source)
@@ -145,6 +146,8 @@ class Fetcher:
         shown = f"[{address}]" if ":" in address else address
         target = parts._replace(netloc=f"{shown}:{port}", fragment="").geturl()
         if self._client is None:
+            import httpx
+
             self._client = httpx.AsyncClient(follow_redirects=False, trust_env=False)
         request = self._client.build_request(
             "GET",
@@ -163,7 +166,7 @@ class Fetcher:
         finally:
             await response.aclose()
 
-    async def _bounded(self, source: MediaSource, response: httpx.Response) -> bytes:
+    async def _bounded(self, source: MediaSource, response: Any) -> bytes:
         chunks: list[bytes] = []
         size = 0
         async for chunk in response.aiter_raw():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
-
-import httpx
 
 from sylvan.config.values import Secret
 from sylvan.media.messages import EncodeItem, PreparedItem, PrepareItem
@@ -41,7 +40,7 @@ class RemoteEncoders:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ConfigError(f"media.encoder_urls: {url!r} is no http or https address")
         self._urls, self._key, self._timeout_s = tuple(urls), key, timeout_s
-        self._client: httpx.AsyncClient | None = None
+        self._client: Any = None  # of httpx, which is imported with the first item
         self._encoder = MessageEncoder(limit=None)
         self._decoder = MessageDecoder[PreparedItem](PreparedItem)
 
@@ -57,6 +56,8 @@ class RemoteEncoders:
             RequestError: The item is invalid; the message names the path.
             CapacityError: No server answers.
         """
+        import httpx
+
         scope = hashlib.sha256(tenant.encode()).hexdigest()
         body = self._encoder.encode(EncodeItem(item=order, scope=scope))
         for url in self._order(order.data):
@@ -85,6 +86,8 @@ class RemoteEncoders:
 
     async def _ask(self, url: str, body: bytes) -> PreparedItem:
         if self._client is None:
+            import httpx
+
             timeout = httpx.Timeout(self._timeout_s, connect=_CONNECT_S)
             self._client = httpx.AsyncClient(timeout=timeout, trust_env=False)
         headers = {"content-type": TYPE}

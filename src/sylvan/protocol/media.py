@@ -1,4 +1,4 @@
-"""Images, videos and audio of a prompt after processing; identical in every process."""
+"""Images, videos, audio and encoded texts of a prompt, processed; the same in every process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 
-MediaKind = Literal["image", "video", "audio"]
+MediaKind = Literal["image", "video", "audio", "text"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+"""Kinds that clients send; a `text` is the prompt of a model that encodes it (T5, BART)."""
+TEXT_IDS = "input_ids"
+"""Name of the token ids among the features of a text, int64 (N,)."""
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One image, video or sound of a prompt.
+    """One image, video or sound of a prompt, or the text that an answer is decoded from.
 
     Positions [start, stop) of the prompt belong to it. Those whose token is `token_id` are
     placeholders: the encoder's vectors replace their embeddings, in order. `digest` identifies the
@@ -45,8 +48,14 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def media_tokens(input_ids: IntArray, media: Sequence[MediaItem]) -> dict[str, int]:
-    """Number of placeholder tokens in a prompt, by kind of item."""
+    """Number of placeholder tokens in a prompt, by kind of item that clients send."""
     found: dict[str, int] = {}
     for item in media:
-        found[item.kind] = found.get(item.kind, 0) + len(item.placeholders(input_ids))
+        if item.kind in MEDIA_KINDS:
+            found[item.kind] = found.get(item.kind, 0) + len(item.placeholders(input_ids))
     return found
+
+
+def encoded_tokens(media: Sequence[MediaItem]) -> int:
+    """Number of tokens of the texts that an encoder reads."""
+    return sum(len(item.features[TEXT_IDS]) for item in media if item.kind == "text")

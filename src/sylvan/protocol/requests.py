@@ -57,12 +57,19 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `deadline_s` counts from arrival; `ttft_ms` and `tpot_ms` are targets for the first token and
     for each later one; a request that misses them is still served.
+    `decoder_prompt` is what the answer of an encoder-decoder model begins with, after its start
+    token: a text or token ids, such as the target language of a translation.
+    `denoising_steps` are the most passes in which a diffusion model fills a block, `confidence` is
+    the probability from which on it keeps a token at once; None: the server decides.
     """
 
     priority: int = 0  # larger is more urgent
     deadline_s: float | None = None  # after which the request is aborted
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    decoder_prompt: str | tuple[int, ...] | None = None
+    denoising_steps: int | None = None
+    confidence: float | None = None
 
 
 class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate"):
@@ -111,6 +118,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     token_types: np.ndarray | None = None  # int32 (prompt_len,): segment of each token, for pairs
     media: tuple[MediaItem, ...] = ()
     form: VectorForm = "text"
+    spans: tuple[tuple[int, int], ...] = ()  # a vector for each instead: the mean of its tokens
     dimensions: int | None = None
     normalize: bool = True
     lora: str | None = None  # id of the adapter: its name and its contents

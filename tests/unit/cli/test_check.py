@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import numpy as np
@@ -11,6 +10,7 @@ from sylvan import kernels
 from sylvan.cli.check import check_machine
 from sylvan.cli.main import main
 from sylvan.config.tree import ServerConfig
+from sylvan.kernels import registry as kernel_registry
 from sylvan.kernels.inventory import op_uses
 from sylvan.kernels.native.library import describe
 from sylvan.runtime.models import registry
@@ -124,12 +124,11 @@ def test_without_compiled_kernels_it_is_degraded(capsys, monkeypatch, tmp_path):
 
 def test_ops_on_a_gpu_name_triton_or_the_lack_of_it(monkeypatch):
     def details(there):
-        find = lambda name: object() if there else None  # noqa: E731
-        monkeypatch.setattr(importlib.util, "find_spec", find)
-        return {use.name: use.detail for use in op_uses(describe(), ["cuda"])}
+        monkeypatch.setattr(kernel_registry, "is_installed", lambda name: there)
+        return {use.name: use.detail for use in op_uses(describe(), {"cuda": "cuda"})}
 
-    assert details(there=True)["norm"].endswith("; cuda: Triton")
-    assert details(there=True)["latent"].endswith("; cuda: PyTorch (there is no Triton kernel)")
+    assert details(there=True)["norm"].endswith("; cuda: triton")
+    assert details(there=True)["latent"].endswith("; cuda: PyTorch (there is no kernel)")
     assert "pip install 'sylvan[gpu]'" in details(there=False)["norm"]
 
 

@@ -35,6 +35,10 @@ BROKEN = {
         {"load_cache": "/c", "device": "cuda"},
         "load_cache=/c keeps weights that are packed for CPUs, and device=cuda is none",
     ),
+    "activations are rounded on GPUs": (
+        {"fp8_activations": True},
+        "fp8_activations=true, but device=cpu does not multiply 8-bit floats; leave it at false",
+    ),
     "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
     "two sizes of the host tier": (
         {"tiers": TiersConfig(host_ratio=2.0, host_bytes=4096)},
@@ -94,10 +98,6 @@ BROKEN = {
         "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
-    "adapters on JAX": (
-        {"device": "jax", "lora": LoraConfig()},
-        "device=jax: adapters have no lowering to JAX",
-    ),
     "8-bit keys on JAX": (
         {"device": "jax", "cache.dtype": "int8"},
         "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
@@ -121,6 +121,32 @@ BROKEN = {
     "placement of experts without groups": (
         {"parallel.tp": 2, "parallel.expert_placement": "f.json"},
         "parallel.expert_placement=f.json: with parallel.ep=1 every rank has all experts",
+    ),
+    "moving experts without groups": (
+        {"parallel.tp": 2, "parallel.rebalance": True},
+        "parallel.rebalance=true: with parallel.ep=1 every rank has all experts",
+    ),
+    "exchange of shared experts": (
+        {"parallel.tp": 2, "parallel.expert_exchange": "all_to_all"},
+        "parallel.expert_exchange=all_to_all: ranks need whole experts, and parallel.ep=1 with "
+        "parallel.tp=2 divides each among some",
+    ),
+    "groups of attention": (
+        {"parallel.tp": 4, "parallel.attention_dp": 3},
+        "parallel.attention_dp=3: parallel.tp=4 ranks do not divide into that many groups",
+    ),
+    "groups of attention and replicas": (
+        {"parallel.tp": 2, "parallel.attention_dp": 2, "server.replicas": 2},
+        "parallel.attention_dp=2: the ranks of one server divide the requests, and "
+        "server.replicas=2 would start so many servers of parallel.tp=2",
+    ),
+    "groups of attention with others": (
+        {"parallel.tp": 2, "parallel.attention_dp": 2, "tiers": TiersConfig()},
+        "parallel.attention_dp=2: ranks with different requests do not work with tiers yet",
+    ),
+    "placement of one machine": (
+        {"parallel.placement": "ray"},
+        "parallel.placement=ray: parallel.nodes=1 machine is this one",
     ),
     "machines without an address": (
         {"parallel.tp": 2, "parallel.nodes": 2},

@@ -77,6 +77,8 @@ class EmbeddingsBody(WireModel):
     """`sparse`: `indices` and `values` of the numbers that are not 0, or of the words' weights."""
     return_multivector: bool | None = False
     """A vector of each token, for late interaction, instead of one of the text."""
+    late_chunking: bool | None = False
+    """The texts are the chunks of one document, and tokens see all of it."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: Name | None = None
     """Which of the model's prompts precedes every text; default: the model's default."""

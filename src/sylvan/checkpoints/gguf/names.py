@@ -16,12 +16,12 @@ Entry = dict[str, Any]
 Heads = tuple[int, int]
 """Of queries, and of keys."""
 
-_WHOLE = {
+WHOLE_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -37,7 +37,7 @@ _LAYER = {
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?\Z")
 DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that are part of the config."""
-_TURNED = frozenset({"attn_q", "attn_k"})
+TURNED = frozenset({"attn_q", "attn_k"})
 _WITHOUT_KIND = ("e_score_correction_bias", "expert_bias", "A_log", "dt_bias", ".D", "sinks")
 _ONE_ROW = "shared_expert_gate"
 _TAPS = frozenset({"ssm_conv1d", "shortconv.conv"})
@@ -75,7 +75,7 @@ def entries_of(
             _entry(tensor, f"{path}{family.experts[part].format(number)}{end}", shape, at)
             for number, (shape, at) in enumerate(_matrices(tensor, header))
         ]
-    names = (_LAYER, family.names) if layer else (_WHOLE, family.whole)
+    names = (LAYER_NAMES, family.names) if layer else (WHOLE_NAMES, family.whole)
     found = names[1].get(part) or names[0].get(part)
     if found is None:
         raise ConfigError(
@@ -83,7 +83,7 @@ def entries_of(
         )
     name = path + found if found.endswith(_WITHOUT_KIND) else f"{path}{found}.{kind}"
     entry = _entry(tensor, name, _shape(tensor.shape, part, found))
-    if family.pairs and part in _TURNED:
+    if family.pairs and part in TURNED:
         entry["turned"] = heads[part != "attn_q"]
     if family.raised and kind == "weight" and "norm" in part and part != "ssm_norm":
         entry["add"] = -1.0

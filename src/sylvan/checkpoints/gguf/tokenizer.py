@@ -5,6 +5,7 @@ Source of the ways to split words: llama.cpp's table of `tokenizer.ggml.pre`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +30,8 @@ PROBLEM = "sylvan_problem"
 
 _NORMAL, _UNKNOWN, _CONTROL, _OWN, _UNUSED, _BYTE = range(1, 7)
 _KEY = "tokenizer.ggml."
+HF_JSON = "tokenizer.huggingface.json"
+"""Key of a whole tokenizer.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ _DIGITS = (
     *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
     "mellum2",
 )
-_SPLITS: Mapping[str, _Words] = {
+SPLITS: Mapping[str, _Words] = {
     **dict.fromkeys(_LLAMA_3, _Words((CL100K,), whole_words=True, begins=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _Words((CL100K,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo"), _Words((QWEN,), normal_form=True)),
@@ -104,13 +107,34 @@ def text_files(header: Header) -> dict[str, Any]:
     """Name -> content of the files that concern text."""
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", **_templates(header)}
     files: dict[str, Any] = {"tokenizer_config.json": config}
+    there = header.metadata
     try:
-        vocabulary = _Vocabulary(header)
-        files["tokenizer.json"] = vocabulary.build()
-        config |= vocabulary.named()
+        whole = _whole(header)
+        vocabulary = _Vocabulary(header) if whole is None or _KEY + "tokens" in there else None
+        if vocabulary is not None:
+            config |= vocabulary.named()
+        files["tokenizer.json"] = vocabulary.build() if whole is None and vocabulary else whole
     except ConfigError as problem:
         config[PROBLEM] = str(problem)
     return files
+
+
+def _whole(header: Header) -> Json | None:
+    """The tokenizer.json that a file holds; None: it holds none.
+
+    Raises:
+        ConfigError: it is not JSON, or no tokenizer.
+    """
+    text = header.metadata.get(HF_JSON)
+    if text is None:
+        return None
+    try:
+        found = json.loads(str(text))
+    except ValueError as error:
+        raise ConfigError(f"{str(header.file)!r}: {HF_JSON} is not JSON: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        raise ConfigError(f"{str(header.file)!r}: {HF_JSON} is no tokenizer")
+    return found
 
 
 def _templates(header: Header) -> Json:
@@ -167,11 +191,11 @@ class _Vocabulary:
     def _pairs(self) -> Json:
         family = str(self._header.metadata.get("general.architecture", ""))
         pre = str(self._value("pre", "qwen2" if family.startswith("qwen") else "unsaid"))
-        words = _SPLITS.get(pre)
+        words = SPLITS.get(pre)
         if words is None:
             raise ConfigError(
                 f"{str(self._header.file)!r} splits words as {pre!r}, which is not known "
-                f"({', '.join(_SPLITS)} are); give its tokenizer with --tokenizer DIR"
+                f"({', '.join(SPLITS)} are); give its tokenizer with --tokenizer DIR"
             )
         pairs = [tuple(merge.split(" ", 1)) for merge in self.merges]
         if any(len(pair) != 2 for pair in pairs):

@@ -20,7 +20,7 @@ from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
 from sylvan.kernels.lora.triton_lora import grouped
 from sylvan.kernels.matmul.codes import Code, bits_of
-from sylvan.kernels.matmul.triton_linear import linear
+from sylvan.kernels.matmul.triton_linear import gated_linear, linear
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
@@ -29,6 +29,10 @@ from sylvan.kernels.paged.triton_heads import store_heads, store_kv
 from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
 from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
+from sylvan.kernels.scan.delta import DeltaInputs
+from sylvan.kernels.scan.device_spans import DeviceSpans
+from sylvan.kernels.scan.space import SpaceInputs
+from sylvan.kernels.scan.triton_scan import TritonScans
 
 BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
@@ -170,6 +174,11 @@ def _linear_cases() -> list[CompileCase]:
             "linear, one row, f32", lambda: linear(x, _empty(151936, 4096), None, out_f32=True)
         ),
         CompileCase(
+            "linear, one row, gated",
+            lambda: gated_linear(x, _empty(24576, 4096), None, "silu"),
+            sample=True,
+        ),
+        CompileCase(
             "linear, one odd row", lambda: linear(odd, _empty(6145, 4100), None, out_f32=False)
         ),
     ]
@@ -216,7 +225,7 @@ def _code_cases() -> list[CompileCase]:
     """Decoding, a few rows and prompts, by matrices of codes; experts of some."""
     found: list[CompileCase] = []
     for kind in _CODES:
-        for rows in (1, 64, 512):
+        for rows in (1, 16, 64, 512):
             x, weight = _empty(rows, 4096), _coded(kind, 6144, 4096)
             call = partial(linear, x, weight, None, out_f32=False)
             sample = rows == 1 and kind == _CODES[0]
@@ -228,6 +237,17 @@ def _code_cases() -> list[CompileCase]:
             x, logits = _empty(rows, 2048), _empty(rows, 128, dtype=F32)
             call = partial(experts, x, logits, routing, weights)
             found.append(CompileCase(f"experts, {_code_name(kind)}, {rows} rows", call))
+    return found
+
+
+def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
+    """Rows of 8-bit floats by matrices of them; other chips round rows only."""
+    found: list[CompileCase] = []
+    for kind in (_CODES[4], _CODES[5]):
+        weight = replace(_coded(kind, 6144, 4096), fp8_inputs=True)
+        for rows in (1, 128, 2048) if fp8 is torch.float8_e4m3fn else (1,):
+            call = partial(linear, _empty(rows, 4096), weight, None, out_f32=False)
+            found.append(CompileCase(f"8-bit floats, {_code_name(kind)}, {rows} rows", call))
     return found
 
 
@@ -302,7 +322,8 @@ def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> 
 
 def _expert_cases() -> list[CompileCase]:
     return [
-        CompileCase("experts, 1 row", lambda: _experts(1)),
+        CompileCase("experts, 1 row", lambda: _experts(1), sample=True),
+        CompileCase("experts, 1 row, gpt-oss", lambda: _experts(1, gpt_oss=True)),
         CompileCase("experts, 64 rows", lambda: _experts(64), sample=True),
         CompileCase("experts, 512 rows", lambda: _experts(512)),
         CompileCase("experts, 2048 rows", lambda: _experts(2048)),
@@ -360,6 +381,37 @@ def _lora_cases() -> list[CompileCase]:
     ]
 
 
+def _scan_cases() -> list[CompileCase]:
+    """LFM2's convolution, Mamba, Mamba 2 and the gated delta net of Qwen3-Next."""
+    scans, rows = TritonScans(), 64
+    starts, slots, saves = _empty(9, dtype=I32), _empty(8, dtype=I32), _empty(8, 3, dtype=I32)
+    plain, saved = DeviceSpans(starts, slots), DeviceSpans(starts, slots, starts, saves)
+
+    def conv(spans: DeviceSpans) -> object:
+        x, state = _empty(rows, 2048), _empty(99, 3, 2048)
+        return scans.conv(x, _empty(2048, 3), None, state, spans)
+
+    def space(heads: int, width: int, states: int, spans: DeviceSpans) -> object:
+        decay = _empty(heads, states, dtype=F32) if width == 1 else _empty(heads, dtype=F32)
+        b = _empty(rows, 1, states)
+        x, dt = _empty(rows, heads, width), _empty(rows, heads, dtype=F32)
+        inputs = SpaceInputs(x, dt, decay, b, b, _empty(heads))
+        return scans.space(inputs, _empty(99, heads, width, states, dtype=F32), spans)
+
+    def delta(spans: DeviceSpans) -> object:
+        q, v = _empty(rows, 16, 128), _empty(rows, 32, 128)
+        inputs = DeltaInputs(q, q, v, _empty(rows, 32, dtype=F32), _empty(rows, 32))
+        return scans.delta(inputs, _empty(99, 32, 128, 128, dtype=F32), spans)
+
+    return [
+        CompileCase("scan, convolution", lambda: conv(saved)),
+        CompileCase("scan, mamba", lambda: space(5120, 1, 16, plain)),
+        CompileCase("scan, mamba 2", lambda: space(128, 64, 128, saved)),
+        CompileCase("scan, delta", lambda: delta(plain), sample=True),
+        CompileCase("scan, delta, saves", lambda: delta(saved)),
+    ]
+
+
 def cases(fp8: torch.dtype | None) -> list[CompileCase]:
     """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
     return [
@@ -369,9 +421,11 @@ def cases(fp8: torch.dtype | None) -> list[CompileCase]:
         *_copy_cases(),
         *_linear_cases(),
         *_code_cases(),
+        *_fp8_cases(fp8),
         *_row_cases(),
         *_sample_cases(),
         *_route_cases(),
         *_expert_cases(),
         *_lora_cases(),
+        *_scan_cases(),
     ]

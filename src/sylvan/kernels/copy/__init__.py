@@ -7,7 +7,6 @@ Shapes: R regions, P pages, W bytes of a page in one region, N pages that are co
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -15,7 +14,7 @@ import torch
 
 from sylvan.kernels.copy import native, reference
 from sylvan.kernels.copy.reference import PageBytes
-from sylvan.kernels.gpu.choice import on_gpu
+from sylvan.kernels.gpu.choice import kernels_for
 
 __all__ = ["PageBytes", "copy_pages", "gather_pages", "scatter_pages"]
 
@@ -58,13 +57,13 @@ class _Copies(Protocol):
 
 
 def _found(memory_RPW: torch.Tensor) -> _Copies:
-    if on_gpu(memory_RPW):
-        return _triton()
+    if (kernels := _kernels(memory_RPW.device)) is not None:
+        return kernels
     if memory_RPW.device.type == "cpu" and native.library() is not None:
         return native
     return reference
 
 
 @functools.cache
-def _triton() -> _Copies:
-    return cast("_Copies", importlib.import_module("sylvan.kernels.copy.triton_copy"))
+def _kernels(device: torch.device) -> _Copies | None:
+    return cast("_Copies | None", kernels_for("copy", device))

@@ -6,7 +6,7 @@ from sylvan.kernels.api import LinearWeight, TracedTensor, X
 from sylvan.kernels.embed import reference
 from sylvan.kernels.gpu.choice import KernelDispatch
 
-_embedding = KernelDispatch(reference.embedding, "sylvan.kernels.embed.triton_embed")
+_embedding = KernelDispatch("embed.embedding", reference.embedding)
 
 
 def embedding(

@@ -15,7 +15,7 @@ from sylvan.kernels.matmul.weights import CodedWeight
 
 __all__ = ["ExpertRanks", "ExpertWeights", "Routing", "experts", "route"]
 
-_experts = KernelDispatch(reference.experts, "sylvan.kernels.experts.triton_experts")
+_experts = KernelDispatch("experts.experts", reference.experts)
 
 
 def experts(
@@ -40,7 +40,4 @@ def experts(
     stacks = weights.gate_up, weights.down
     known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
     compute = _experts.on(x) if known and weights.spread is None else reference.experts
-    out, load_E = compute(x, logits, routing, weights)
-    if load is not None:
-        load += load_E
-    return out
+    return compute(x, logits, routing, weights, load)[0]

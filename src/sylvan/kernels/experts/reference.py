@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.exchange import sum_by_owner
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
@@ -15,9 +16,13 @@ from sylvan.kernels.matmul.weights import QuantisedWeight
 
 
 def experts(
-    x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
+    x_TD: torch.Tensor,
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs as `experts.experts`, and how many rows each expert had: int64 (E,)."""
+    """Outputs as `experts.experts`; and how many rows each expert had, added to `load` if given."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     spread = weights.spread
@@ -39,6 +44,9 @@ def experts(
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
+    if spread is not None and spread.all_to_all:
+        whole = sum_by_owner(spread, ids_TK, outputs, order, shares.view_as(ids_TK))
+        return whole.to(x_TD.dtype), load_E
     if spread is None:
         back = torch.empty_like(outputs)
         back[order] = outputs
@@ -46,7 +54,7 @@ def experts(
         back = spread.combine(outputs, order, num_rows * top_k)
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
     total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
-    return total_TD.to(x_TD.dtype), load_E
+    return total_TD.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
 
 
 def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

@@ -20,9 +20,11 @@ import triton.language as tl
 from sylvan.kernels.api import ActivationKind, ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_route import route
+from sylvan.kernels.experts.triton_row import row_experts
 from sylvan.kernels.gating.triton_gating import clamped_glu, gated, glu
-from sylvan.kernels.gpu.launch import arch_of, launch
+from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
+from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.lora.reference import Pairs, lora_experts
 from sylvan.kernels.matmul.triton_codes import coded_tile, codes_of
 from sylvan.kernels.matmul.weights import CodedWeight
@@ -65,6 +67,7 @@ def _product_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     INNER: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A tile of x (rows of pairs) times the weight of the tile's expert, transposed.
 
@@ -72,6 +75,7 @@ def _product_kernel(
     outputs are gates, the second what they let through, and y is what comes out: a tile has the
     two of a column side by side, in the registers of one thread. With a CODE weights are codes.
     """
+    inputs_ready(EARLY)
     program = tl.program_id(0)
     col_tiles = (outputs + COLS - 1) // COLS
     in_group = _GROUP * col_tiles
@@ -140,9 +144,17 @@ def _product_kernel(
 
 @triton.jit
 def _sum_kernel(
-    y_ptr, share_ptr, out_ptr, width, TOP_K: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
+    y_ptr,
+    share_ptr,
+    out_ptr,
+    width,
+    TOP_K: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Outputs of a row's experts, weighted and added in the order of the experts."""
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < width
@@ -166,13 +178,21 @@ class _Gate:
 
 
 def experts(
-    x_TD: torch.Tensor, logits_TE: torch.Tensor, routing: Routing, weights: ExpertWeights
+    x_TD: torch.Tensor,
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]
     average = ceil_div(num_rows * top_k, num_experts)
     dense = isinstance(weights.gate_up, torch.Tensor)
+    has_adapters = weights.lora is not None and bool(weights.lora[0].rows.groups)
+    halves = x_TD.dtype in (torch.bfloat16, torch.float16)
+    if num_rows == 1 and dense and halves and not has_adapters:
+        return row_experts(x_TD, (ids_TK, shares_TK), routing, weights, load)
     op = "experts" if dense else "coded experts"
     sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
     places = ExpertTiles.of(ids_TK, num_experts, sizes.rows)
@@ -181,7 +201,7 @@ def experts(
     gate = _Gate(weights.act, weights.alpha, weights.limit)
     into = (weights.gate_up, weights.gate_up_bias)
     out_of = (weights.down, weights.down_bias)
-    if weights.lora is not None and weights.lora[0].rows.groups:
+    if weights.lora is not None and has_adapters:
         gate_up = _product(x_TD, into, places, sizes, top_k, shares=scaled)
         rows_P = torch.arange(num_rows, device=x_TD.device).repeat_interleave(top_k)
         pairs, x_PD = Pairs(rows_P, ids_TK.flatten().long()), x_TD[rows_P]
@@ -198,7 +218,7 @@ def experts(
         h_PF = _product(x_TD, into, places, sizes, top_k, shares=scaled, gate=gate)
         pairs_PD = _product(h_PF, out_of, places, sizes, 1)
     out_TD = torch.empty_like(x_TD)
-    launch(
+    launch_early(
         _sum_kernel,
         (num_rows, ceil_div(out_TD.shape[1], _SUM_BLOCK)),
         pairs_PD,
@@ -209,7 +229,7 @@ def experts(
         SCALED=scaled is None,
         BLOCK=_SUM_BLOCK,
     )
-    return out_TD, places.load_E
+    return out_TD, places.load_E if load is None else load.add_(places.load_E)
 
 
 _DENSE = {"CODE": "", "FOUR": False, "GROUP": 0, "ZEROS": False, "SHIFTS": False}
@@ -246,7 +266,7 @@ def _product(
     assert matrix.is_contiguous()
     limit = None if gate is None else gate.limit
     y = x.new_empty(len(x) * pairs_of_row, outputs if gate is None else outputs // 2)
-    launch(
+    launch_early(
         _product_kernel,
         (places.row_tiles * ceil_div(outputs, sizes.cols),),
         x,

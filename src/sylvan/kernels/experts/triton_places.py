@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
+from sylvan.kernels.gpu.triton_early import inputs_ready
 
 _FEW = 4096  # pairs that each expert's program looks at
 _CHUNK = 512  # of them at once
@@ -36,8 +37,10 @@ def _place_few_kernel(
     EXPERT_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program e: tiles, load and pairs of expert e, in the order of the pairs."""
+    inputs_ready(EARLY)
     mine = tl.program_id(0)
     some = tl.arange(0, CHUNK)
     loads = tl.zeros([EXPERT_BLOCK], tl.int32)
@@ -128,7 +131,7 @@ def _few(ids: torch.Tensor, slots: torch.Tensor, num_experts: int, rows: int) ->
     """One launch. Returns: the load."""
     load_E = ids.new_empty(num_experts, dtype=torch.int64)
     row_tiles = len(slots) // (rows + 1)
-    launch(
+    launch_early(
         _place_few_kernel,
         (num_experts,),
         ids,

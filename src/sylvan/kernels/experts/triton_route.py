@@ -17,8 +17,9 @@ import triton.language as tl
 
 from sylvan.kernels.api import Routing
 from sylvan.kernels.experts import routing as reference
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
+from sylvan.kernels.gpu.triton_early import inputs_ready
 
 _NO_KEY = tl.constexpr(-(1 << 63))  # below the key of any number
 _ELEMENTS = 64  # of a program's block at least
@@ -93,8 +94,10 @@ def _route_kernel(
     ROWS: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Experts of ROWS rows, ascending, and their weights; SIZE experts a group."""
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, GROUP_BLOCK * SIZE_BLOCK)
     there = (place // SIZE_BLOCK < GROUPS) & (place % SIZE_BLOCK < SIZE)
@@ -150,7 +153,7 @@ def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torc
         logits_TE = logits_TE.contiguous()
     ids_TK = logits_TE.new_empty(rows, routing.top_k, dtype=torch.int32)
     weights_TK = logits_TE.new_empty(rows, routing.top_k, dtype=torch.float32)
-    launch(
+    launch_early(
         _route_kernel,
         (ceil_div(rows, block),),
         logits_TE,

@@ -8,8 +8,8 @@ from sylvan.kernels.api import ActivationKind, TracedTensor, X
 from sylvan.kernels.gating import reference
 from sylvan.kernels.gpu.choice import KernelDispatch
 
-_glu = KernelDispatch(reference.glu, "sylvan.kernels.gating.triton_gating")
-_activation = KernelDispatch(reference.activation, "sylvan.kernels.gating.triton_gating")
+_glu = KernelDispatch("gating.glu", reference.glu)
+_activation = KernelDispatch("gating.activation", reference.activation)
 
 
 def glu(gate_up: X, kind: ActivationKind) -> X:

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.api import ActivationKind
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div
+from sylvan.kernels.gpu.triton_early import inputs_ready
 
 _BLOCK = 1024
 
@@ -70,7 +71,9 @@ def _glu_kernel(
     KIND: tl.constexpr,
     CLAMPED: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < width
@@ -81,7 +84,10 @@ def _glu_kernel(
 
 
 @triton.jit
-def _activation_kernel(x_ptr, y_ptr, total, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _activation_kernel(
+    x_ptr, y_ptr, total, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    inputs_ready(EARLY)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i, mask=i < total, other=0.0).to(tl.float32)
     tl.store(y_ptr + i, _act(x, KIND).to(y_ptr.dtype.element_ty), mask=i < total)
@@ -105,7 +111,7 @@ def _glu(
     width = rows.shape[1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     alpha, limit = clamp or (1.0, 0.0)
-    launch(
+    launch_early(
         _glu_kernel,
         (len(rows), ceil_div(width, _BLOCK)),
         rows,
@@ -125,5 +131,5 @@ def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     grid = (ceil_div(x.numel(), _BLOCK),)
-    launch(_activation_kernel, grid, x, out, x.numel(), KIND=kind, BLOCK=_BLOCK)
+    launch_early(_activation_kernel, grid, x, out, x.numel(), KIND=kind, BLOCK=_BLOCK)
     return out

@@ -1,50 +1,90 @@
-"""Which implementation of an op a tensor gets: Triton's on a GPU, else the reference.
+"""Which implementation of an op a tensor gets: a kernel for its device, type and chip, if any.
 
-Triton is imported when the first op meets a tensor on a GPU, never before: a machine without one
-does not pay for it, nor need it installed.
+Kernels are imported when an op first meets a tensor that they take, never before: a machine without
+a GPU does not pay for Triton, nor need it installed.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
+
+from sylvan.kernels.registry import KernelRegistry, is_installed, load, registry
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@functools.cache
 def triton_installed() -> bool:
     """Whether the extra `gpu` is installed."""
-    return importlib.util.find_spec("triton") is not None
+    return is_installed("triton")
 
 
-def on_gpu(x: torch.Tensor) -> bool:
-    """Whether Triton kernels can take this tensor (CUDA and ROCm tensors are both `cuda`)."""
-    return x.is_cuda and triton_installed()
+def kernels_for(op: str, device: torch.device) -> Any:
+    """The best kernels of an op that are a module, for a device; None: there are none."""
+    found = [spec for spec in registry().usable(op, device.type) if spec.target]
+    return load(found[0].target) if found else None
 
 
 class KernelDispatch(Generic[P, T]):
-    """Selects an op's implementation by the device of its tensors.
+    """Selects an op's implementation by the device and the type of a tensor.
 
-    `module` contains a function with the name and signature of `reference`.
+    Args:
+        op: Folder and name of the reference, as in `registry.KernelSpec`.
+        reference: What computes where no kernel does.
+        kernels: Instead of those of all installed packages.
     """
 
-    def __init__(self, reference: Callable[P, T], module: str) -> None:
-        self._reference = reference
-        self._module = module
-        self._triton: Callable[P, T] | None = None
+    def __init__(
+        self, op: str, reference: Callable[P, T], kernels: KernelRegistry | None = None
+    ) -> None:
+        self.op, self.reference, self._kernels = op, reference, kernels
+        self._chosen: dict[tuple[str, torch.dtype], Callable[P, T]] = {}
 
     def on(self, x: torch.Tensor) -> Callable[P, T]:
-        """The function for tensors on the device of x."""
-        if not on_gpu(x):
-            return self._reference
-        if self._triton is None:
-            module = importlib.import_module(self._module)
-            self._triton = cast("Callable[P, T]", getattr(module, self._reference.__name__))
-        return self._triton
+        """The function for tensors of the device and the type of x."""
+        key = x.device.type, x.dtype
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(x)
+        return self._chosen[key]
+
+    def _choose(self, x: torch.Tensor) -> Callable[P, T]:
+        device, dtype = x.device.type, str(x.dtype).removeprefix("torch.")
+        specs = [s for s in (self._kernels or registry()).usable(self.op, device) if s.target]
+        chip = chip_of(x.device) if any(spec.chips for spec in specs) else ""
+        options: list[tuple[Callable[P, bool], Callable[P, T]]] = []
+        for spec in specs:
+            if spec.fits(device, dtype, chip):
+                function = cast("Callable[P, T]", load(spec.target))
+                if not spec.takes:
+                    return _first_of(options, function)
+                options.append((cast("Callable[P, bool]", load(spec.takes)), function))
+        return _first_of(options, self.reference)
+
+
+def _first_of(
+    options: Sequence[tuple[Callable[P, bool], Callable[P, T]]], last: Callable[P, T]
+) -> Callable[P, T]:
+    """Call the first function that takes the arguments, or the last one."""
+    if not options:
+        return last
+
+    def chosen(*args: P.args, **more: P.kwargs) -> T:
+        for takes, function in options:
+            if takes(*args, **more):
+                return function(*args, **more)
+        return last(*args, **more)
+
+    return chosen
+
+
+def chip_of(device: torch.device) -> str:
+    """Name of a GPU's chip, as compilers call it (`sm_90`, `gfx942`); "" of other devices."""
+    if device.type != "cuda":
+        return ""
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"

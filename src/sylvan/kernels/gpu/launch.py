@@ -10,6 +10,9 @@ from triton.runtime import driver
 
 from sylvan.kernels.gpu.tiles import Arch
 
+EARLY: frozenset[Arch] = frozenset({"sm90"})
+"""Chips on which `launch_early` does as it says."""
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
     """Run `kernel` over `grid`; the first argument is a tensor.
@@ -23,6 +26,22 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object)
         kernel.warmup(*args, grid=grid, **options)
     elif 0 not in grid:
         kernel[grid](*args, **options)
+
+
+def launch_early(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
+    """`launch` a kernel that may start before the one in front of it has ended, where chips can.
+
+    That is NVIDIA's programmatic dependent launch, from compute capability 9.0 on: programs are
+    resident, and have read their weights, when their inputs are complete. The kernel must call
+    `triton_early.inputs_ready` in every program, before it reads what other kernels write and
+    before it writes anything.
+    """
+    first = args[0]
+    assert isinstance(first, torch.Tensor)
+    early = arch_of(first) in EARLY
+    if early:  # other backends refuse the name
+        options["launch_pdl"] = True
+    launch(kernel, grid, *args, EARLY=early, **options)
 
 
 def arch_of(x: torch.Tensor) -> Arch:

@@ -17,17 +17,23 @@ Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum."""
+    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum.
+
+    Up to `programs` programs divide the sums of a product among themselves.
+    `split`: tokens of a split of KV at least, in decoding; 0: by the number of heads.
+    """
 
     rows: int
     cols: int
     inner: int = 0
     warps: int = 4
     stages: int = 2
+    programs: int = 0
+    split: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class TileEntry:
     """Applies to heads (or rows) up to `width`, elements up to `size` bytes, on `arch` (or any)."""
 
     op: str
@@ -40,76 +46,93 @@ class _Entry:
 _ANY = 1 << 30
 
 # The first entry that fits is taken: narrow before wide, chips before the general case.
-_TABLE = (
+TABLE: tuple[TileEntry, ...] = (
     # ---- one query a request: bound by memory, so small tiles and a deep pipeline
-    _Entry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
-    _Entry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
-    _Entry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("decode", None, 64, 2, Tile(16, 64, warps=4, stages=2)),
-    _Entry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
-    _Entry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
-    _Entry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
-    _Entry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    TileEntry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
+    TileEntry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
+    TileEntry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("decode", None, 64, 2, Tile(16, 64, warps=4, stages=2)),
+    TileEntry("decode", None, 128, 2, Tile(16, 64, warps=4, stages=3)),
+    TileEntry("decode", None, 256, 2, Tile(16, 32, warps=4, stages=3)),
+    TileEntry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
+    TileEntry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    TileEntry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- many queries: bound by matrix units; registers hold rows x value columns
-    _Entry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
-    _Entry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
-    _Entry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
-    _Entry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
-    _Entry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
-    _Entry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
-    _Entry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
-    _Entry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
-    _Entry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    TileEntry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
+    TileEntry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
+    TileEntry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
+    TileEntry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
+    TileEntry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
+    TileEntry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
+    TileEntry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
+    TileEntry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
+    TileEntry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- latents, by heads and bytes of the cache: 64 rows are what four warps multiply at once
-    _Entry("latent decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
-    _Entry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
-    _Entry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
-    _Entry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
-    _Entry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
-    _Entry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
-    _Entry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
-    _Entry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
-    _Entry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    TileEntry("latent decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
+    TileEntry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
+    TileEntry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
+    TileEntry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2, split=1024)),
+    TileEntry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    TileEntry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    TileEntry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
+    TileEntry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
+    TileEntry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
+    TileEntry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- a linear layer of one row, by its inputs
-    _Entry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
-    _Entry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
-    # ---- a linear layer of codes, by rows; not measured on a chip yet
-    _Entry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
-    _Entry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
-    _Entry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
-    _Entry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
-    _Entry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
-    _Entry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    TileEntry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
+    TileEntry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
+    # ---- the same with a gate: two rows of the weight for each output
+    TileEntry("gated row", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
+    TileEntry("gated row", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    # ---- experts of one row: the first product, by its inputs, and the second
+    TileEntry("row gate", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
+    TileEntry("row gate", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    TileEntry("row down", None, 1024, 2, Tile(1, 2, 1024, warps=4)),
+    TileEntry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
+    # ---- a few rows by codes, by rows
+    TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
+    TileEntry("few bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    TileEntry("few bytes", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
+    TileEntry("few bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
+    # ---- a linear layer of codes, by rows
+    TileEntry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
+    TileEntry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
+    TileEntry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
+    TileEntry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
+    TileEntry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
+    TileEntry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
+    TileEntry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
+    TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
     # ---- experts of codes, by rows an expert gets on average
-    _Entry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
-    _Entry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
-    _Entry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
-    _Entry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
+    TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
+    TileEntry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
+    TileEntry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- experts, by rows an expert gets on average
-    _Entry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
-    _Entry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
-    _Entry("experts", "sm90", 1, 2, Tile(16, 32, 128, warps=2, stages=4)),
-    _Entry("experts", "sm90", 12, 2, Tile(16, 64, 128, warps=4, stages=4)),
-    _Entry("experts", "sm90", 64, 2, Tile(64, 128, 64, warps=4, stages=3)),
-    _Entry("experts", "sm90", 256, 2, Tile(128, 128, 64, warps=8, stages=3)),
-    _Entry("experts", "sm90", _ANY, 2, Tile(128, 256, 64, warps=8, stages=4)),
-    _Entry("experts", None, 16, 2, Tile(16, 128, 64, warps=4, stages=4)),
-    _Entry("experts", None, 64, 2, Tile(32, 128, 64, warps=4, stages=3)),
-    _Entry("experts", None, _ANY, 2, Tile(64, 128, 64, warps=4, stages=3)),
-    _Entry("experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
+    TileEntry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
+    TileEntry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
+    TileEntry("experts", "sm90", 1, 2, Tile(16, 32, 128, warps=2, stages=4)),
+    TileEntry("experts", "sm90", 12, 2, Tile(16, 64, 128, warps=4, stages=4)),
+    TileEntry("experts", "sm90", 64, 2, Tile(64, 128, 64, warps=4, stages=3)),
+    TileEntry("experts", "sm90", 256, 2, Tile(128, 128, 64, warps=8, stages=3)),
+    TileEntry("experts", "sm90", _ANY, 2, Tile(128, 256, 64, warps=8, stages=4)),
+    TileEntry("experts", None, 16, 2, Tile(16, 128, 64, warps=4, stages=4)),
+    TileEntry("experts", None, 64, 2, Tile(32, 128, 64, warps=4, stages=3)),
+    TileEntry("experts", None, _ANY, 2, Tile(64, 128, 64, warps=4, stages=3)),
+    TileEntry("experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
 )
 
 
 @functools.cache
 def tile(op: str, width: int, size: int, arch: Arch) -> Tile:
     """The tile of `op` for heads of `width` columns and elements of `size` bytes."""
-    for entry in _TABLE:
+    for entry in TABLE:
         fits = width <= entry.width and size <= entry.size
         if entry.op == op and entry.arch in (None, arch) and fits:
             return entry.tile

@@ -9,7 +9,7 @@ from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.lora import reference
 
-_lora = KernelDispatch(reference.lora, "sylvan.kernels.lora.triton_lora")
+_lora = KernelDispatch("lora.lora", reference.lora)
 
 
 def lora(x: X, y: X, layer: LoraLayer) -> X:

@@ -133,16 +133,18 @@ int one_tile(const LoraPairs&, const Step&) { return 1; }
 // Which pairs of a row and an expert use which slot of their expert.
 void pairs(const LoraPairs& op, const Step& s, int, void*) {
     const int32_t *of_step = at(op.step_rows, s), *slot_of = of_step + 1 + 3 * op.slots + op.max_tokens;
-    const int32_t *expert = at(op.experts, s), *pair = at(op.sorted_pairs, s);
+    const int32_t *some = at(op.groups, s), *pair = at(op.sorted_pairs, s);
     int32_t* table = at(op.slot_rows, s);
     int32_t *group = table + 1, *listed = table + 1 + 3 * op.slots * op.num_experts, *end = listed;
-    const int count = of_step[0] ? rows(op, s) * op.top_k : 0;
+    const int32_t* last = some + 1 + 3 * (of_step[0] ? some[0] : 0);
     std::vector<int32_t> next(op.slots);
-    for (int first = 0, stop; first < count; first = stop) {
-        const int owner = expert[pair[first]];
+    for (some++; some < last;) {
+        const int owner = some[0], first = some[1];
+        int stop = first;
+        for (; some < last && some[0] == owner; some += 3) stop += some[2];
         std::fill(next.begin(), next.end(), 0);
-        for (stop = first; stop < count && expert[pair[stop]] == owner; stop++)
-            if (int slot = slot_of[pair[stop] / op.top_k]; slot >= 0) next[slot]++;
+        for (int p = first; p < stop; p++)
+            if (int slot = slot_of[pair[p] / op.top_k]; slot >= 0) next[slot]++;
         for (int slot = 0; slot < op.slots; slot++)
             if (int own = std::exchange(next[slot], int(end - listed))) {
                 group[0] = owner * op.slots + slot, group[1] = int(end - listed), group[2] = own;

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import LinearWeight, TracedTensor, X
+from sylvan.kernels.api import ActivationKind, LinearWeight, TracedTensor, X
 from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.matmul import reference
 
-_linear = KernelDispatch(reference.linear, "sylvan.kernels.matmul.triton_linear")
+_linear = KernelDispatch("matmul.linear", reference.linear)
+_gated_linear = KernelDispatch("matmul.gated_linear", reference.gated_linear)
 
 
 def linear(
@@ -33,3 +34,10 @@ def linear(
     if parts > 1:
         return reference.linear_parts(x, weight, bias, out_f32=out_f32, parts=parts)
     return _linear.on(x)(x, weight, bias, out_f32=out_f32)
+
+
+def gated_linear(x: X, weight: LinearWeight, bias: torch.Tensor | None, kind: ActivationKind) -> X:
+    """`gating.glu` of `linear`: weight (2 F, K), gates first. Shape: (T, K) to (T, F)."""
+    if isinstance(x, TracedTensor):
+        return x.tracer.glu(x.tracer.linear(x, weight, bias, False), kind)
+    return _gated_linear.on(x)(x, weight, bias, kind)

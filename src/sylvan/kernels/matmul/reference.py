@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from sylvan.kernels.api import LinearWeight, Unsupported
+from sylvan.kernels.api import ActivationKind, LinearWeight, Unsupported
 from sylvan.kernels.collective.reference import tree_sum
+from sylvan.kernels.gating.reference import glu
 from sylvan.kernels.matmul.weights import CodedWeight, DeferredWeight, Int4Weight, Int8Weight
 
 _HEAD_BLOCK = 16384  # rows of a weight converted to float32 at a time
@@ -27,6 +28,12 @@ def linear(
     if bias is not None:
         out = out + bias.float()
     return out if out_f32 else out.to(x.dtype)
+
+
+def gated_linear(
+    x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, kind: ActivationKind
+) -> torch.Tensor:
+    return glu(linear(x, weight, bias, out_f32=False), kind)
 
 
 def linear_parts(

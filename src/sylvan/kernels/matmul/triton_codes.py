@@ -22,6 +22,7 @@ from sylvan.kernels.matmul.codes import bits_of, table_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
 _PLAIN = ("int4", "uint4", "int8", "fp8_e4m3", "fp4_e2m1")
+_EXPAND = (16, 128)  # outputs, and bytes of their codes, of a program
 _GROUP_ROWS = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
 
 
@@ -170,24 +171,86 @@ def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, A
     }
 
 
-def coded_linear(
-    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, *, out_f32: bool
-) -> torch.Tensor:
-    """X (..., K) times a matrix of codes, transposed, plus a bias."""
+@triton.jit
+def _expand_kernel(
+    q_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    out_ptr,
+    outputs,
+    inputs,
+    groups,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Weights of a tile of codes, in the type of the output."""
+    feature = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    width = inputs // 2 if FOUR else inputs
+    at = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
+    mask = (feature < outputs) & (at < width)
+    q = tl.load(q_ptr + feature * width + at, mask=mask, other=0).to(tl.int32)
+    k = at * 2 if FOUR else at
+    group_at = feature * groups + (k // GROUP if GROUP > 0 else k * 0)
+    scale = tl.load(scale_ptr + group_at, mask=mask, other=0.0).to(tl.float32)
+    less = tl.zeros([ROWS, COLS], tl.float32)
+    if ZEROS:
+        middle = 8.0 if CODE == "int4" else (128.0 if CODE == "int8" else 0.0)
+        less += tl.load(zero_ptr + group_at, mask=mask, other=0).to(tl.float32) - middle
+    more = tl.zeros([ROWS, COLS], tl.float32)
+    if SHIFTS:
+        more += tl.load(shift_ptr + group_at, mask=mask, other=0.0)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    if FOUR:
+        low = ((values_of(q & 15, table_ptr, CODE) - less) * scale + more).to(kind)
+        high = ((values_of(q >> 4, table_ptr, CODE) - less) * scale + more).to(kind)
+        both = tl.reshape(tl.join(low, high), [ROWS, 2 * COLS])
+        to = (tl.program_id(1) * 2 * COLS + tl.arange(0, 2 * COLS))[None, :]
+        tl.store(out_ptr + feature * inputs + to, both, mask=(feature < outputs) & (to < inputs))
+    else:
+        w = ((values_of(q, table_ptr, CODE) - less) * scale + more).to(kind)
+        tl.store(out_ptr + feature * inputs + at, w, mask=mask)
+
+
+def expanded(weight: CodedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix (N, K) with inputs in the order of its codes, rounded once to `dtype`."""
     outputs, inputs = weight.shape
-    if weight.order is not None:
-        x = x.index_select(-1, weight.order)
-    flat = x.reshape(-1, inputs)
-    if flat.stride(-1) != 1:
-        flat = flat.contiguous()
-    rows = len(flat)
+    tensors, constants = codes_of(weight)
+    out = torch.empty(outputs, inputs, dtype=dtype, device=weight.q.device)
+    launch(
+        _expand_kernel,
+        (ceil_div(outputs, _EXPAND[0]), ceil_div(weight.q.shape[1], _EXPAND[1])),
+        *tensors,
+        out,
+        outputs,
+        inputs,
+        weight.scale.shape[-1],
+        **constants,
+        ROWS=_EXPAND[0],
+        COLS=_EXPAND[1],
+        num_warps=4,
+    )
+    return out
+
+
+def tiled_linear(
+    x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, y: torch.Tensor
+) -> None:
+    """Fill Y (T, N) with X (T, K) by a matrix of codes, whose inputs X has in their order."""
+    outputs, inputs = weight.shape
+    rows = len(x)
     sizes = tile("coded", rows, x.element_size(), arch_of(x))
-    y = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if out_f32 else x.dtype)
     tensors, constants = codes_of(weight)
     launch(
         _coded_kernel,
         (ceil_div(rows, sizes.rows) * ceil_div(outputs, sizes.cols),),
-        flat,
+        x,
         *tensors,
         weight.q if bias is None else bias,
         y,
@@ -195,7 +258,7 @@ def coded_linear(
         outputs,
         inputs,
         weight.scale.shape[-1],
-        flat.stride(0),
+        x.stride(0),
         BIAS=bias is not None,
         WHOLE=inputs % sizes.inner == 0,
         **constants,
@@ -205,4 +268,3 @@ def coded_linear(
         num_warps=sizes.warps,
         num_stages=sizes.stages,
     )
-    return y

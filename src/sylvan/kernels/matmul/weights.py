@@ -15,6 +15,7 @@ from sylvan.kernels.matmul.codes import Code, bits_of, middle_of, nibbles, value
 GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
 _FP8_MAX = 448.0
+FP8_GROUP = 128  # inputs; those of all matrices that `takes_fp8` divide into such
 _HALF_MAX = 65504.0
 
 PackKind = Literal["dense", "int8", "int4", "coded"]
@@ -234,6 +235,7 @@ class CodedWeight(QuantisedWeight):
         zero: uint8 (N, G); None: integers are around the middle of their range.
         shift: float32 (N, G), of groups; None: nothing is added.
         order: int32 (K,): input i of q is input order[i] of the matrix; None: they are the same.
+        fp8_inputs: Kernels of GPUs round inputs to e4m3, too.
     """
 
     q: torch.Tensor
@@ -243,6 +245,7 @@ class CodedWeight(QuantisedWeight):
     zero: torch.Tensor | None = None
     shift: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    fp8_inputs: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -295,6 +298,14 @@ class CodedWeight(QuantisedWeight):
         out = torch.empty_like(found)
         out[..., self.order.long()] = found
         return out
+
+
+def takes_fp8(weight: CodedWeight) -> bool:
+    """Whether a matrix, or a stack of them, can be multiplied by rows of 8-bit floats."""
+    outputs, inputs = weight.shape[-2:]
+    plain = weight.order is None and weight.zero is None and weight.shift is None
+    sizes = inputs % FP8_GROUP == 0 and outputs % 16 == 0
+    return weight.code == "fp8_e4m3" and weight.group in (0, FP8_GROUP) and plain and sizes
 
 
 def as_codes(weight: QuantisedWeight) -> CodedWeight:

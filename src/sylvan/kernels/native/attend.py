@@ -275,6 +275,10 @@ class NativePagedAttention:
 
 
 def _with_slack(table: torch.Tensor) -> torch.Tensor:
-    """A float32 copy that vector loads may run beyond."""
+    """The table, or a float32 copy of it, that vector loads may run beyond."""
+    last = table.storage_offset() + table.numel() + _SLACK
+    plain = table.dtype == torch.float32 and table.is_contiguous()
+    if plain and last * table.itemsize <= table.untyped_storage().nbytes():
+        return table  # steps may change its spare rows
     memory = torch.zeros(table.numel() + _SLACK, dtype=torch.float32)
     return memory[: table.numel()].view(table.shape).copy_(table)

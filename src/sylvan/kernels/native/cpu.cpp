@@ -3,6 +3,10 @@
 #include "program.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace {
@@ -12,11 +16,17 @@ uint64_t enabled_state() {  // XCR0: what the operating system saves on a contex
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return uint64_t(high) << 32 | low;
 }
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool has(const char* feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return !sysctlbyname(feature, &value, &size, nullptr, 0) && value;
+}
 #endif
 }  // namespace
 
 // Bits: 0 avx2 + fma, 1 avx512 (f bw dq vl), 2 avx512-vnni, 3 avx512-bf16, 4 amx (tile, int8, bf16),
-// 5 avx-vnni.
+// 5 avx-vnni, 6 dotprod, 7 bf16 of ARM.
 SYLVAN_API int sylvan_cpu() {
 #if defined(__x86_64__)
     uint32_t a, b, c, d, bits = 0;
@@ -34,6 +44,12 @@ SYLVAN_API int sylvan_cpu() {
         if (bits & 1 && (a >> 4 & 1)) bits |= 32;
     }
     return int(bits);
+#elif defined(__aarch64__) && defined(__linux__)
+    constexpr unsigned long DOT = 1ul << 20, BF16 = 1ul << 14;  // HWCAP_ASIMDDP, HWCAP2_BF16
+    return (getauxval(AT_HWCAP) & DOT ? 64 : 0) | (getauxval(AT_HWCAP2) & BF16 ? 128 : 0);
+#elif defined(__aarch64__) && defined(__APPLE__)
+    bool dot = has("hw.optional.arm.FEAT_DotProd"), pairs = has("hw.optional.arm.FEAT_BF16");
+    return (dot ? 64 : 0) | (pairs ? 128 : 0);
 #else
     return 0;
 #endif

@@ -49,6 +49,8 @@ def trace_experts(
     """
     x, logits = rows
     _check(builder, rows, weights, routing)
+    if weights.spread is not None and weights.spread.all_to_all:
+        raise Unsupported("experts whose outputs are exchanged all to all")
     experts, shares = _route(builder, logits, weights.num_experts, routing)
     counts = _counts(load, weights.num_experts)
     scale_inputs = routing.scale_inputs
@@ -139,8 +141,6 @@ def _experts(
     )
     builder.emit(gather, read)
     gate_up = _linear(builder, read, weights.gate_up, weights.gate_up_bias, align.groups)
-    if weights.lora and weights.spread is not None:
-        raise Unsupported("adapters of experts that are divided among ranks")
     tables = trace_lora_pairs(builder, x, align, weights.lora) if weights.lora else None
     if weights.lora and tables:
         trace_lora_rows(builder, read, gate_up, weights.lora[0], tables[0])

@@ -53,9 +53,11 @@ class KeptWeights:
 
     Attributes:
         path: Its name says all that the contents depend on.
+        numbers: Of the arrays in the file, by their addresses in memory.
     """
 
     path: Path
+    numbers: dict[int, int] = field(default_factory=dict[int, int])
     _found: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
     _shapes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _new: dict[str, tuple[PackedWeight, list[int]]] = field(
@@ -63,17 +65,23 @@ class KeptWeights:
     )
 
     @classmethod
-    def open(cls, path: Path) -> KeptWeights:
-        """Read what an earlier start has left; a file that is damaged counts as none."""
+    def open(cls, path: Path, blob: Blob | None = None) -> KeptWeights:
+        """Read what an earlier start has left; a file that is damaged counts as none.
+
+        Args:
+            path: The file.
+            blob: Its contents, if they have been read already.
+        """
         kept = cls(path)
         try:
-            kept._read(read_blob(path))
+            kept._read(blob or read_blob(path))
             os.utime(path)
         except FileNotFoundError:
             pass
         except (BlobError, OSError, msgspec.ValidationError, KeyError, IndexError) as error:
             logger.warning("load_cache: packing again: %s", error)
             kept._found.clear()
+            kept.numbers.clear()
         return kept
 
     def take(self, weight: LinearWeight) -> PackedWeight | None:
@@ -107,6 +115,7 @@ class KeptWeights:
         except OSError as error:
             logger.warning("load_cache: packed weights are not kept: %s", error)
         else:
+            self.numbers = {array.ctypes.data: i for i, array in enumerate(arrays)}
             logger.info("load_cache: kept %.2f GB of packed weights", size / 1e9)
         self._new.clear()
 
@@ -120,6 +129,7 @@ class KeptWeights:
             raise OSError(f"{size:,} bytes are needed, {free:,} are free on the disk")
 
     def _read(self, blob: Blob) -> None:
+        self.numbers = {array.ctypes.data: i for i, array in enumerate(blob.arrays)}
         for entry in msgspec.convert(blob.about, _About).weights:
             parts: dict[str, Any] = {
                 name: blob.arrays[number] for name, number in entry.parts.items()

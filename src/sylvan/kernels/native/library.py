@@ -15,16 +15,22 @@ from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.sampling import ForcedTokens, SampleRows, SampleSlots
 
 LIB = Path(__file__).parents[1] / "lib"
-_AVX2, _AVX512, _VNNI, _BF16, _AMX, _AVX_VNNI = (1 << i for i in range(6))
+_AVX2, _AVX512, _VNNI, _BF16, _AMX, _AVX_VNNI, _DOT, _ARM_BF16 = (1 << i for i in range(8))
 _NEEDS: Mapping[str, int] = {
     "portable": 0,
     "avx2": _AVX2,
     "avxvnni": _AVX2 | _AVX_VNNI,
     "avx512": _AVX2 | _AVX512 | _VNNI | _BF16,
     "amx": _AVX2 | _AVX512 | _VNNI | _BF16 | _AMX,
+    "neon": _DOT,
+    "neonbf16": _DOT | _ARM_BF16,
 }
-_FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx", "avx-vnni")
-PREFERENCE = ("amx", "avx512", "avxvnni", "avx2", "portable")
+_FEATURES = ("avx2", "avx512", "avx512-vnni", "avx512-bf16", "amx", "avx-vnni", "dotprod", "bf16")
+_IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
+_ARM = ("neonbf16", "neon", "portable")
+_X86 = ("amx", "avx512", "avxvnni", "avx2", "portable")
+PREFERENCE = _ARM if _IS_ARM else _X86
+"""Variants of this kind of CPU, best first."""
 
 
 class LibraryMissing(Exception):  # noqa: N818 - a state of the installation, answered by a fallback

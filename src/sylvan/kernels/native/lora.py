@@ -51,7 +51,7 @@ def trace_lora_pairs(
     slots, most = rows.num_slots * align.num_experts, rows.max_tokens * align.top_k
     pairs = LoraPairs(
         step_rows=builder.graph.constant(rows.memory),
-        experts=align.experts,
+        groups=align.groups,
         sorted_pairs=align.sorted_pairs,
         slot_rows=builder.graph.buffer((1 + 3 * slots + most) * 4),
         slots=rows.num_slots,

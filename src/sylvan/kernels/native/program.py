@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.graph import HostCall
 from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.part import NativePart
 from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import view
 
@@ -43,17 +43,17 @@ class Program:
         self.ops: list[Op] = [layout.ops[i] for i in chosen]
         self._run = library.dll.sylvan_program_run
         self._bind = library.dll.sylvan_program_bind
-        self._parts: list[_NativePart | HostCall] = []
+        self._parts: list[_ChosenOps | HostCall] = []
         native: list[int] = []
         for index in chosen:
             op = layout.ops[index]
             if isinstance(op, HostCall):
-                self._parts += [_NativePart(library, layout, native), op]
+                self._parts += [_ChosenOps(library, layout, native), op]
                 native = []
             else:
                 native.append(index)
-        self._parts.append(_NativePart(library, layout, native))
-        self._handles = [part.handle for part in self._parts if isinstance(part, _NativePart)]
+        self._parts.append(_ChosenOps(library, layout, native))
+        self._handles = [part.handle for part in self._parts if isinstance(part, _ChosenOps)]
         self._handle = self._handles[0]
         self._beside = library.dll.sylvan_program_beside
         self._whole = len(self._handles) == 1
@@ -183,14 +183,9 @@ class Program:
         return view(self._layout.memory[self._layout.home[ref]], rows, cols, dtype)
 
 
-class _NativePart:
-    """Ops that one call of the library runs."""
+class _ChosenOps(NativePart):
+    """Some ops of a program."""
 
     def __init__(self, library: Library, layout: ProgramLayout, chosen: Sequence[int]) -> None:
+        super().__init__(library, layout.records[list(chosen)], layout.memory)
         self.ops = [layout.ops[i] for i in chosen]
-        records = np.ascontiguousarray(layout.records[list(chosen)])
-        table = (ctypes.c_void_p * len(layout.memory))(*(m.ctypes.data for m in layout.memory))
-        self.handle: int = library.dll.sylvan_program_new(
-            records.ctypes.data, len(records), ctypes.addressof(table), len(layout.memory)
-        )
-        weakref.finalize(self, library.dll.sylvan_program_free, self.handle)

@@ -278,6 +278,8 @@ class NativeTracer:
         k_weight, k_whole = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
         if variant.norm_last and (q_whole or k_whole):
             raise Unsupported("norms of all heads at once after rotary positions")
+        if variant.biases is not None:
+            raise Unsupported("learned biases by distance")
         if not layer.causal and (variant.chunk or variant.slopes is not None):
             raise Unsupported("chunks or biases by distance where tokens see their whole text")
         store = RopeStore(

@@ -7,6 +7,10 @@
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
+// Without dot products the portable code is compiled, whose bits are those of any other CPU.
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
 
 typedef Vector<float, 16> vf;
 typedef Vector<int32_t, 16> vi;
@@ -20,6 +24,8 @@ constexpr int LANES = 16;
 #if defined(__AVX512VNNI__)
 constexpr int TILE_ROWS = 8, TILE_COLS = 2, FEW_VECTORS = 16;
 #elif defined(__AVX2__)
+constexpr int TILE_ROWS = 4, TILE_COLS = 1, FEW_VECTORS = 4;
+#elif defined(__ARM_FEATURE_DOTPROD)  // 32 registers, four of which are sixteen lanes
 constexpr int TILE_ROWS = 4, TILE_COLS = 1, FEW_VECTORS = 4;
 #else
 constexpr int TILE_ROWS = 2, TILE_COLS = 1, FEW_VECTORS = 2;
@@ -103,6 +109,8 @@ static inline vf fma(vf a, vf b, vf c) {
         return _mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__FMA__)
         return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__ARM_FEATURE_DOTPROD)
+        return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
         return x * y + z;
 #endif
@@ -139,6 +147,12 @@ struct Bf16 {
     static inline vf dot(vf a, vu w, vu x) {
 #if defined(__AVX512BF16__)
         return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)w, (__m512bh)x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+        return mapped<vf>([](auto s, auto p, auto q) {
+            auto left = vreinterpretq_bf16_u32((uint32x4_t)p);
+            auto right = vreinterpretq_bf16_u32((uint32x4_t)q);
+            return vbfdotq_f32((float32x4_t)s, left, right);
+        }, a, w, x);
 #else
         a = fma((vf)(w << 16), (vf)(x << 16), a);
         return fma((vf)(w & 0xffff0000u), (vf)(x & 0xffff0000u), a);
@@ -149,6 +163,16 @@ struct Bf16 {
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {  // pairs stay below 2^15: see the callers
     return _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned8, signed8), _mm256_set1_epi16(1));
+}
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD)
+static inline vi dot_quads(vi a, vu w, vu x) {  // of signed bytes
+    return mapped<vi>([](auto s, auto p, auto q) {
+        auto left = vreinterpretq_s8_u32((uint32x4_t)p);
+        auto right = vreinterpretq_s8_u32((uint32x4_t)q);
+        return vdotq_s32((int32x4_t)s, left, right);
+    }, a, w, x);
 }
 #endif
 
@@ -164,6 +188,8 @@ struct Int8 {  // w in [-128, 127], x in [-127, 127]; x + 128 as unsigned where 
         return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)q, (__m256i)p); }, a, w, x);
 #elif defined(__AVX2__)
         return a + mapped<vi>([](auto p, auto q) { return sum_quads(_mm256_abs_epi8((__m256i)p), _mm256_sign_epi8((__m256i)q, (__m256i)p)); }, w, x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+        return dot_quads(a, w, x);
 #else
         for (int b = 0; b < 4; b++) a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;
@@ -182,6 +208,8 @@ struct Int4 {  // w in [0, 15], x in [-127, 127]
         return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)p, (__m256i)q); }, a, w, x);
 #elif defined(__AVX2__)
         return a + mapped<vi>([](auto p, auto q) { return sum_quads((__m256i)p, (__m256i)q); }, w, x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+        return dot_quads(a, w, x);
 #else
         for (int b = 0; b < 4; b++) a += (vi)((w >> (8 * b)) & 255) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;

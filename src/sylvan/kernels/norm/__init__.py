@@ -8,8 +8,8 @@ from sylvan.kernels.api import RowParts, TracedTensor, Unsupported, X
 from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.norm import reference
 
-_rms_norm = KernelDispatch(reference.rms_norm, "sylvan.kernels.norm.triton_norm")
-_layer_norm = KernelDispatch(reference.layer_norm, "sylvan.kernels.norm.triton_norm")
+_rms_norm = KernelDispatch("norm.rms_norm", reference.rms_norm)
+_layer_norm = KernelDispatch("norm.layer_norm", reference.layer_norm)
 
 
 def rms_norm(

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import power_of_two, row_warps
+from sylvan.kernels.gpu.triton_early import inputs_ready
 
 
 @triton.jit
@@ -28,10 +29,15 @@ def _norm_kernel(
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     inside = col < width
+    scale = tl.full([BLOCK], 1.0, tl.float32)
+    if HAS_WEIGHT:
+        scale = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32) + offset
+    inputs_ready(EARLY)
     total = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         total += tl.load(residual_ptr + row * width + col, mask=inside, other=0.0).to(tl.float32)
@@ -43,7 +49,7 @@ def _norm_kernel(
         y = tl.where(inside, total - tl.sum(total, 0) / width, 0.0)
     y = y * (1.0 / tl.sqrt_rn(tl.sum(y * y, 0) / width + eps))
     if HAS_WEIGHT:
-        y = y * (tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32) + offset)
+        y = y * scale
     if HAS_BIAS:
         y += tl.load(bias_ptr + col, mask=inside, other=0.0).to(tl.float32)
     tl.store(h_ptr + row * width + col, y.to(h_ptr.dtype.element_ty), mask=inside)
@@ -93,7 +99,7 @@ def _norm(
         total = residual if residual.dtype == torch.float32 else residual.float()
     width = x.shape[-1]
     block = power_of_two(width)
-    launch(
+    launch_early(
         _norm_kernel,
         (x.numel() // width,),
         x,

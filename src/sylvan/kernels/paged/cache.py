@@ -93,15 +93,29 @@ class GroupPages:
 
 
 def allocate_pages(
-    shape: PageShape, num_pages: int, num_layers: int = 1, group: int = 0
+    shape: PageShape,
+    num_pages: int,
+    num_layers: int = 1,
+    group: int = 0,
+    memory: Bytes | None = None,
 ) -> GroupPages:
     """Pages of zeros, which become resident when first written.
+
+    Args:
+        shape: Of a layer's part of a page.
+        num_pages: How many.
+        num_layers: Of the KV group.
+        group: Number of the KV group.
+        memory: Pages to use, with what is in them: (pages, bytes of a page); None: new ones.
 
     Raises:
         MemoryError: the system refuses them.
     """
     each = shape.key_bytes + shape.value_bytes
-    memory = allocate(num_pages * num_layers * each).reshape(num_pages, num_layers * each)
+    size = num_pages, num_layers * each
+    if memory is None:
+        memory = allocate(num_pages * num_layers * each).reshape(size)
+    assert memory.shape == size
     layers: list[LayerPages] = []
     for start in range(0, num_layers * each, each):
         values = start + shape.key_bytes

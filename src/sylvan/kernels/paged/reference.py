@@ -88,13 +88,11 @@ def attend(
     k_SKH: torch.Tensor,
     v_SKH: torch.Tensor,
     layer: AttentionLayer,
-    slopes_N: torch.Tensor | None = None,
     ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H).
 
-    With slopes a head's scores fall by its slope with each token of distance (ALiBi). With ends a
-    row also sees later tokens, those before its end.
+    With ends a row also sees later tokens, those before its end. All tokens are of one chunk.
     """
     group = layer.num_heads // layer.num_kv_heads
     q = q_TNH.float().transpose(0, 1)
@@ -105,8 +103,11 @@ def attend(
     rows, total = len(q_TNH), len(k_SKH)
     own = torch.arange(total - rows, total, device=q.device)[:, None]
     key = torch.arange(total, device=q.device)
-    if slopes_N is not None:
-        score_NTS = score_NTS + slopes_N[:, None, None] * (key - own)
+    if layer.slopes is not None:
+        score_NTS = score_NTS + layer.slopes[:, None, None] * (key - own)
+    if layer.biases is not None:
+        biases_ND = layer.biases.view(layer.num_heads, -1).float()
+        score_NTS = score_NTS + biases_ND[:, (own - key).clamp(0, biases_ND.shape[1] - 1)]
     last = own if ends_T is None else torch.maximum(own, ends_T[:, None] - 1)
     hidden = key > last if layer.causal else torch.zeros_like(key > own)
     if layer.window:

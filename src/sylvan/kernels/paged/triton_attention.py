@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sylvan.kernels.api import AttentionLayer
-from sylvan.kernels.gpu.launch import arch_of, launch
+from sylvan.kernels.gpu.launch import arch_of, launch, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
 from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # enough to fill any GPU several times over
+_WIDE_PROGRAMS = 512  # of a latent, each of which takes a whole multiprocessor
 _MOST_SPLITS = 64
 _FEW = 8  # for the interpreter, which runs programs one by one
 _LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
@@ -47,6 +49,10 @@ class _Shape:
         """Tokens of a split at least: a part of many heads of a latent is as long as its KV."""
         return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
 
+    def most_programs(self) -> int:
+        """Most programs of a decoding step; one without a split to do costs its start."""
+        return _WIDE_PROGRAMS if self.shared else _PROGRAMS
+
     def most_splits(self) -> int:
         """Most KV splits of a request: the memory for partial results is sized by it."""
         return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
@@ -63,17 +69,18 @@ def decode(
     requests, heads, value = len(q_RNH), layer.num_heads, pages.values.shape[-1]
     group = heads // layer.num_kv_heads
     shape = _Shape.of(pages)
-    sizes, least = _sizes(q_RNH, pages, layer, "decode"), shape.least_split(group)
+    sizes = _sizes(q_RNH, pages, layer, "decode")
+    least = sizes.split or shape.least_split(group)
     mine = sizes.rows if shape.shared else min(sizes.rows, _block(group))
     programs = layer.num_kv_heads * ceil_div(group, mine)
     splits = min(shape.most_splits(), max(8, power_of_two(ceil_div(128, programs))))
-    budget = _FEW if arch_of(q_RNH) == "interpreter" else _PROGRAMS
+    budget = _FEW if arch_of(q_RNH) == "interpreter" else shape.most_programs()
     lanes = max(1, min(splits, budget // max(1, requests * programs)))
     if out is None:
         out = q_RNH.new_empty(requests, heads, value)
     part = q_RNH.new_empty(requests, heads, splits, value, dtype=torch.float32)
     peak = q_RNH.new_empty(requests, heads, splits, dtype=torch.float32)
-    launch(
+    launch_early(
         decode_kernel,
         (programs, lanes, requests),
         q_RNH,
@@ -82,6 +89,7 @@ def decode(
         pages.table_SP,
         pages.rows_R,
         pages.lens_R,
+        part if layer.slopes is None else layer.slopes,
         part,
         peak,
         q_RNH.stride(0),
@@ -97,7 +105,7 @@ def decode(
         num_warps=sizes.warps,
         num_stages=sizes.stages,
     )
-    launch(
+    launch_early(
         merge_kernel,
         (requests, heads),
         part,
@@ -110,6 +118,7 @@ def decode(
         VALUE=value,
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
+        SEGMENT=layer.chunk or 0,
         SPLITS=splits,
         LEAST=least,
         SINKS=layer.sinks is not None,
@@ -126,6 +135,7 @@ def extend(
     q_starts_R1: torch.Tensor,
     layer: AttentionLayer,
     out: torch.Tensor | None = None,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of each request's last tokens over all of its KV. Shape: (T, N, H) -> (T, N, V).
 
@@ -135,6 +145,7 @@ def extend(
         q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
         layer: The layer.
         out: Output; zeros are allocated if None.
+        ends_T: int32; a causal row also sees later tokens of its request, those before its end.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
@@ -146,17 +157,24 @@ def extend(
         out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
+    # Scores with biases by distance take the other way.
+    descriptors = (
+        None if layer.slopes is not None else _descriptors(q_TNH, pages, shape, sizes.cols)
+    )
     launch(
         extend_kernel,
         (len(q_TNH) // tokens + requests, layer.num_kv_heads * ceil_div(group, mine)),
         q_TNH,
         pages.keys,
         pages.values,
+        *(descriptors or (q_TNH, q_TNH)),
         pages.table_SP,
         pages.rows_R,
         pages.lens_R,
         q_starts_R1,
         q_starts_R1 if layer.sinks is None else layer.sinks,
+        q_starts_R1 if ends_T is None else ends_T,
+        q_starts_R1 if layer.slopes is None else layer.slopes,
         out,
         requests,
         q_TNH.stride(0),
@@ -166,7 +184,9 @@ def extend(
         pages.v_scale,
         **_constants(layer, pages, shape),
         CAUSAL=layer.causal,
+        BLOCKS=descriptors is not None,
         SINKS=layer.sinks is not None,
+        ENDS=ends_T is not None,
         HEADS=mine,
         TOKENS=tokens,
         ROWS=sizes.rows,
@@ -188,6 +208,30 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
         return tile(f"latent {op}", group, pages.keys.element_size(), arch)
     # Convert fp8 elements to the type of q before multiplying.
     return tile(op, pages.keys.shape[-1], q.element_size(), arch)
+
+
+def _descriptors(
+    q: torch.Tensor, pages: LayerKV, shape: _Shape, block: int
+) -> tuple[TensorDescriptor, ...] | None:
+    """Of blocks of keys and of values, where a chip copies such; None elsewhere.
+
+    Pages must be whole blocks, heads as wide as blocks, and of the type of q.
+    """
+    sides = pages.keys, pages.values
+    if arch_of(q) not in ("sm90", "interpreter") or shape.shared or shape.tail:
+        return None
+    if pages.keys.shape[1] % block or any(side.dtype != q.dtype for side in sides):
+        return None
+    if q.element_size() > 2 or (shape.main, shape.value) != tuple(s.shape[3] for s in sides):
+        return None
+    if any(side.stride(2) != side.shape[3] or side.data_ptr() % 16 for side in sides):
+        return None
+    found = []
+    for side in sides:
+        count, page, heads, width = side.shape
+        whole, strides = [count * page, heads * width], [side.stride(1), 1]
+        found.append(TensorDescriptor(side, whole, strides, [block, width]))
+    return tuple(found)
 
 
 def _rows(q: torch.Tensor) -> torch.Tensor:
@@ -213,6 +257,8 @@ def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str
         "VALUE_BLOCK": shape.value,
         "PAGE": pages.keys.shape[1],
         "WINDOW": layer.window or 0,
+        "SEGMENT": layer.chunk or 0,
+        "SLOPED": layer.slopes is not None,
         "SHARED": shape.shared,
         "CAPPED": layer.softcap is not None,
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
 
 
@@ -20,6 +21,7 @@ from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
 def _span(
     length,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -28,6 +30,8 @@ def _span(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
+    if SEGMENT > 0:
+        first = tl.maximum(first, (length - 1) // SEGMENT * SEGMENT // BLOCK * BLOCK)
     # Whole blocks, so that only the last split ends inside one.
     blocks = (length - first + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)
     each = tl.maximum(blocks * BLOCK, LEAST)
@@ -42,6 +46,7 @@ def decode_kernel(
     table_ptr,
     rows_ptr,
     lens_ptr,
+    slopes_ptr,
     part_ptr,
     peak_ptr,
     q_stride,
@@ -62,20 +67,24 @@ def decode_kernel(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SLOPED: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attend to every `lanes`-th split; write its mean of values and the log2 of its weight."""
+    inputs_ready(EARLY)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
     lane = tl.program_id(1)
     request = tl.program_id(2)
     length = tl.load(lens_ptr + request)
-    span = _span(length, WINDOW, SPLITS, LEAST, BLOCK)
+    span = _span(length, WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
     first, each, count = span
     if lane < count:
         table_ptr += tl.load(rows_ptr + request).to(tl.int64) * table_stride
@@ -83,7 +92,7 @@ def decode_kernel(
         in_group = member < GROUP
         head = kv_head * GROUP + member
         q_ptr += request.to(tl.int64) * q_stride
-        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN, MAIN)
+        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
         q_tail = q
         if TAIL > 0:
             q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL)
@@ -92,6 +101,9 @@ def decode_kernel(
         part_ptr += written * VALUE
         peak_ptr += written
         col = tl.arange(0, VALUE_BLOCK)
+        slope = 0.0
+        if SLOPED:
+            slope = tl.load(slopes_ptr + head, mask=in_group, other=0.0)
         for split in range(lane, count, lanes):
             begin = first + split * each
             end = tl.minimum(begin + each, length)
@@ -103,6 +115,11 @@ def decode_kernel(
                 valid = token < end
                 if WINDOW > 0:
                     valid = valid & (token >= length - WINDOW)
+                if SEGMENT > 0:
+                    valid = valid & (token >= (length - 1) // SEGMENT * SEGMENT)
+                bias = 0.0
+                if SLOPED:
+                    bias = slope[:, None] * (token - (length - 1))[None, :]
                 place = places(table_ptr, start, token, valid, PAGE, BLOCK)
                 peak, total, acc = fold(
                     (peak, total, acc),
@@ -112,7 +129,7 @@ def decode_kernel(
                     place,
                     valid,
                     valid[None, :],
-                    (scale, cap),
+                    (scale, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -121,6 +138,7 @@ def decode_kernel(
                     SHARED,
                     CAPPED,
                     MASKED=True,
+                    SLOPED=SLOPED,
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]
@@ -143,15 +161,18 @@ def merge_kernel(
     VALUE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
     LEAST: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Mean of a head's splits by their weights; a sink has a weight and no value."""
+    inputs_ready(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    span = _span(tl.load(lens_ptr + request), WINDOW, SPLITS, LEAST, BLOCK)
+    span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
     count = span[2]
     row = request * NUM_HEADS + head
     split = tl.arange(0, SPLITS)

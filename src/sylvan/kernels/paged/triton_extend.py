@@ -13,13 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
+from sylvan.kernels.paged.triton_tile import LOG2_E, fold, fold_block, places, rows_of
 
 _SEARCH = tl.constexpr(128)
 
 
 @triton.jit
-def _request_of(starts_ptr, tile, requests, TOKENS: tl.constexpr):
+def request_of(starts_ptr, tile, requests, TOKENS: tl.constexpr):
     """The last request whose first tile is not after `tile`."""
     found = 0
     for start in range(0, requests, _SEARCH):
@@ -34,11 +34,15 @@ def extend_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_block,
+    v_block,
     table_ptr,
     rows_ptr,
     lens_ptr,
     starts_ptr,
     sinks_ptr,
+    ends_ptr,
+    slopes_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -59,21 +63,28 @@ def extend_kernel(
     VALUE_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SLOPED: tl.constexpr,
     CAUSAL: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    BLOCKS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows of a tile are TOKENS tokens times HEADS heads of a group, heads fastest."""
+    """Rows of a tile are TOKENS tokens times HEADS heads of a group, heads fastest.
+
+    With BLOCKS, keys and values that every row sees are copied by descriptors `k_block`, `v_block`.
+    """
     # Late tiles of a causal request are the long ones: start with them.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(1) // head_blocks
-    request = _request_of(starts_ptr, tile, requests, TOKENS)
+    request = request_of(starts_ptr, tile, requests, TOKENS)
     start = tl.load(starts_ptr + request)
     queries = tl.load(starts_ptr + request + 1) - start
     first_query = (tile - (start // TOKENS + request)) * TOKENS
@@ -86,20 +97,29 @@ def extend_kernel(
         real = (query < queries) & (member < GROUP) & (row < TOKENS * HEADS)
         head = kv_head * GROUP + member
         q_place = (start + query).to(tl.int64) * q_stride + head * WIDTH
-        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN, MAIN)
+        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
         q_tail = q
         if TAIL > 0:
             q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)
         caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
         own = length - queries + query  # position of each row's query
+        last = own  # token that it sees
+        if ENDS:
+            row_end = tl.load(ends_ptr + start + query, mask=real, other=0)
+            last = tl.maximum(own, row_end - 1)
         lowest = length - queries + first_query
         highest = tl.minimum(lowest + TOKENS, length) - 1
         end = length
         if CAUSAL:
             end = highest + 1
+            if ENDS:
+                end = tl.minimum(tl.maximum(end, tl.max(row_end, 0)), length)
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK * BLOCK
+            clear = begin
+        elif SEGMENT > 0:
+            begin = lowest // SEGMENT * SEGMENT // BLOCK * BLOCK
             clear = begin
         elif SHARED:  # one loop: the registers of a second are wanted for the values
             clear = begin
@@ -110,11 +130,32 @@ def extend_kernel(
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+        slope = 0.0
+        if SLOPED:
+            slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
         # ---- tokens visible to every query of the tile: no mask
-        if not SHARED:
+        if BLOCKS:
+            for at in range(begin, clear, BLOCK):
+                slot = tl.load(table_ptr + at // PAGE) * PAGE + at % PAGE
+                peak, total, acc = fold_block(
+                    (peak, total, acc),
+                    q,
+                    k_block,
+                    v_block,
+                    slot,
+                    kv_head,
+                    (scale, cap, 0.0),
+                    WIDTH,
+                    VALUE,
+                    CAPPED,
+                )
+        elif not SHARED:
             for at in range(begin, clear, BLOCK):
                 token = at + tl.arange(0, BLOCK)
                 all_of_them = token >= 0
+                bias = 0.0
+                if SLOPED:
+                    bias = slope[:, None] * (token[None, :] - own[:, None])
                 place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
                 peak, total, acc = fold(
                     (peak, total, acc),
@@ -124,7 +165,7 @@ def extend_kernel(
                     place,
                     all_of_them,
                     all_of_them[None, :],
-                    (scale, cap),
+                    (scale, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -133,6 +174,7 @@ def extend_kernel(
                     SHARED,
                     CAPPED,
                     MASKED=False,
+                    SLOPED=SLOPED,
                 )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -140,11 +182,17 @@ def extend_kernel(
             valid = token < length
             seen = valid[None, :]
             if CAUSAL:
-                seen = seen & (token[None, :] <= own[:, None])
+                seen = seen & (token[None, :] <= last[:, None])
             if WINDOW > 0:
                 seen = seen & (token[None, :] > own[:, None] - WINDOW)
                 # pages before the window may belong to other requests
                 valid = valid & (token > lowest - WINDOW)
+            if SEGMENT > 0:
+                seen = seen & (token[None, :] >= (own // SEGMENT * SEGMENT)[:, None])
+                valid = valid & (token >= lowest // SEGMENT * SEGMENT)
+            bias = 0.0
+            if SLOPED:
+                bias = slope[:, None] * (token[None, :] - own[:, None])
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
             peak, total, acc = fold(
                 (peak, total, acc),
@@ -154,7 +202,7 @@ def extend_kernel(
                 place,
                 valid,
                 seen,
-                (scale, cap),
+                (scale, cap, bias),
                 WIDTH,
                 VALUE,
                 MAIN,
@@ -163,6 +211,7 @@ def extend_kernel(
                 SHARED,
                 CAPPED,
                 MASKED=True,
+                SLOPED=SLOPED,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

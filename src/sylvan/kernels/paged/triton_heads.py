@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
+from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.paged.pages import Cache, Rotary
 
 _ELEMENTS = 2048  # of a program's block
@@ -119,8 +120,10 @@ def _heads_kernel(
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     MOST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (t, i): the i-th block of heads of row t; queries first, then keys, then values."""
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (HEADS + Q_BLOCK - 1) // Q_BLOCK
@@ -200,7 +203,9 @@ def _store_kernel(
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
     MOST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
     col = tl.arange(0, WIDTH_BLOCK)[None, :]
@@ -247,7 +252,7 @@ def store_heads(
     numbers = [
         x for n in (rotary.q_norm, rotary.k_norm) for x in ((n.eps, n.offset) if n else (0.0, 0.0))
     ]
-    launch(
+    launch_early(
         _heads_kernel,
         (len(qkv), sum(ceil_div(count, block) for count, block in counts)),
         qkv,
@@ -296,7 +301,7 @@ def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale
     heads, width = x_TKH.shape[1:]
     width_block = power_of_two(width)
     block = _block(heads, width_block)
-    launch(
+    launch_early(
         _store_kernel,
         (len(x_TKH), ceil_div(heads, block)),
         x_TKH,

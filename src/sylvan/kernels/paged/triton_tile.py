@@ -70,24 +70,51 @@ def fold(
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
+    SLOPED: tl.constexpr,
 ):
     """One online-softmax update of (peak, total, acc) by a block (arXiv:2205.14135 s3.1).
 
     `seen` (rows, tokens) is the attention mask; without MASKED, every token is visible. SHARED: the
     values are the first columns of the keys (latent attention), which are then read once. The scale
-    must be positive: products are compared before they are scaled.
+    must be positive: products are compared before they are scaled. SLOPED: `bias` (rows, tokens) is
+    added to the scores.
     """
     peak, total, acc = state
     k_ptr, k_stride, v_ptr, v_stride = caches
-    scale, cap = numbers
-    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN, MAIN).to(q.dtype)
+    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN).to(
+        q.dtype
+    )
     scores = tl.dot(q, k, input_precision="ieee")
     if TAIL > 0:
         k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL).to(q.dtype)
         scores = tl.dot(q_tail, k_tail, scores, input_precision="ieee")
+    higher, weights, shrink = weighted(peak, scores, seen, numbers, CAPPED, MASKED, SLOPED)
+    if SHARED:
+        v = tl.trans(k)
+    else:
+        v = rows_of(v_ptr, place, v_stride, valid, 0, VALUE, VALUE_BLOCK).to(q.dtype)
+    acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total * shrink + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def weighted(
+    peak,
+    scores,
+    seen,
+    numbers,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
+    SLOPED: tl.constexpr,
+):
+    """The new peaks, weights of a block by them, and what earlier sums shrink by."""
+    scale, cap, bias = numbers
     unit = scale * LOG2_E
     if CAPPED:
         scores = capped(scores, scale, cap)
+        unit = 1.0
+    if SLOPED:
+        scores = scores * unit + bias * LOG2_E
         unit = 1.0
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
@@ -95,11 +122,28 @@ def fold(
     level = higher
     if MASKED:  # rows without a visible token have no peak yet: -inf - -inf is NaN
         level = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores * unit - level[:, None])
-    shrink = tl.exp2(peak - level)
-    if SHARED:
-        v = tl.trans(k)
-    else:
-        v = rows_of(v_ptr, place, v_stride, valid, 0, VALUE, VALUE_BLOCK).to(q.dtype)
+    return higher, tl.exp2(scores * unit - level[:, None]), tl.exp2(peak - level)
+
+
+@triton.jit
+def fold_block(
+    state,
+    q,
+    k_block,
+    v_block,
+    slot,
+    kv_head,
+    numbers,
+    WIDTH: tl.constexpr,
+    VALUE: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """`fold` by a block of visible tokens in consecutive slots, which tensor descriptors copy."""
+    peak, total, acc = state
+    k = k_block.load([slot, kv_head * WIDTH])
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    found = weighted(peak, scores, scores, numbers, CAPPED, False, False)
+    higher, weights, shrink = found[0], found[1], found[2]
+    v = v_block.load([slot, kv_head * VALUE])
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total * shrink + tl.sum(weights, 1), acc

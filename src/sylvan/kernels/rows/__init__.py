@@ -8,11 +8,10 @@ from sylvan.kernels.api import TracedTensor, X
 from sylvan.kernels.gpu.choice import KernelDispatch
 from sylvan.kernels.rows import reference
 
-_MODULE = "sylvan.kernels.rows.triton_rows"
-_take_rows = KernelDispatch(reference.take_rows, _MODULE)
-_add = KernelDispatch(reference.add, _MODULE)
-_scale = KernelDispatch(reference.scale, _MODULE)
-_softcap = KernelDispatch(reference.softcap, _MODULE)
+_take_rows = KernelDispatch("rows.take_rows", reference.take_rows)
+_add = KernelDispatch("rows.add", reference.add)
+_scale = KernelDispatch("rows.scale", reference.scale)
+_softcap = KernelDispatch("rows.softcap", reference.softcap)
 
 
 def take_rows(x: X, rows: X) -> X:

@@ -7,16 +7,26 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.gating.triton_gating import tanh
-from sylvan.kernels.gpu.launch import launch
+from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div
+from sylvan.kernels.gpu.triton_early import inputs_ready
 
 _BLOCK = 1024
 
 
 @triton.jit
 def _gather_kernel(
-    x_ptr, rows_ptr, y_ptr, width, x_stride, factor, SCALED: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    rows_ptr,
+    y_ptr,
+    width,
+    x_stride,
+    factor,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < width
@@ -28,7 +38,17 @@ def _gather_kernel(
 
 
 @triton.jit
-def _arithmetic_kernel(a_ptr, b_ptr, y_ptr, total, factor, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _arithmetic_kernel(
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    total,
+    factor,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    inputs_ready(EARLY)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < total
     a = tl.load(a_ptr + i, mask=inside, other=0.0).to(tl.float32)
@@ -50,7 +70,7 @@ def gather(x: torch.Tensor, rows: torch.Tensor, factor: float, dtype: torch.dtyp
     """Rows of x (M, D) times `factor`. Shape: (len(rows), D) of `dtype`."""
     assert x.stride(1) == 1
     out = torch.empty((len(rows), x.shape[1]), dtype=dtype, device=x.device)
-    launch(
+    launch_early(
         _gather_kernel,
         (len(rows), ceil_div(x.shape[1], _BLOCK)),
         x,
@@ -81,5 +101,5 @@ def _arithmetic(a: torch.Tensor, b: torch.Tensor, factor: float, kind: str) -> t
     a, b = a.contiguous(), b.contiguous()
     out = torch.empty_like(a)
     grid = (ceil_div(a.numel(), _BLOCK),)
-    launch(_arithmetic_kernel, grid, a, b, out, a.numel(), factor, KIND=kind, BLOCK=_BLOCK)
+    launch_early(_arithmetic_kernel, grid, a, b, out, a.numel(), factor, KIND=kind, BLOCK=_BLOCK)
     return out

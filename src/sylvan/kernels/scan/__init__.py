@@ -16,18 +16,22 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
+from sylvan.kernels.gpu.choice import kernels_for
 from sylvan.kernels.scan.conv import short_conv
 from sylvan.kernels.scan.delta import DeltaInputs, delta_scan
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs, space_scan
 from sylvan.kernels.scan.spans import Spans
 
 __all__ = [
     "DeltaInputs",
+    "DeviceSpans",
     "Scans",
     "SpaceInputs",
     "Spans",
     "TorchScans",
     "delta_scan",
+    "scans_of",
     "short_conv",
     "space_scan",
 ]
@@ -42,7 +46,7 @@ class Scans(Protocol):
         weight_CK: torch.Tensor,
         bias_C: torch.Tensor | None,
         state_SKC: torch.Tensor,
-        spans: Spans,
+        spans: Spans | DeviceSpans,
         *,
         silu: bool = False,
     ) -> torch.Tensor:
@@ -53,11 +57,15 @@ class Scans(Protocol):
         """
         ...
 
-    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
+    def space(
+        self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
         """With h = exp(dt A) h + dt x B: C h + D x, in float32. Shape: (T, H, P)."""
         ...
 
-    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+    def delta(
+        self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
         """Queries and keys are made unit vectors first; float32. Shape: (T, H, V)."""
         ...
 
@@ -71,15 +79,29 @@ class TorchScans:
         weight_CK: torch.Tensor,
         bias_C: torch.Tensor | None,
         state_SKC: torch.Tensor,
-        spans: Spans,
+        spans: Spans | DeviceSpans,
         *,
         silu: bool = False,
     ) -> torch.Tensor:
-        out_TC = short_conv(x_TC, weight_CK, bias_C, state_SKC, spans).to(x_TC.dtype)
+        out_TC = short_conv(x_TC, weight_CK, bias_C, state_SKC, _on_host(spans)).to(x_TC.dtype)
         return F.silu(out_TC) if silu else out_TC
 
-    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
-        return space_scan(inputs, state_SHPN, spans)
+    def space(
+        self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
+        return space_scan(inputs, state_SHPN, _on_host(spans))
 
-    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
-        return delta_scan(inputs, state_SHKV, spans)
+    def delta(
+        self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
+        return delta_scan(inputs, state_SHKV, _on_host(spans))
+
+
+def scans_of(device: torch.device) -> Scans | None:
+    """Kernels for a device; None: there are none, or, on CPUs, they come with a compiled model."""
+    kernels = kernels_for("scan", device)
+    return None if kernels is None else kernels.TritonScans()
+
+
+def _on_host(spans: Spans | DeviceSpans) -> Spans:
+    return spans.on_host() if isinstance(spans, DeviceSpans) else spans

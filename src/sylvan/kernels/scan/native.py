@@ -22,6 +22,7 @@ from sylvan.kernels.native.opset import DeltaScan, ShortConv, SpaceScan, StateSl
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.scan.delta import EPS, DeltaInputs
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
@@ -63,7 +64,7 @@ class NativeScans:
         weight_CK: torch.Tensor,
         bias_C: torch.Tensor | None,
         state_SKC: torch.Tensor,
-        spans: Spans,
+        spans: Spans | DeviceSpans,
         *,
         silu: bool = False,
     ) -> torch.Tensor:
@@ -86,7 +87,9 @@ class NativeScans:
         self._run(ShortConv, buffers, sizes, spans)
         return out_TC
 
-    def space(self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans) -> torch.Tensor:
+    def space(
+        self, inputs: SpaceInputs, state_SHPN: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
         """Shape: (T, H, P), float32."""
         heads, width, states = state_SHPN.shape[1:]
         if states > _MOST_STATES:
@@ -118,7 +121,9 @@ class NativeScans:
         self._run(SpaceScan, buffers, sizes, spans)
         return out_THP
 
-    def delta(self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
+    def delta(
+        self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans | DeviceSpans
+    ) -> torch.Tensor:
         """Shape: (T, H, V), float32."""
         heads, keys, values = state_SHKV.shape[1:]
         if keys > _MOST_STATES:
@@ -155,9 +160,10 @@ class NativeScans:
         op: type[Op],
         buffers: Mapping[str, torch.Tensor],
         sizes: Mapping[str, float],
-        spans: Spans,
+        spans: Spans | DeviceSpans,
     ) -> None:
         """Bind the tensors, then what says where requests lie, and compute."""
+        assert isinstance(spans, Spans), "a CPU has no device's memory"
         if spans != self._spans:
             self._spans, self._arrays = spans, _arrays(spans)
         key = op, *buffers, *sizes.values()

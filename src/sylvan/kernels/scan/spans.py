@@ -27,16 +27,24 @@ class Spans:
         """Rows of each request."""
         return [b - a for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
+    def scan(self, state_S: torch.Tensor, out_T: torch.Tensor, step: Step) -> torch.Tensor:
+        """See the function `scan`."""
+        return _scanned(state_S, self, out_T, step)
+
 
 def scan(state_S: torch.Tensor, spans: Spans, out_T: torch.Tensor, step: Step) -> torch.Tensor:
     """Take one row of every request at a time, requests with the most rows first.
 
     Args:
         state_S: All slots of one state; those of the requests, and `saves`, are written.
-        spans: Rows and slots.
+        spans: Rows and slots; how the rows are walked is theirs to say.
         out_T: Takes the outputs; returned.
         step: The recurrence.
     """
+    return spans.scan(state_S, out_T, step)
+
+
+def _scanned(state_S: torch.Tensor, spans: Spans, out_T: torch.Tensor, step: Step) -> torch.Tensor:
     lens = spans.lens
     order = sorted(range(len(lens)), key=lambda r: -lens[r])
     slots_R = torch.tensor([spans.slots[r] for r in order], device=state_S.device)

@@ -15,14 +15,23 @@ import jax.numpy as jnp
 
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native import opset
-from sylvan.kernels.native.graph import Graph
+from sylvan.kernels.native.graph import Graph, HostCall
 from sylvan.kernels.native.schema import Op
-from sylvan.kernels.xla import experts, heads, rows
+from sylvan.kernels.xla import experts, heads, lora, rows
 from sylvan.kernels.xla.attention import Attend
-from sylvan.kernels.xla.values import DTYPES, PaddedInputs, Pages, Values, Weights
+from sylvan.kernels.xla.values import (
+    DTYPES,
+    LoraStack,
+    PaddedInputs,
+    Pages,
+    Values,
+    Weights,
+)
 
 Array: TypeAlias = jax.Array
 Lowering = Callable[[Values, Any], None]
+HostLowering = Callable[[Values, int, Array], Array]
+"""Computes a host call of the graph, by its number, from its rows."""
 
 
 def _nothing(v: Values, op: Op) -> None:
@@ -56,9 +65,14 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
         opset.HeadGroups: heads.head_groups,
         opset.ToStack: heads.to_stack,
         opset.FromStack: heads.from_stack,
+        opset.LoraPairs: lora.lora_pairs,
+        opset.LoraShrink: lora.lora_shrink,
+        opset.LoraLookup: lora.lora_lookup,
+        opset.LoraExpand: lora.lora_expand,
+        HostCall: rows.host_call,
     }
 )
-"""By op; the ops of quantised weights, adapters, ranks and recurrent layers have none."""
+"""By op; the ops of quantised weights, ranks and sparse attention have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +93,20 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """Vectors replace rows of a buffer, or are added to them, before a segment begins."""
+
+    buffer: int
+    segment: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """Numbers of the buffers that are read after a step; `layers` in the order wanted.
 
-    `head`: the segment of the head, whose input is `taken`.
+    `head`: the segment of the head, whose input is `taken`. `edits`: buffers that a step may
+    change, in order.
     """
 
     hidden: int
@@ -90,6 +114,15 @@ class Ends:
     logits: int
     layers: Sequence[int]
     head: int
+    edits: Sequence[Edit] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramMemory:
+    """What a step consumes and gives back: pages of attention, and recurrent states by part."""
+
+    pages: Mapping[int, Pages]
+    states: Mapping[int, Array]
 
 
 class LoweredProgram:
@@ -100,6 +133,8 @@ class LoweredProgram:
         layers: By the number of a constant of keys, the attention layer whose they are.
         ends: See `Ends`.
         attend: Attention over pages.
+        call: Computes host calls; None: the graph has none.
+        every: The ops of the graph, and those that host calls run inside; by default the former.
 
     Attributes:
         loads: Constants that count rows of experts, in the order in which `Outputs` has them.
@@ -108,19 +143,34 @@ class LoweredProgram:
         Unsupported: an op has none; names it.
     """
 
-    def __init__(self, graph: Graph, layers: Mapping[int, int], ends: Ends, attend: Attend) -> None:
-        if lacking := sorted({type(op).__name__ for op in graph.ops} - _names()):
+    def __init__(
+        self,
+        graph: Graph,
+        layers: Mapping[int, int],
+        ends: Ends,
+        attend: Attend,
+        call: HostLowering | None = None,
+        every: Sequence[Op] = (),
+    ) -> None:
+        every = every or graph.ops
+        if lacking := sorted({type(op).__name__ for op in every} - _names()):
             raise Unsupported(f"ops without a lowering to JAX: {', '.join(lacking)}")
         self.graph, self.ends = graph, ends
-        self._layers, self._attend = layers, attend
-        self.loads = [~op.load for op in graph.ops if isinstance(op, opset.MoeAlign)]
+        self._layers, self._attend, self._call = layers, attend, call
+        self.loads = [~op.load for op in every if isinstance(op, opset.MoeAlign)]
 
     def step(
-        self, weights: Weights, pages: Mapping[int, Pages], inputs: PaddedInputs
-    ) -> tuple[dict[int, Pages], Outputs]:
-        """All rows of a step, while JAX traces it. The pages come back with the new rows."""
-        values = Values(self.graph, weights, inputs, self._attend, {**pages}, self._layers)
-        _run(values, self.graph.ops)
+        self,
+        weights: Weights,
+        memory: ProgramMemory,
+        inputs: PaddedInputs,
+        adapters: Mapping[int, LoraStack] = MappingProxyType({}),
+    ) -> tuple[ProgramMemory, Outputs]:
+        """All rows of a step, while JAX traces it. The memory comes back with what it wrote."""
+        values = self._values(weights, inputs, adapters)
+        values.pages, values.states = {**memory.pages}, {**memory.states}
+        edits = zip(self.ends.edits, inputs.edits, strict=True) if inputs.edits else ()
+        _run(values, self.graph.ops, [*edits])
         ends, wide = self.ends, values.wide
         found = Outputs(
             logits=wide(ends.logits),
@@ -128,16 +178,43 @@ class LoweredProgram:
             layers=[wide(layer) for layer in ends.layers],
             loads=[values.loads[ref] for ref in self.loads],
         )
-        return values.pages, found
+        return ProgramMemory(values.pages, values.states), found
 
-    def head(self, weights: Weights, vectors_RD: Array) -> Array:
-        """Logits of float32 vectors, float32 (R, V)."""
-        none = jnp.zeros(0, jnp.int32)
-        inputs = PaddedInputs({}, none, (), none, jnp.int32(0))
-        values = Values(self.graph, weights, inputs, self._attend, {}, self._layers)
+    def head(
+        self,
+        weights: Weights,
+        vectors_RD: Array,
+        slots_R: Array | None = None,
+        adapters: Mapping[int, LoraStack] = MappingProxyType({}),
+    ) -> Array:
+        """Logits of float32 vectors, float32 (R, V); `slots_R` are their adapters."""
+        none, every = jnp.zeros(0, jnp.int32), jnp.arange(vectors_RD.shape[0])
+        inputs = PaddedInputs({}, none, (), every, jnp.int32(0), adapters=slots_R)
+        values = self._values(weights, inputs, adapters)
         values.buffers[self.ends.taken] = vectors_RD.astype(DTYPES[self._taken_type])
         _run(values, [op for op in self.graph.ops if op.segment >= self.ends.head])
         return values.wide(self.ends.logits)
+
+    def _values(
+        self, weights: Weights, inputs: PaddedInputs, adapters: Mapping[int, LoraStack]
+    ) -> Values:
+        return Values(
+            self.graph,
+            weights,
+            inputs,
+            self._attend,
+            {},
+            self._layers,
+            adapters=adapters,
+            call=self._call,
+        )
+
+    @staticmethod
+    def run_inner(values: Values, ops: Sequence[Op], given: int, made: int, x: Array) -> Array:
+        """Ops inside a host call, from the rows of buffer `given` to those of `made`."""
+        values.buffers[given] = x
+        _run(values, ops)
+        return values.rows(made)
 
     @property
     def _taken_type(self) -> Any:
@@ -145,10 +222,25 @@ class LoweredProgram:
         return next(op.dtype for op in taking if op.out == self.ends.taken)
 
 
-def _run(values: Values, ops: Sequence[Op]) -> None:
+def _run(
+    values: Values,
+    ops: Sequence[Op],
+    edits: Sequence[tuple[Edit, tuple[Array, Array]]] = (),
+) -> None:
+    waiting = [*edits]
     for op in ops:
+        while waiting and op.segment >= waiting[0][0].segment:
+            _edit(values, *waiting.pop(0))
         with jax.named_scope(type(op).__name__):
             LOWERINGS[type(op)](values, op)
+
+
+def _edit(values: Values, edit: Edit, given: tuple[Array, Array]) -> None:
+    vectors_TD, has_one_T = given
+    x = values.wide(edit.buffer)
+    new = x + vectors_TD if edit.adds else vectors_TD
+    kind = values.rows(edit.buffer).dtype
+    values.buffers[edit.buffer] = jnp.where(has_one_T[:, None], new, x).astype(kind)
 
 
 def _names() -> set[str]:
@@ -157,6 +249,8 @@ def _names() -> set[str]:
 
 for _class, _fields in (
     (Outputs, ("logits", "hidden", "layers", "loads")),
-    (Weights, ("matrices", "vectors")),
+    (Weights, ("matrices", "vectors", "tensors")),
+    (ProgramMemory, ("pages", "states")),
+    (LoraStack, ("down", "up", "scales")),
 ):
     jax.tree_util.register_dataclass(_class, data_fields=_fields, meta_fields=())

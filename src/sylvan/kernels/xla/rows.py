@@ -12,6 +12,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from sylvan.kernels.native.graph import HostCall
 from sylvan.kernels.native.opset import (
     Activation,
     Add,
@@ -180,3 +181,10 @@ def cast(v: Values, op: Cast) -> None:
 def scale_rows(v: Values, op: ScaleRows) -> None:
     """Rows, each times column 0 of its factors."""
     v.put(op.out, v.wide(op.x) * v.wide(op.factors)[:, :1], op)
+
+
+def host_call(v: Values, op: HostCall) -> None:
+    """A module of PyTorch, whose functions become those of JAX."""
+    assert v.call is not None, "a graph with host calls, lowered without their modules"
+    x = v.wide(op.x) if op.x_f32 else v.rows(op.x)
+    v.put(op.out, v.call(v, op.function, x[:, : op.cols]), op)

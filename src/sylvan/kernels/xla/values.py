@@ -5,7 +5,7 @@ Shapes: T rows of tokens, S rows of outputs, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,6 +25,44 @@ DTYPES: Mapping[RowType, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
 @dataclass(frozen=True, slots=True)
+class StateRows:
+    """Where rows lie, and where recurrent states are read and go; int32. No slot: S or more.
+
+    Attributes:
+        starts: First row of each request (R,).
+        counts: Rows of each request (R,); 0: padding.
+        slots: State slot of each request (R,).
+        saves: Slots that also get the state after each row (2, T).
+        places: Number of each row in its request (T,).
+        row_slots: State slot of each row's request (T,).
+        single: Whether request n is row n.
+    """
+
+    starts: Array
+    counts: Array
+    slots: Array
+    saves: Array
+    places: Array
+    row_slots: Array
+    single: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStack:
+    """The adapters of a layer in all slots L, their matrices padded with zeros to one rank R.
+
+    Attributes:
+        down: (E, K, L, P, R) of E experts (one of all other layers) and P parts.
+        up: Of each part, (E, L, R, N).
+        scales: Float32 (E, L, P).
+    """
+
+    down: Array
+    up: tuple[Array, ...]
+    scales: Array
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedInputs:
     """What changes from step to step, padded to the sizes of a bucket.
 
@@ -34,6 +72,9 @@ class PaddedInputs:
         tiles: Rows that attend, by KV group.
         sample_rows: Rows that need logits, int32 (S,).
         tokens: How many of the T rows are of requests, int32 ().
+        state_rows: For recurrent layers.
+        adapters: Adapter slot of each row, int32 (T,); -1: none.
+        edits: For each edit of the program vectors float32 (T, D), and which rows have one (T,).
     """
 
     sources: Mapping[Source, Array]
@@ -41,14 +82,24 @@ class PaddedInputs:
     tiles: Sequence[Tiles]
     sample_rows: Array
     tokens: Array
+    state_rows: StateRows | None = None
+    adapters: Array | None = None
+    edits: Sequence[tuple[Array, Array]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Constants of a program, by number; a matrix may be divided into parts along its outputs."""
+    """Constants of a program, by number; a matrix may be divided into parts along its outputs.
+
+    Attributes:
+        matrices: What products read.
+        vectors: Float32 numbers.
+        tensors: What modules of PyTorch read, see `sylvan.kernels.xla.tensors.Leaves`.
+    """
 
     matrices: Mapping[int, tuple[Array, ...]]
     vectors: Mapping[int, Array]
+    tensors: Sequence[Array] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +108,9 @@ class Values:
 
     Attributes:
         pages: Pages of each attention layer, replaced when rows are stored.
+        states: Slots of each part of the recurrent states (S, ...), which a step replaces.
+        adapters: By the number of the constant that describes a layer's adapters.
+        call: Runs a host call of the graph, by its number.
         loads: By the number of a constant, rows of each expert, int32 (E,).
     """
 
@@ -66,6 +120,9 @@ class Values:
     attend: Attend
     pages: dict[int, Pages]
     layers: Mapping[int, int]  # attention layer of the keys that are the constant
+    states: dict[int, Array] = field(default_factory=dict[int, Array])
+    adapters: Mapping[int, LoraStack] = field(default_factory=dict[int, LoraStack])
+    call: Callable[[Values, int, Array], Array] | None = None
     buffers: dict[int, Any] = field(default_factory=dict[int, Any])
     loads: dict[int, Array] = field(default_factory=dict[int, Array])
 

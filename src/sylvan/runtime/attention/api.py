@@ -27,6 +27,5 @@ def first_seen(layer: AttentionLayer, position: int) -> int:
 
 def ends_of(batch: ForwardBatch, rows: slice, first: int) -> torch.Tensor | None:
     """`ForwardBatch.row_ends` of some rows, counted from token `first` of their request."""
-    if batch.row_ends is None:
-        return None
-    return torch.from_numpy(batch.row_ends[rows] - first).to(batch.positions_T.device)
+    ends_T = batch.ends()
+    return None if ends_T is None else ends_T[rows] - first

@@ -20,6 +20,7 @@ class DenseAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
+        row_ends=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
@@ -57,7 +58,10 @@ def _block(
     pages_TP = batch.table_of(spec.index)[batch.req_slots_R[req_T].long()].long()
     k_TLKH, v_TLKH = (x[pages_TP].flatten(1, 2).float() for x in batch.kv.layer(spec.index))
     len_T = batch.kv_lens_R[req_T].long()
-    seen_TL = _seen(spec, len_T, len_T - (starts[req_T + 1] - row_T), k_TLKH.shape[1])
+    last_T = own_T = len_T - (starts[req_T + 1] - row_T)
+    if (ends_T := batch.ends()) is not None:
+        last_T = torch.maximum(own_T, ends_T[start : start + len(q_TNH)] - 1)
+    seen_TL = _seen(spec, len_T, own_T, last_T, k_TLKH.shape[1])
     q_TKGH = q_TNH.float().unflatten(1, (spec.num_kv_heads, -1))
     score = torch.einsum("tkgh,tlkh->tkgl", q_TKGH, k_TLKH) * spec.scale
     if spec.softcap:
@@ -70,13 +74,17 @@ def _block(
 
 
 def _seen(
-    spec: AttentionLayer, len_T: torch.Tensor, own_T: torch.Tensor, longest: int
+    spec: AttentionLayer,
+    len_T: torch.Tensor,
+    own_T: torch.Tensor,
+    last_T: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
-    """Which positions a row at position `own` of a request of length `len` looks at: (T, L)."""
+    """Which positions a row at `own` of a request of `len` tokens sees, up to `last`: (T, L)."""
     position = torch.arange(longest, device=len_T.device)
     seen = position < len_T[:, None]
     if spec.causal:
-        seen = seen & (position <= own_T[:, None])
+        seen = seen & (position <= last_T[:, None])
     if spec.window is not None:
         seen = seen & (position > own_T[:, None] - spec.window)
     return seen

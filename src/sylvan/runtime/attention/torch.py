@@ -88,12 +88,13 @@ class TorchAttention:
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         spans = self._spans_of(spec, batch)
-        if self._varlen and suits(q_TNH, spec) and batch.row_ends is None:
+        is_causal = batch.ends() is None
+        if self._varlen and suits(q_TNH, spec) and is_causal:
             for packed in self._packs_of(spec, batch):
                 q = q_TNH[packed.rows]
                 out_TNH[packed.rows] = attend_packed(self._varlen, q, (keys, values), packed, spec)
             return out_TNH
-        plain = spec.softcap is None and spec.sinks is None and batch.row_ends is None
+        plain = spec.softcap is None and spec.sinks is None and is_causal
         for span in spans:
             q = q_TNH[span.rows]
             k_SKH, v_SKH = (

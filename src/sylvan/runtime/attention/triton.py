@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from sylvan.kernels.api import HeadNorm, Rope
 from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
 
@@ -18,6 +18,8 @@ class TritonAttention:
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda", "rocm"}),
+        row_ends=True,
+        variants=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
         kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
@@ -31,9 +33,10 @@ class TritonAttention:
                 "attention=triton: triton is not installed; pip install 'sylvan[gpu]', or choose "
                 "attention=torch"
             )
-        # Triton itself decides at import whether it is interpreted.
-        self._attention: Any = importlib.import_module("sylvan.kernels.paged.triton_attention")
-        self._heads: Any = importlib.import_module("sylvan.kernels.paged.triton_heads")
+        # Here because Triton is imported only where it is used.
+        from sylvan.kernels.paged import triton_attention, triton_heads
+
+        self._attention, self._heads = triton_attention, triton_heads
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: lengths and pages stay on the device."""
@@ -58,20 +61,20 @@ class TritonAttention:
         batch: ForwardBatch,
     ) -> torch.Tensor:
         """Norms, positions and the store are one kernel."""
-        rotary = self._heads.Rotary(rope, *norms)
+        rotary = Rotary(rope, *norms)
         cache = self._cache(spec, batch)
         q_TNH = self._heads.store_heads(qkv, spec, batch.positions_T, rotary, cache)
         return self._attend(spec, q_TNH, batch)
 
-    def _cache(self, spec: AttentionLayer, batch: ForwardBatch) -> Any:
+    def _cache(self, spec: AttentionLayer, batch: ForwardBatch) -> Cache:
         keys, values = batch.kv.layer(spec.index)
-        return self._heads.Cache(keys=keys, values=values, slots_T=batch.slots_of(spec.index))
+        return Cache(keys=keys, values=values, slots_T=batch.slots_of(spec.index))
 
     def _attend(
         self, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         keys, values = batch.kv.layer(spec.index)
-        pages = self._attention.Pages(
+        pages = LayerKV(
             keys=keys,
             values=values,
             table_SP=batch.table_of(spec.index),
@@ -80,7 +83,7 @@ class TritonAttention:
         )
         if batch.num_tokens == batch.num_reqs:  # one each
             return self._attention.decode(q_TNH, pages, spec)
-        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec)
+        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends())
 
 
 BACKEND = TritonAttention

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
+from sylvan.runtime.cache.by_rank import CachesByRank
 from sylvan.runtime.cache.eviction import eviction_policy
 from sylvan.runtime.cache.groups import KVGroup, check_groups
 from sylvan.runtime.cache.heap import StagedHeap
@@ -54,7 +56,7 @@ def kv_cache(
     windowed = paged[1:] if has_full else paged
     windows = [WindowPages(group, index) for index, group in enumerate(windowed)]
     counted = paged[0].num_pages if has_full else paged[0].num_pages * COUNTED_PER_WINDOW_PAGE
-    pages = PageAllocator(counted, paged[0].page_size)
+    pages = PageAllocator(counted, paged[0].page_size, paged[0].first)
     if prefix == "none":
         slots = StateSlots(num_states, None) if num_states else None
         return KVCacheManager(pages, NoPrefixCache(), slots, windows, has_full=has_full)
@@ -74,3 +76,27 @@ def kv_cache(
         residency = Residency(tree.nodes, tree.heap, policy, tiers, ahead)
         loads = Loads(tree.nodes, residency, pages, windows, slots)
     return KVCacheManager(pages, tree, slots, windows, loads, has_full=has_full)
+
+
+def caches_by_rank(
+    groups: Sequence[KVGroup], count: int, prefix: PrefixKind, eviction: str
+) -> CachesByRank:
+    """Build a manager for each of several groups of ranks that have different requests.
+
+    Args:
+        groups: Memory of one of them; see `kv_cache`.
+        count: Number of groups of ranks.
+        prefix: Whether prefixes are cached.
+        eviction: Name of the eviction policy.
+
+    Raises:
+        ConfigError: no such eviction policy.
+        ValueError: the KV groups are inconsistent, or hold states.
+    """
+    if any(group.kind == "state" for group in groups):
+        raise ValueError("groups of ranks with different requests keep no recurrent states")
+    parts = [
+        [replace(group, first=number * (group.num_pages - 1)) for group in groups]
+        for number in range(count)
+    ]
+    return CachesByRank([kv_cache(part, prefix, eviction) for part in parts])

@@ -21,6 +21,7 @@ class KVGroup:
           including the empty slot 0.
         page_size: Tokens per page; equal in all paged groups of a model.
         window: Number of tokens that a token of a "window" layer attends to, including itself.
+        first: Added to the page numbers, where other memory of the same group has those before.
     """
 
     name: str
@@ -28,6 +29,7 @@ class KVGroup:
     num_pages: int
     page_size: int = 1
     window: int = 0
+    first: int = 0
 
     def first_page(self, computed: int) -> int:
         """First page that tokens from position `computed` on read; 0 without a window."""

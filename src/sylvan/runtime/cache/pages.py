@@ -13,12 +13,13 @@ class PageAllocator:
     A page is either free or allocated. Freeing a free page is a bug, which an assertion catches.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, first: int = 0) -> None:
+        """`first` is added to the page numbers, where other allocators have those before."""
         self.page_size = page_size
         self.num_pages = num_pages - 1
-        self._stack: IntArray = np.arange(num_pages - 1, 0, -1, dtype=np.int32)
+        self._stack: IntArray = np.arange(first + num_pages - 1, first, -1, dtype=np.int32)
         self._top = num_pages - 1
-        self._is_free = np.ones(num_pages, np.bool_)
+        self._is_free = np.ones(first + num_pages, np.bool_)
         # a memoryview: three times as fast for single numbers as indexing the array
         self._numbers, self._flags = self._stack.data, self._is_free.data
 
@@ -61,5 +62,5 @@ class PageAllocator:
         self._top += count
 
     def free_mask(self) -> np.ndarray:
-        """Which page numbers are free, as booleans; page 0 counts as free."""
+        """Which page numbers are free, as booleans; page 0 and those of others count as free."""
         return self._is_free.copy()

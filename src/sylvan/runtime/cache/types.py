@@ -356,6 +356,7 @@ class KVHandle:
     loading: Load | None = None  # a load that must finish before the request can run
     loaded: int = 0  # cached tokens that storage provided
     from_host: int = 0  # cached tokens that host memory provided
+    rank: int = 0  # the group of ranks that has it, where groups have different requests
 
     @property
     def tables(self) -> tuple[PageTable, ...]:

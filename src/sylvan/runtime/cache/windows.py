@@ -33,12 +33,13 @@ class WindowPages:
         """`index`: position among the window groups of the model."""
         self.group, self.index = group, index
         self.page_size = group.page_size
-        self.allocator = PageAllocator(group.num_pages, group.page_size)
+        self.allocator = PageAllocator(group.num_pages, group.page_size, group.first)
         self.num_cached = 0  # pages of nodes
         self._num_readers = 0  # sum of all counts
-        self._readers = [0] * group.num_pages
-        self._owner: Any = np.empty(group.num_pages, np.object_)  # node that has a page, or None
-        self._entry = [0] * group.num_pages  # index of a node's page in the node's whole prefix
+        numbers = group.first + group.num_pages
+        self._readers = [0] * numbers
+        self._owner: Any = np.empty(numbers, np.object_)  # node that has a page, or None
+        self._entry = [0] * numbers  # index of a node's page in the node's whole prefix
         self._idle: OrderedDict[int, None] = OrderedDict()  # next page to take first
 
     @property

@@ -8,15 +8,17 @@ heads, H head dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-import numpy as np
 import torch
 
 from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope, X
+from sylvan.kernels.scan.device_spans import DeviceSpans
+from sylvan.kernels.scan.spans import Spans
 from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.host import BatchLimits, HostArrays
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool, StateWork
 from sylvan.runtime.core.step import DraftRows, InputEmbeds
@@ -29,9 +31,10 @@ class AttentionCaps:
     `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
     separate decode kernel, cannot promise this. `row_ends`: rows may see later tokens
-    (`ForwardBatch.row_ends`). `runners`: step runners that it works with. `kv_dtypes`: values of
-    `cache.dtype` that it reads; `dtypes` and `max_head_dim`: what it computes with; None: anything.
-    `from_projection`: it is a `FusedAttention`.
+    (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer. `runners`:
+    step runners that it works with. `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes`
+    and `max_head_dim`: what it computes with; None: anything. `from_projection`: it is a
+    `FusedAttention`.
     """
 
     devices: frozenset[str]
@@ -39,6 +42,7 @@ class AttentionCaps:
     batch_invariant: bool = False
     tree_mask: bool = False
     row_ends: bool = False
+    variants: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
     kv_dtypes: frozenset[str] = frozenset({"model"})
@@ -143,74 +147,6 @@ class TurningAttention(AttentionBackend, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchLimits:
-    """Largest step that the persistent buffers hold.
-
-    `max_samples`: rows with logits; 0: one per request. `max_paths`: extra sequences for paths of
-    draft trees.
-    """
-
-    max_tokens: int
-    max_reqs: int
-    max_pages_per_req: int
-    max_samples: int = 0
-    max_paths: int = 0
-
-    @property
-    def most_samples(self) -> int:
-        """Most rows with logits in one step."""
-        return max(self.max_samples, self.max_reqs)
-
-
-class HostArrays:
-    """The step's inputs as int32 numpy arrays of full size; the worker writes them in place.
-
-    Only the first `num_tokens` or `num_reqs` entries count. `page_tables` (G, S, P) and
-    `slot_mappings` (G, T) have one part for each KV group; a page table has one row for each
-    request slot and keeps its contents between steps. Entries before a layer's window are not read
-    and may name any page. `position_shifts` (S,), also kept between steps, are added to the rotary
-    positions of a request.
-    """
-
-    def __init__(self, limits: BatchLimits, num_groups: int = 1) -> None:
-        tokens, reqs = limits.max_tokens, limits.max_reqs + limits.max_paths
-        self.input_ids: IntArray = np.zeros(tokens, np.int32)
-        self.positions: IntArray = np.zeros(tokens, np.int32)
-        self.token_types: IntArray = np.zeros(tokens, np.int32)
-        self.slot_mappings: IntArray = np.zeros((num_groups, tokens), np.int32)
-        self.kv_lens: IntArray = np.zeros(reqs, np.int32)
-        self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
-        self.req_slots: IntArray = np.zeros(reqs, np.int32)
-        self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # guesses are sampled
-        self.page_tables: IntArray = np.zeros(
-            (num_groups, reqs, limits.max_pages_per_req), np.int32
-        )
-        self.position_shifts: IntArray = np.zeros(reqs, np.int32)
-
-    @property
-    def page_table(self) -> IntArray:
-        """(S, P) of the first group."""
-        return self.page_tables[0]
-
-    @property
-    def out_slots(self) -> IntArray:
-        """(T,) of the first group."""
-        return self.slot_mappings[0]
-
-    def map_slots(self, req_slots_T: IntArray, positions_T: IntArray, page_size: int) -> None:
-        """Find where each row's KV goes, in every group, by the page tables.
-
-        Args:
-            req_slots_T: Request slot of each row.
-            positions_T: Its place in its request.
-            page_size: Tokens of a page.
-        """
-        pages, offsets = np.divmod(positions_T, page_size)
-        for table, slots in zip(self.page_tables, self.slot_mappings, strict=True):
-            slots[: len(positions_T)] = table[req_slots_T, pages] * page_size + offsets
-
-
 @dataclass(slots=True, eq=False)
 class CrossMemory:
     """Encoder output of an item, for cross-attention layers.
@@ -225,6 +161,59 @@ class CrossMemory:
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class CrossSpan:
+    """Rows of a step that attend to the vectors of these items."""
+
+    rows: slice
+    memories: tuple[CrossMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowVectors:
+    """`InputEmbeds` in the memory of the device."""
+
+    row: int
+    layer: int
+    vectors_ND: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEdits:
+    """What capabilities change in one step that is queued on a device.
+
+    Attributes:
+        vectors: Vectors in place of embeddings, or added to the outputs of layers.
+        ends_T: `ForwardBatch.row_ends` on the device; None: causal.
+        cross: `ForwardBatch.cross`.
+    """
+
+    vectors: tuple[RowVectors, ...] = ()
+    ends_T: torch.Tensor | None = None
+    cross: tuple[CrossSpan, ...] = ()
+
+
+NO_EDITS = StepEdits()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The requests of a step whose KV this rank has, where ranks have different ones.
+
+    Attributes:
+        batch: The same step with these requests alone; nothing of it is sampled.
+        rows: Their rows in the whole step, int64.
+        most_rows: Rows of the group of ranks that has the most.
+        places_T: Where each row of the step lies among those of all groups, which are padded to
+            `most_rows` each; int64.
+    """
+
+    batch: ForwardBatch
+    rows: torch.Tensor
+    most_rows: int
+    places_T: torch.Tensor
+
+
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
@@ -234,11 +223,13 @@ class ForwardBatch:
     stored, and its pages in page_tables[g][req_slots_R[r]], where g is the layer's KV group;
     slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R has R + 1
     entries; `sample_rows` (S,) are the rows that need logits. Models with recurrent layers have
-    `states`, and `state_work` is this step's work on them. `input_embeds` replace token embeddings;
-    `drafts` are the slices whose last rows are guesses. `rotary_positions` (T,) override the
-    default positions; None: no override. A row attends to tokens of its request before `row_ends`
-    (T,), at least up to itself; None: causal. `cross` holds the encoder output of each request for
-    cross-attention layers.
+    `states`, and `state_work` is this step's work on them, or `state_spans` in the memory of a
+    device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
+    rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
+    row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
+    causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
+    queued, `edits` are those of the step that runs, while the fields of the host may belong to a
+    later one already. `own` are the requests that this rank attends for; None: all of them.
     """
 
     def __init__(
@@ -248,18 +239,23 @@ class ForwardBatch:
         attention: AttentionBackend,
         device: torch.device | str = "cpu",
         states: StatePool | None = None,
+        host: HostArrays | None = None,
     ) -> None:
+        """`host`: the arrays to use, with what is in them; None: new ones."""
         self.limits = limits
         self.kv = kv
         self.attention = attention
         self.states = states
         self.state_work: StateWork | None = None
+        self.state_spans: DeviceSpans | None = None
         self.input_embeds: tuple[InputEmbeds, ...] = ()
         self.rotary_positions: IntArray | None = None
         self.row_ends: IntArray | None = None
-        self.cross: tuple[CrossMemory | None, ...] = ()
+        self.cross: tuple[CrossSpan, ...] = ()
+        self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
-        self.host = HostArrays(limits, len(kv.groups))
+        self.own: OwnRows | None = None
+        self.host = host or HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
         self.num_samples = 0
@@ -270,10 +266,27 @@ class ForwardBatch:
         self.slot_mappings = self._full["slot_mappings"]
         self.ready(0, 0, 0)
 
+    def plan_attention(self) -> None:
+        """Let the attention backend prepare the rows that this rank attends for, if it has any."""
+        attending = self if self.own is None else self.own.batch
+        if attending.num_tokens:
+            self.attention.plan(attending)
+
     @property
     def page_table_SP(self) -> torch.Tensor:  # noqa: N802 - named as the tensors are
         """The page table of the first group."""
         return self.page_tables[0]
+
+    @property
+    def spans(self) -> Spans:
+        """Rows and state slots of the step, for recurrent layers; in a graph it waits for these."""
+        if self.state_spans is not None:
+            return self.state_spans.on_host()
+        work = self.state_work
+        assert work is not None, "a step without states"
+        starts = self.q_starts_R
+        on_host = starts.tolist() if starts.device.type == "cpu" else self.host.q_starts.tolist()
+        return Spans(tuple(on_host[: len(starts)]), tuple(work.slots.tolist()), work.saves)
 
     def table_of(self, layer: int) -> torch.Tensor:
         """The page table (S, P) that the attention layer of this index reads."""
@@ -311,13 +324,34 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
+    def ends(self) -> torch.Tensor | None:
+        """`row_ends` on the device, (T,); None: causal."""
+        if self.edits is not None:
+            return self.edits.ends_T
+        if self.row_ends is None:
+            return None
+        return torch.from_numpy(self.row_ends).to(self.positions_T.device)
+
+    @property
+    def memories(self) -> tuple[CrossSpan, ...]:
+        """`cross` of the step that runs."""
+        return self.cross if self.edits is None else self.edits.cross
+
+    def vectors(self, layer: int, like_TD: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Return rows and what `input_embeds` say of them for a layer, in the type of `like_TD`."""
+        if self.edits is not None:
+            parts = [(p.row, p.vectors_ND) for p in self.edits.vectors if p.layer == layer]
+        else:
+            host = (part for part in self.input_embeds if part.layer == layer)
+            parts = [(part.row, torch.from_numpy(part.vectors)) for part in host]
+        for row, vectors_ND in parts:
+            yield slice(row, row + len(vectors_ND)), vectors_ND.to(like_TD)
+
     def edited(self, layer: int, x_TD: X) -> X:
         """The output of a layer, with what `input_embeds` add to it; changed in place."""
         assert isinstance(x_TD, torch.Tensor)
-        for part in self.input_embeds:
-            if part.layer == layer:
-                vectors = torch.from_numpy(part.vectors).to(x_TD)
-                x_TD[part.row : part.row + len(vectors)] += vectors
+        for rows, vectors_ND in self.vectors(layer, x_TD):
+            x_TD[rows] += vectors_ND
         return x_TD
 
     def part(self, rows: torch.Tensor, reqs: torch.Tensor) -> ForwardBatch:
@@ -332,6 +366,8 @@ class ForwardBatch:
         some.slot_mappings = self.slot_mappings[:, rows]
         if self.row_ends is not None:
             some.row_ends = self.row_ends[rows.cpu().numpy()]
+        if self.edits is not None and self.edits.ends_T is not None:
+            some.edits = replace(self.edits, ends_T=self.edits.ends_T[rows])
         some.req_slots_R = self.req_slots_R[reqs]
         some.kv_lens_R = some.positions_T[each - 1 :: each] + 1
         some.q_starts_R = torch.arange(len(reqs) + 1, device=rows.device) * each

@@ -52,6 +52,8 @@ def configuration(args: ServerArgs) -> Config:
     if config.server.replicas > 1:
         spelled = loaded.given["server.replicas"].spelled
         raise ConfigError(f"{spelled}: an Engine is one replica; sylvan serve --dp runs several")
+    if config.parallel.placement == "ray":
+        raise ConfigError("parallel.placement=ray: only sylvan serve has Ray start other machines")
     if "processes" not in loaded.given and config.parallel.ranks == 1:
         config = msgspec.structs.replace(config, processes="one")
     facts = gather_facts(config)

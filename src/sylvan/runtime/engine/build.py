@@ -12,44 +12,51 @@ from typing import Any
 import torch
 
 from sylvan.config import Config
-from sylvan.config.check import check
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.plan import useful_tokens
-from sylvan.config.resolve import resolve
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
 from sylvan.kernels.native.cost import OpCost
+from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import Inspection
-from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.cache.radix import RadixCache
-from sylvan.runtime.cache.types import Place
 from sylvan.runtime.core.memory import PageMemory
-from sylvan.runtime.engine.composition import Emit, EngineCore, Inspect
+from sylvan.runtime.engine.compose import (
+    compose_scheduler,
+    grammar_of,
+    in_force,
+    number,
+    resolved,
+    scheduler_limits,
+)
+from sylvan.runtime.engine.composition import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
-from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup
-from sylvan.runtime.executor.api import Executor, ExecutorCaps
+from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.early.allowed import may_start_early
+from sylvan.runtime.executor.early.key import program_path
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.features.diffusion.build import (
+    diffusion_control,
+    diffusion_worker,
+    most_rows,
+)
 from sylvan.runtime.features.disagg.build import DisaggParts
-from sylvan.runtime.features.explain.control import CacheExplain
-from sylvan.runtime.features.flight_recorder.control import FlightRecorder
-from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
-from sylvan.runtime.features.grammar.build import Grammar, build_grammar
-from sylvan.runtime.features.grammar.vocabulary import Vocabulary
-from sylvan.runtime.features.kv_events.control import KVEvents
+from sylvan.runtime.features.grammar.build import Grammar, with_worker
+from sylvan.runtime.features.grammar.parts import GrammarParts
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
+from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts
 from sylvan.runtime.features.speculation.build import (
     AnySpeculation,
@@ -61,35 +68,17 @@ from sylvan.runtime.features.speculation.draft_model import DraftModel
 from sylvan.runtime.features.speculation.head_worker import NoHeadWorker
 from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
-from sylvan.runtime.features.standard import STANDARD_WORKERS, standard_capabilities
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
-from sylvan.runtime.sched.capability import Capability, Hooks
-from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits
-from sylvan.runtime.sched.policies import schedule_policy
-from sylvan.runtime.sched.scheduler import Scheduler
+from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.storage.identity import kv_manifest
 from sylvan.runtime.storage.manifest import GroupLayout, Manifest
 from sylvan.utils.machine import inspect_machine
 
 logger = logging.getLogger(__name__)
-
-
-def resolved(config: Config) -> Config:
-    """Return the configuration with `auto` resolved and checked; a resolved one is unchanged.
-
-    Raises:
-        ConfigError: The model is unreadable, or settings conflict.
-    """
-    needed = (config.device, config.context_len, config.cache.max_tokens, config.scheduler.overlap)
-    if "auto" not in needed:
-        return config
-    facts = gather_facts(config)
-    result = resolve(config, facts)
-    check(result, facts)
-    return result.config
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +109,9 @@ def build_scheduler(
         ConfigError: Something cannot be served; one clear sentence.
         RankLostError: Another rank did not start.
     """
-    config = resolved(config)
+    given = config = resolved(config)
     mesh = ranks.start(config) if ranks else Mesh(same_bits=config.parallel.same_bits)
-    if config.device == "cpu" and (lack := describe().reasons.get("none")):
-        logger.warning("no native kernels: using PyTorch, several times slower: %s", lack)
+    _warn_of_no_kernels(config)
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
@@ -132,6 +120,7 @@ def build_scheduler(
     workers = (
         lambda site: grammar.worker,
         partial(media_worker, settings=config.media),
+        partial(diffusion_worker, settings=config.diffusion),
         *disagg.workers,
         *pdmux.workers,
         *_lora_worker(config),
@@ -144,9 +133,9 @@ def build_scheduler(
         _warn_of_few_cores(config)
         executor = ranks.executor(executor, mesh)
     if model.num_pages:  # share of device memory, known only now
-        tokens = (model.num_pages - 1) * _number(config.cache.page_size)
+        tokens = (model.num_pages - 1) * number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
-    config = _in_force(config, model)
+    config = in_force(config, model.runner, exact=model.exact)
     if tiers is not None:
         tiers.open(config, model, model_dir(config.model))
     disagg.open(_identity(config, model))
@@ -171,7 +160,8 @@ def build_scheduler(
         lambda cache: (
             *capabilities,
             *media,
-            *disagg.controls(cache, tiers),
+            *diffusion_control(config, whole, number(config.context_len)),
+            *(disagg.controls(cache, tiers) if isinstance(cache, KVCacheManager) else ()),
         ),
         publisher,
         tiers,
@@ -185,29 +175,19 @@ def build_scheduler(
             publisher.close()
         grammar.close()
 
+    facts = {
+        **_facts(config, model),
+        "max_total_tokens": scheduler.load().max_total_num_tokens,
+        "architecture": whole.media.architecture if whole.media else model.architecture,
+        **{f"{kind}_token_id": token for kind, token in placeholders.items()},
+        **encoder_facts(whole, model_dir(config.model), number(config.context_len)),
+        "block": whole.diffusion and (config.diffusion.block or whole.diffusion.block),
+        "adapters": lora.load(executor) if lora else None,
+    }
+    _save(given, model, facts)
     return EngineCore(
         scheduler,
-        facts={
-            "context_len": _number(config.context_len),
-            "vocab_size": model.vocab_size,
-            "max_total_tokens": scheduler.load().max_total_num_tokens,
-            "page_size": _number(config.cache.page_size),
-            "max_running_reqs": _number(config.scheduler.max_running_reqs),
-            "architecture": whole.media.architecture if whole.media else model.architecture,
-            **{f"{kind}_token_id": token for kind, token in placeholders.items()},
-            "dtype": model.dtype,
-            "runner": model.runner,
-            "deterministic": bool(config.deterministic),
-            "task": config.task,
-            "vector_size": model.vector_size or model.num_labels,
-            "forms": ",".join(model.forms),
-            "num_parameters": model.num_parameters,
-            "weight_bytes": model.weight_bytes,
-            "kv_bytes": model.kv_bytes,
-            "state_bytes": model.num_states * model.state_bytes,
-            "weight_version": config.weight_version,
-            "adapters": lora.load(executor) if lora else None,
-        },
+        facts=facts,
         state=lambda: _state(config, grammar, model, speculation, disagg),
         inspect=inspect,
         executor=executor,
@@ -220,7 +200,40 @@ def build_scheduler(
         lora=lora,
         corpora=corpora,
         stores=tiers.stores if tiers else None,
+        parallel=config.parallel,
     )
+
+
+def _warn_of_no_kernels(config: Config) -> None:
+    if config.device == "cpu" and (lack := describe().reasons.get("none")):
+        logger.warning("no native kernels: using PyTorch, several times slower: %s", lack)
+
+
+def _save(config: Config, model: LoadedModelInfo, facts: Mapping[str, Scalar]) -> None:
+    """Leave the step program for later starts, if they can use it."""
+    own = facts.get("block") or facts.get("decoder_prompt")  # steps that PyTorch takes part in
+    if model.save is not None and not own and may_start_early(config):
+        model.save(program_path(config, load_library().variant), facts)
+
+
+def _facts(config: Config, model: LoadedModelInfo) -> dict[str, Scalar]:
+    return {
+        "context_len": number(config.context_len),
+        "vocab_size": model.vocab_size,
+        "page_size": number(config.cache.page_size),
+        "max_running_reqs": number(config.scheduler.max_running_reqs),
+        "dtype": model.dtype,
+        "runner": model.runner,
+        "deterministic": bool(config.deterministic),
+        "task": config.task,
+        "vector_size": model.vector_size or model.num_labels,
+        "forms": ",".join(model.forms),
+        "num_parameters": model.num_parameters,
+        "weight_bytes": model.weight_bytes,
+        "kv_bytes": model.kv_bytes,
+        "state_bytes": model.num_states * model.state_bytes,
+        "weight_version": config.weight_version,
+    }
 
 
 def _disagg(config: Config) -> DisaggParts:
@@ -261,7 +274,7 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
     path = model_dir(given.draft_model) if given.draft_model is not None else None
     if given.algorithm == "medusa" and path is not None:
         return (medusa_worker(path, tree_shape(given)),)
-    depth = _number(given.num_steps)
+    depth = number(given.num_steps)
     return (head_worker(path, given.algorithm, depth, tree_shape(given)),)
 
 
@@ -304,15 +317,26 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     return executor, close
 
 
+def build_late(config: Config, grammar: GrammarParts, memory: InheritedMemory) -> Executor:
+    """Build the executor that continues where a saved program ended.
+
+    Args:
+        config: Resolved.
+        grammar: Its worker half will be part of the executor.
+        memory: Of the saved program.
+
+    Raises:
+        ConfigError: See `build_scheduler`.
+    """
+    worker = with_worker(grammar).worker
+    workers = (lambda site: worker, partial(media_worker, settings=config.media))
+    mesh = Mesh(same_bits=config.parallel.same_bits)
+    return _own_executor(config, workers, mesh, None, memory)[0]
+
+
 def _grammar(config: Config) -> Grammar:
     path, trusted = model_dir(config.model), config.trust_remote_code
-    vocab_size = load_config(path, trusted=trusted).vocab_size
-    return build_grammar(
-        config.grammar,
-        lambda: _vocabulary(config, vocab_size),
-        vocab_size,
-        free_core=_number(config.threads) < inspect_machine().cores,
-    )
+    return with_worker(grammar_of(config, load_config(path, trusted=trusted).vocab_size))
 
 
 def _own_executor(
@@ -320,21 +344,22 @@ def _own_executor(
     workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
     mesh: Mesh,
     progress: Progress | None,
+    memory: InheritedMemory | None = None,
 ) -> tuple[Executor, LoadedModelInfo]:
     """Build this process's executor, with worker halves besides the standard ones."""
-    torch.set_num_threads(_number(config.threads))
+    torch.set_num_threads(number(config.threads))
     return build_executor(
         model_dir(config.model),
         _options(config),
         progress=progress or LoggedProgress(config.quantization),
-        parts=ExecutorParts((*STANDARD_WORKERS, *workers)),
+        parts=ExecutorParts((*STANDARD_WORKERS, *workers), memory=memory),
         mesh=mesh,
     )
 
 
 def _warn_of_few_cores(config: Config) -> None:
     ranks = config.parallel.ranks_per_node
-    wanted, cores = ranks * _number(config.threads), inspect_machine().cores
+    wanted, cores = ranks * number(config.threads), inspect_machine().cores
     if wanted > cores:
         logger.warning(
             "%d ranks with threads=%s: %d threads on %d cores wait for each other; reduce "
@@ -373,8 +398,9 @@ def _draft_model(config: Config) -> DraftModel | None:
     facts = read_facts(path, config.dtype, None, trusted=config.trust_remote_code)
     options = replace(
         _options(config),
-        context_len=min(facts.context_len, _number(config.context_len)),
+        context_len=min(facts.context_len, number(config.context_len)),
         quantization=None,
+        fp8_activations=False,
         attention="auto",
         runner="auto",
         deterministic=False,
@@ -386,117 +412,8 @@ def _draft_model(config: Config) -> DraftModel | None:
     executor, facts = build_executor(path, options)
     return DraftModel(
         executor,
-        limits=replace(_limits(config, executor.caps), preemption_threshold=None),
-        context_len=min(facts.context_len, _number(config.context_len)),
-    )
-
-
-def _in_force(config: Config, model: LoadedModelInfo) -> Config:
-    """Return the configuration with the resulting `deterministic`, a best-effort setting."""
-    if config.deterministic == "auto":
-        return replaced(config, {"deterministic": model.exact})
-    if not config.deterministic or model.exact:
-        return config
-    logger.warning(
-        "deterministic=false: results of runner %s depend on the batch",
-        model.runner,
-    )
-    return replaced(config, {"deterministic": False})
-
-
-def compose_scheduler(
-    config: Config,
-    executor: Executor,
-    emit: Emit,
-    over: Callable[[KVCacheManager], tuple[Capability, ...]],
-    publisher: KVEventPublisher | None = None,
-    tiers: TiersParts | None = None,
-) -> tuple[Scheduler, Inspect]:
-    """Build the scheduler of a resolved configuration over an existing executor.
-
-    `over` builds capabilities over the cache.
-    """
-    settings, caps = config.scheduler, executor.caps
-    prefix = "none" if caps.both_ways else config.cache.prefix
-    below = () if tiers is None else tiers.tiers
-    policy = None if tiers is None else tiers.policy(caps.kv_groups)
-    cache = kv_cache(caps.kv_groups, prefix, config.cache.eviction, below, policy)
-    capabilities = over(cache)
-    if tiers is not None:
-        capabilities = (*capabilities, tiers.control(cache))
-    standard = standard_capabilities(
-        cache, makes_vectors=caps.makes_vectors, pools_all=caps.pools_all
-    )
-    explain = CacheExplain(cache.tree) if isinstance(cache.tree, RadixCache) else None
-    if explain:
-        capabilities = (explain, *capabilities)
-    if publisher is not None and isinstance(cache.tree, RadixCache):
-        medium = "CPU" if config.device == "cpu" else "GPU"
-        media = {Place.DEVICE: medium, Place.HOST: "CPU_PINNED"}
-        capabilities = (*capabilities, KVEvents(cache.tree, publisher, media))
-    parts = SchedulerDeps(
-        cache=cache,
-        executor=executor,
-        policy=schedule_policy(settings.policy),
-        emit=emit,
-        capabilities=(*standard, *capabilities),
-        seed=config.seed or 0,
-        tenant_weights=settings.tenant_weights,
-    )
-    limits = _limits(config, caps)
-    if config.observe.record is not None:
-        setup = SchedulerSetup(
-            kv_groups=caps.kv_groups,
-            prefix=prefix,
-            eviction=config.cache.eviction,
-            policy=settings.policy,
-            seed=parts.seed,
-            limits=asdict(limits),
-            questions=Hooks(parts.capabilities).questions,
-            tenant_weights=settings.tenant_weights,
-            lockstep=caps.lockstep,
-            max_samples=caps.max_samples,
-            draft_chains=caps.draft_chains,
-            draft_trees=caps.draft_trees,
-            num_slots=caps.max_running_reqs,
-            makes_vectors=caps.makes_vectors,
-            pools_all=caps.pools_all,
-        )
-        flight = FlightRecorder(Recorder(Path(config.observe.record), setup))
-        parts = replace(
-            parts,
-            clock=flight.clock(parts.clock),
-            capabilities=(*parts.capabilities, flight),
-        )
-    return Scheduler(parts, limits), explain.answer if explain else _no_answer
-
-
-def _vocabulary(config: Config, vocab_size: int) -> Vocabulary:
-    """Read the tokenizer's vocabulary; its library is imported for grammar requests only."""
-    from sylvan.runtime.engine.text import load_tokenizer
-    from sylvan.runtime.features.grammar.text import vocabulary_of
-
-    return vocabulary_of(load_tokenizer(config), vocab_size)
-
-
-def _no_answer(command: Inspection) -> None:
-    """Answer nothing: there is no prefix cache."""
-
-
-def _limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
-    settings = config.scheduler
-    max_batch_tokens = _number(settings.max_batch_tokens)
-    chunk_tokens = _number(settings.chunk_tokens)
-    return SchedulerLimits(
-        max_batch_tokens=max_batch_tokens,
-        chunk_tokens=chunk_tokens or max_batch_tokens,
-        max_running_reqs=_number(settings.max_running_reqs),
-        max_waiting_reqs=settings.max_waiting_reqs,
-        inflight=max(settings.inflight, caps.stages),
-        queue_timeout_s=settings.queue_timeout_s,
-        conservativeness=settings.conservativeness,
-        preemption_threshold=settings.preempt_threshold,
-        whole_prompts=chunk_tokens == 0 or caps.both_ways,
+        limits=replace(scheduler_limits(config, executor.caps), preemption_threshold=None),
+        context_len=min(facts.context_len, number(config.context_len)),
     )
 
 
@@ -513,21 +430,21 @@ def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
 
 
 def _options(config: Config) -> LocalOptions:
-    size = _number(config.cache.page_size)
-    running = _number(config.scheduler.max_running_reqs)
+    size = number(config.cache.page_size)
+    running = number(config.scheduler.max_running_reqs)
     may_fall_back = config.runner == "program" and config.runner_fallback is True
     return LocalOptions(
         page_size=size,
-        num_pages=-(-_number(config.cache.max_tokens) // size) + 1,
-        max_batch_tokens=_number(config.scheduler.max_batch_tokens),
+        num_pages=-(-number(config.cache.max_tokens) // size) + 1,
+        max_batch_tokens=number(config.scheduler.max_batch_tokens),
         max_running_reqs=running,
-        context_len=_number(config.context_len),
+        context_len=number(config.context_len),
         dtype=config.dtype,
         device=config.device,
         devices=config.parallel.devices,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
-        most_pages=useful_tokens(_number(config.context_len), running, size) // size + 1,
+        most_pages=useful_tokens(number(config.context_len), running, size) // size + 1,
         # with `auto`, the executor falls back where the step program does not support something
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
@@ -535,16 +452,24 @@ def _options(config: Config) -> LocalOptions:
         load_format=config.load_format,
         trusted=config.trust_remote_code,
         quantization=config.quantization,
+        fp8_activations=config.fp8_activations,
         overlap=config.scheduler.overlap == "on" or config.parallel.pp > 1,
-        max_samples=config.speculative.most_samples(running) if config.speculative else 0,
+        max_samples=_most_samples(config, running),
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
-        tree_depth=_number(config.speculative.num_steps) if config.speculative else 0,
-        num_states=_number(config.cache.max_states),
+        tree_depth=number(config.speculative.num_steps) if config.speculative else 0,
+        num_states=number(config.cache.max_states),
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
         load_cache=Path(config.load_cache) if config.load_cache is not None else None,
     )
+
+
+def _most_samples(config: Config, running: int) -> int:
+    if config.speculative:
+        return config.speculative.most_samples(running)
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    return most_rows(model, config.diffusion, running)
 
 
 def _wish(config: Config) -> PoolingWish | None:
@@ -566,8 +491,3 @@ def _state(
     drafts = {"speculation": asdict(speculation.counts)} if speculation else {}
     own = {"config": dump(config), "grammar": asdict(grammar.stats()), **disagg.state()}
     return own | experts | drafts | buckets
-
-
-def _number(value: int | str) -> int:
-    assert isinstance(value, int), "a resolved configuration has no auto"
-    return value

@@ -1,6 +1,7 @@
-"""`python -m sylvan.runtime.engine.child MODULE`: runs `main` of a child process's module.
+"""`python -m sylvan.runtime.engine.child MODULE [MORE]`: runs `main` of a child process's module.
 
-The module is imported instead of executed directly, with garbage collection off meanwhile.
+The module is imported instead of executed directly, with garbage collection off meanwhile. `MORE`
+is imported before it, because `main` may need it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sylvan.utils import garbage
 def main() -> int:
     """Import and run; returns the exit code."""
     with garbage.postponed():
-        module = importlib.import_module(sys.argv[1])
+        *_, module = [importlib.import_module(name) for name in reversed(sys.argv[1:])]
         garbage.spare()
     return module.main()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.config import Config
+from sylvan.config.parallel import ParallelConfig
 from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
@@ -39,6 +40,7 @@ class EngineCore:
         media_counts: Returns the media fields of `Load`.
         disagg_load: Returns the load of KV transfers; None without a role.
         stores: Manages the KV store; None: there are no tiers.
+        parallel: Settings of ranks; None: the defaults.
     """
 
     scheduler: Scheduler
@@ -55,6 +57,7 @@ class EngineCore:
     lora: LoraServing | None = None
     corpora: GivenCorpora | None = None
     stores: Stores | None = None
+    parallel: ParallelConfig | None = None
 
 
 Build = Callable[[Config, Emit], EngineCore]

@@ -74,6 +74,13 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         module="flashinfer",
         extra="flashinfer",
     ),
+    "aiter": AttentionFacts(
+        devices=frozenset({"rocm"}),
+        dtypes=frozenset({"float16", "bfloat16"}),
+        max_head_dim=256,
+        module="aiter",
+        install="pip install amd-aiter",
+    ),
     "pallas": _ON_JAX,
     "jnp": _ON_JAX,
     "torch": AttentionFacts(devices=_ANYWHERE, kv_dtypes=_8_BIT),
@@ -119,7 +126,7 @@ def gather_facts(config: Config) -> Facts:
             if _usable(facts, compiled=compiled)
         },
         not_installed={
-            name: f"pip install 'sylvan[{facts.extra}]'"
+            name: facts.install or f"pip install 'sylvan[{facts.extra}]'"
             for name, facts in ATTENTION.items()
             if facts.module and importlib.util.find_spec(facts.module) is None
         },

@@ -48,7 +48,7 @@ END_PATIENCE_S = 5.0
 """A machine that was told to end its ranks has done so by then, or is given up."""
 OWN_SETTINGS = (
     *("server.", "observe.", "chaos", "model", "tokenizer", "served_model_name", "threads"),
-    *("processes", "load_cache", "parallel.node_rank", "parallel.address"),
+    *("processes", "load_cache", "parallel.node_rank", "parallel.address", "parallel.placement"),
 )
 """Settings that machines have for themselves; sections end with a dot."""
 

@@ -11,6 +11,7 @@ from sylvan.config.env import for_compute
 _CHILD = (sys.executable, "-m", "sylvan.runtime.engine.child")
 SCHEDULER_ARGV = (*_CHILD, "sylvan.runtime.engine.scheduler_process")
 RANK_ARGV = (*_CHILD, "sylvan.runtime.engine.rank_process")
+_LOADS_TORCH = "sylvan.runtime.engine.build"
 DETOKENIZER_ARGV = (*_CHILD, "sylvan.runtime.engine.detokenizer_process")
 
 
@@ -25,10 +26,14 @@ class PrewarmedScheduler:
 
     It imports PyTorch meanwhile, which takes longer than reading the configuration and this
     process's own imports.
+
+    Args:
+        early: It may start without PyTorch, and imports it only if that is not possible.
     """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = start_process(SCHEDULER_ARGV, for_compute())
+    def __init__(self, *, early: bool = False) -> None:
+        argv = SCHEDULER_ARGV if early else (*SCHEDULER_ARGV, _LOADS_TORCH)
+        self._process: subprocess.Popen[bytes] | None = start_process(argv, for_compute())
 
     def take(self) -> subprocess.Popen[bytes] | None:
         """Take ownership of the process, once."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,9 @@ from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
 from sylvan.transport.star import Centre, Point, Spoke
 from sylvan.utils.names import random_hex
+from sylvan.utils.numa import settle
+
+logger = logging.getLogger(__name__)
 
 _WITH_WORKERS = (
     EmbeddingCapability,
@@ -164,6 +168,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
         ConfigError: Shared memory is configured, but no kernels are compiled.
         RankLostError: Some did not join in time; the message names the first.
     """
+    _settle(config, rank)
     size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
     if store is not None:
@@ -198,6 +203,14 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
     return _mesh(config, rank, over_gloo)
 
 
+def _settle(config: Config, rank: int) -> None:
+    """Stay near the memory of this rank, where the machine has several NUMA nodes."""
+    threads = config.threads if isinstance(config.threads, int) else 1
+    each = config.parallel.ranks_per_node
+    if cores := settle(rank % each, each, threads):
+        logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
+
+
 def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicator]) -> Mesh:
     """Join the groups that a rank is in.
 
@@ -212,8 +225,15 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     path = Path(parallel.expert_placement) if parallel.expert_placement else None
     placement = read_placement(path, parallel.ep, parallel.redundant_experts)
     every = join("", rank, parallel.ranks)
+    a2a = parallel.expert_exchange == "all_to_all"
+    whole = Mesh(every, parallel.ep, placement, parallel.same_bits, all_to_all=a2a)
+    if (groups := parallel.attention_groups) > 1:
+        size = parallel.tp // groups
+        group, place = divmod(rank, size)
+        attention = join(f"-attention-{group}", place, size) if size > 1 else Alone()
+        return replace(whole, attention=attention)
     if parallel.pp == 1:
-        return Mesh(every, parallel.ep, placement, parallel.same_bits)
+        return whole
     number, place = divmod(rank, parallel.tp)
     tp = join(f"-stage-{number}", place, parallel.tp) if parallel.tp > 1 else Alone()
     before = after = None
@@ -222,7 +242,7 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     if number < parallel.pp - 1:
         after = join(f"-link-{number + 1}-{place}", 0, 2)
     stage = Stage(number, parallel.pp, before=before, after=after)
-    return Mesh(tp, parallel.ep, placement, parallel.same_bits, stage)
+    return replace(whole, tp=tp, stage=stage)
 
 
 def sampler_of(mesh: Mesh) -> int:

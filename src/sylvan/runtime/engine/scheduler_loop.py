@@ -50,6 +50,7 @@ from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
 from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.rebalancing import OWN, Rebalancing
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
 from sylvan.utils.clock import Clock, monotonic, process_cpu
@@ -122,6 +123,7 @@ class SchedulerLoop:
         self._on_idle = on_idle
         self._paused = False
         self._commands = Commands(built.scheduler, built.executor)
+        self._rebalancing = Rebalancing(built.parallel)
         ports.weight_version = built.weight_version
         self._idle_at_s: float | None = None  # when to call `on_idle`; None: no work since then
         self._heartbeat_due_s = 0.0
@@ -284,6 +286,8 @@ class SchedulerLoop:
             self._fail_running(f"{type(error).__name__} in the engine")
             return True
         self._failed_steps = 0
+        if progressed:
+            self._rebalancing.on_step(self._commands)
         drained = self._scheduler.idle and not progressed and not self._quiescent
         if drained:
             self._heartbeat_due_s = 0.0  # report the final load at once
@@ -404,6 +408,9 @@ class SchedulerLoop:
             body |= {"num_paused_requests": load.num_running_reqs + load.num_waiting_reqs}
         if not (self._commands.blocked or self._paused):
             self._scheduler.resume()
+        if number == OWN:
+            self._rebalancing.on_done(result)
+            return True
         self._ports.replies.send(
             ControlReply(
                 id=number,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any, cast
 
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Ready, ToScheduler
-from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.composition import Build, EngineCore
+from sylvan.runtime.engine.composition import Build, Emit, EngineCore
+from sylvan.runtime.engine.early_start import early_start
 from sylvan.runtime.engine.progress import ReportedProgress
-from sylvan.runtime.engine.ranks import rank_group
 from sylvan.runtime.engine.roles import STEPS
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.utils import garbage
@@ -24,7 +22,6 @@ def main(build: Build | None = None) -> int:
     """Serve until the parent exits or shuts it down; return the exit code."""
     child = ChildMain.start()
     replies = cast(Any, child.sender("replies"))
-    progress = ReportedProgress(replies.send) if child.reports_loading else None
     ports: Ports | None = None
     built: EngineCore | None = None
 
@@ -32,9 +29,7 @@ def main(build: Build | None = None) -> int:
         nonlocal ports, built
         inbox = cast(Any, child.receiver(ToScheduler, "inbox", "stops"))
         ports = Ports(inbox, cast(Any, child.sender("text")), replies)
-        ranks = rank_group(child, replies.send)
-        make = build or partial(build_scheduler, progress=progress, ranks=ranks)
-        built = make(child.config, ports.emit)
+        built = build(child.config, ports.emit) if build else _build(child, ports.emit, replies)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
     with garbage.postponed():
@@ -45,6 +40,17 @@ def main(build: Build | None = None) -> int:
         built.close()
     child.finish()
     return code
+
+
+def _build(child: ChildMain, emit: Emit, replies: Any) -> EngineCore:
+    if (early := early_start(child.config, emit)) is not None:
+        return early
+    from sylvan.runtime.engine.build import build_scheduler  # loads torch
+    from sylvan.runtime.engine.ranks import rank_group
+
+    progress = ReportedProgress(replies.send) if child.reports_loading else None
+    ranks = rank_group(child, replies.send)
+    return build_scheduler(child.config, emit, progress=progress, ranks=ranks)
 
 
 def _serve(loop: SchedulerLoop) -> int:

@@ -36,6 +36,8 @@ def served_facts(
         task=cast("Task", known.pop("task", None) or "generate"),
         vector_size=number("vector_size", 0),
         forms=_forms(known.pop("forms", None)),
+        decoder_prompt=_ids(known.pop("decoder_prompt", None)),
+        encoder_len=number("encoder_len", 0),
         extra=known,
     )
 
@@ -44,3 +46,7 @@ def _forms(reported: Scalar) -> tuple[VectorForm, ...]:
     """What a model makes of a text; `text` where the scheduler says nothing."""
     named = str(reported or "").split(",")
     return tuple(form for form in get_args(VectorForm) if form in named) or ("text",)
+
+
+def _ids(reported: Scalar) -> tuple[int, ...]:
+    return tuple(map(int, str(reported).split(","))) if reported else ()

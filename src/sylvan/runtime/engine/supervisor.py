@@ -44,6 +44,7 @@ from sylvan.runtime.engine.roles import (
     roles_of,
 )
 from sylvan.runtime.engine.watchdog import Watchdog
+from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.storage.identity import quick_digest
 from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
@@ -132,12 +133,17 @@ class Supervisor:
 
         Args:
             during_start: Work of this process. Roles that start first have the other cores to
-                themselves until it is done; then the other roles are started.
+                themselves until it is done; then the other roles are started. All are started
+                at once if none of them has to import PyTorch.
         """
+        early = may_start_early(self._config)
         self._spawn_all(first=True)
+        if early:
+            self._spawn_all(first=False)
         if during_start is not None:
             await during_start()
-        self._spawn_all(first=False)
+        if not early:
+            self._spawn_all(first=False)
 
     async def run(self, replicas: Sequence[Replica]) -> None:
         """Wait until all children are ready, notify their observers, and keep them running.

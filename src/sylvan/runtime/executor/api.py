@@ -20,6 +20,8 @@ class ExecutorCaps:
     `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
     trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
     each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
+    `attention_dp`: groups of ranks that have the KV of different requests, each in memory of
+    `kv_groups`; plans number the pages of all groups in one row (`KVGroup.first`).
     """
 
     max_batch_tokens: int
@@ -29,11 +31,13 @@ class ExecutorCaps:
     both_ways: bool = False  # bidirectional attention: prompts are neither chunked nor cached
     makes_vectors: bool = False  # serves `EmbedRequest`
     pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
+    fills: bool = False  # blocks are filled by diffusion; prompts are not cached
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
     tree_paths: int = 0
     stages: int = 1
+    attention_dp: int = 1
 
 
 class Pending(Protocol):

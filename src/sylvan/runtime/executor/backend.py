@@ -12,8 +12,8 @@ from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
@@ -40,13 +40,25 @@ class StepBackend(Protocol):
         batch: Inputs of the forward pass.
         immediate: Whether methods return only when their work is done. If not, work is queued, and
           tokens that constraints change afterwards reach `correct` with the next step.
+        runs_once: Whether a forward pass must not be repeated, because it changes recurrent
+          states; `correct` is then called before it.
     """
 
     batch: ForwardBatch
     immediate: bool
+    runs_once: bool
 
     def update(self, plan: StepPlan) -> None:
         """Write page tables, copy pages, mirror the parameters of requests that joined or left."""
+        ...
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        """Call `work` with the arrays on the model's device, before the model runs.
+
+        A device does so in the order of its steps; `work` must not wait for it.
+        """
         ...
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:

@@ -13,18 +13,17 @@ import torch
 
 from sylvan.config.fields import size_text
 from sylvan.kernels.api import Unsupported
-from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime import attention as attention_backends
 from sylvan.runtime.attention.native import NativeAttention, NativeCalls
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
+from sylvan.runtime.executor.attention_choice import choose_attention
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division, on_stage
@@ -38,20 +37,30 @@ from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
-from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
+from sylvan.runtime.executor.parts import (
+    BuiltModel,
+    KeptStates,
+    ModelPlan,
+    device_states,
+    rounds_to_fp8,
+    suits_device,
+    use_device_scans,
+)
+from sylvan.runtime.executor.plan_workers import plan_worker
 from sylvan.runtime.executor.pools import (
     cache_groups,
     pages_shape,
+    pool_bytes,
     program_pool,
     tensor_pool,
+    with_pages_beside,
     with_paths,
 )
 from sylvan.runtime.executor.runner import EagerRunner
+from sylvan.runtime.executor.saved import saver
 from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
-from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -63,24 +72,22 @@ from sylvan.runtime.models.checkpoint import (
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
+from sylvan.runtime.models.fp8_inputs import round_to_fp8
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
-from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.ahead import PagesAhead, ReleasedAhead
+from sylvan.runtime.pool.ahead import PagesAhead
 from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
-from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
-from sylvan.runtime.pool.state_pages import StatePages
-from sylvan.runtime.pool.states import TensorStates
+from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.released import ReleasedAhead
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
-from sylvan.utils import plugins
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +151,13 @@ def build_executor(
         progress=progress,
         pooling=pooling,
         platform=platform,
+        memory=parts.memory if parts else None,
     )
     numbers = facts.kv_bytes_per_token // plan.build.dtype.itemsize
     kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
     facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
     parts = parts or ExecutorParts()
-    if platform is not None and plan.suits_device and not lowered:
+    if platform is not None and suits_device(plan) and not lowered:
         return _on_device(plan, platform, parts, facts)
     try:
         return _in_memory(plan, parts, facts)
@@ -160,6 +168,12 @@ def build_executor(
             f"too little memory: {lack}. Lower cache.memory, context_len, "
             "scheduler.max_batch_tokens or scheduler.max_running_reqs, or choose a smaller model"
         ) from None
+
+
+def _slots(plan: ModelPlan) -> RequestSlots:
+    config = plan.config
+    ids = config.vocab_size, config.media_ids, config.table_rows
+    return RequestSlots(plan.limits.max_reqs, *ids)
 
 
 def _in_memory(
@@ -176,15 +190,21 @@ def _in_memory(
         adapt=adapter_of(workers),
         on_head=heads_of(workers),
     )
-    made = _lowered(plan) or _with_program(plan) or _with_tensors(plan)
-    states = plan.states
+    made = _lowered(plan) or _with_program(plan)
+    if made is None:
+        assert plan.memory is None, "the executor before had a step program"
+        made = _with_tensors(plan)
+    states = made.states
+    if states is None and plan.states is not None:
+        states = plan.states.tensors(plan.build.device)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
-        *_with_pages_beside(made.pool.groups, beside),
-        *([StatePages(states.parts)] if states else []),
+        *with_pages_beside(made.pool.groups, beside),
+        *([states.pages] if states else []),
     ]
-    batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states)
-    slots = RequestSlots(plan.limits.max_reqs, config.vocab_size)
+    host = plan.memory.host if plan.memory else None
+    batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
+    slots = plan.memory.slots if plan.memory else _slots(plan)
     late.batch = batch
     late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
@@ -194,12 +214,10 @@ def _in_memory(
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    if stage.is_last:
-        worker = StepWorker(backend, slots, workers, control.gate, ahead)
-    else:
-        worker = StageWorker(backend, control.gate, ahead)
+    mesh = plan.build.mesh
+    worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and stage.count == 1
+    chains = chains and stage.count == 1 and mesh.attention is None
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -208,11 +226,13 @@ def _in_memory(
         both_ways=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
+        fills=config.diffusion is not None,
         max_samples=plan.limits.most_samples,
         draft_chains=chains,
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
         stages=stage.count,
+        attention_dp=mesh.attention_dp,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -222,7 +242,8 @@ def _in_memory(
         program=made.program,
         use=made.use,
         num_states=states.num_slots if states else 0,
-        kv_bytes=_kv_bytes(made.pool),
+        kv_bytes=pool_bytes(made.pool),
+        save=saver(plan, made, caps),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
@@ -230,19 +251,10 @@ def _in_memory(
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
-def _with_pages_beside(
-    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
-) -> Sequence[PageMemory]:
-    """KV groups for transfers: pages that capabilities keep move with the first group."""
-    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
-        return groups
-    return [JoinedPages([groups[0], *beside]), *groups[1:]]
-
-
 def _control(
     plan: ModelPlan,
     made: BuiltModel,
-    states: TensorStates | None,
+    states: KeptStates | None,
     beside: Sequence[PagedBuffer],
     ahead: PagesAhead,
 ) -> ExecutorControl:
@@ -338,7 +350,10 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     library = load_library()
     shape = pages_shape(plan.paged_config, plan.kv_shape, plan.options)
     pool = program_pool(
-        plan.paged_config, with_paths(shape, plan.options), plan.build, plan.kv_type
+        plan.paged_config,
+        with_paths(shape, plan.options),
+        plan.build,
+        plan.kv_type,
     )
     model = _deferred(plan)
     names = plan.names(model)
@@ -347,6 +362,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
+    kept = kept_weights(plan)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -356,7 +372,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         threads=plan.threads,
         hidden_layers=plan.hidden_layers,
         edits_inputs=plan.edits_inputs,
-        kept=kept_weights(plan),
+        kept=kept,
         stage=plan.stage,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
@@ -373,6 +389,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
         program=runner.costs,
+        kept=kept,
     )
 
 
@@ -386,7 +403,7 @@ def _with_tensors(plan: ModelPlan) -> BuiltModel:
             f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "
             "model"
         )
-    attention = _attention(plan, plan.platform)
+    attention = choose_attention(plan, plan.platform)
     if not plan.config.causal:
         attention = NullAttention()  # encoder layers attend without the KV cache
     layers = plan.hidden_layers
@@ -473,6 +490,9 @@ def _loaded(plan: ModelPlan) -> Any:
         dummy_weights(model, plan.options.seed, plan.formats.converted)
     else:
         load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
+    if rounds_to_fp8(plan):
+        round_to_fp8(model)
+    use_device_scans(plan, model)
     return model
 
 
@@ -491,7 +511,7 @@ def _on_device(
 
     options = plan.options
     late = LateParts()
-    attention = _attention(plan, platform)
+    attention = choose_attention(plan, platform)
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)
@@ -515,6 +535,8 @@ def _on_device(
         weights = plan.live(model, plan.names(model))
         workers = worker_halves(plan, parts, late)
         adapter_of(workers)(model)
+        states, holds = device_states(plan)
+        num_states = states.num_slots if states else 0
         executor, report = build_device(
             DevicePlan(
                 platform=platform,
@@ -524,16 +546,20 @@ def _on_device(
                 context_len=plan.build.length,
                 attention=attention,
                 make_pool=make_pool,
-                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages)),
+                kv_groups=lambda pages: cache_groups(plan.config, shape_of(pages), num_states),
+                states=states,
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
                 most_pages=options.most_pages,
                 vocab_size=plan.config.vocab_size,
-                graph=graph,
+                table_rows=plan.config.table_rows,
+                media_ids=plan.config.media_ids,
+                graph=graph and holds,
                 capabilities=workers,
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
+                on_built=late.built,
             )
         )
     except torch.OutOfMemoryError as error:
@@ -548,12 +574,8 @@ def _on_device(
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes
-    return executor, replace(facts, runner=runner, num_pages=shape.num_pages, kv_bytes=kv_bytes)
-
-
-def _kv_bytes(pool: KVCachePool) -> int:
-    """Bytes of all pages except padding pages."""
-    return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)
+    facts = replace(facts, runner=runner, num_states=num_states)
+    return executor, replace(facts, num_pages=shape.num_pages, kv_bytes=kv_bytes)
 
 
 def _page_bytes(plan: ModelPlan) -> int:
@@ -561,34 +583,7 @@ def _page_bytes(plan: ModelPlan) -> int:
     return whole // 2 if plan.config.latent else whole  # values are part of latent keys
 
 
-def _attention(plan: ModelPlan, platform: Platform | None) -> Any:
-    name = plan.options.attention
-    if name == "auto" and platform is not None:
-        order = platform.facts.attention
-        name = next((n for n in order if n != "triton" or triton_installed()), name)
-        name = "torch" if name == "flashinfer" else name
-    return load_attention(name, platform.facts if platform else plan.build.device)
-
-
 def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
     if plan.options.load_format == "dummy":
         raise ConfigError("load_format dummy serves native families only")
     model.load(plan.model_dir, pickled=plan.options.load_format == "pt")
-
-
-def load_attention(name: str, device: PlatformFacts | torch.device) -> Any:
-    """Build the attention backend `name`; `auto` selects PyTorch's fused attention.
-
-    Raises:
-        ConfigError: no such backend, or not for this device.
-    """
-    backend = plugins.load(attention_backends, "torch" if name == "auto" else name).BACKEND
-    kind = device.name if isinstance(device, PlatformFacts) else device.type
-    also = device.device_type if isinstance(device, PlatformFacts) else kind
-    offered = isinstance(device, PlatformFacts) and name in device.attention
-    if not offered and not {kind, also} & backend.caps.devices:
-        raise ConfigError(f"the attention backend {name!r} does not run on {kind}")
-    if "eager" not in backend.caps.runners:
-        runners = ", ".join(sorted(backend.caps.runners))
-        raise ConfigError(f"the attention backend {name!r} is part of runner {runners} only")
-    return backend()

@@ -6,10 +6,10 @@ The control half is `sched.capability.Capability`; the two meet in `StepPlan.wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import Join, StepPlan, StepResult
 from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.rounds import Verified
+from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.sampling.constraints import Constraints
 
@@ -29,6 +31,14 @@ Report = Callable[[], Any]
 """Builds the report of a step; called once the step's results have arrived."""
 Handler = Callable[[Any], dict[str, Any]]
 """Runs a command and returns the body of its result; raises ConfigError to reject it."""
+
+
+class Filler(Protocol):
+    """Computes a whole step on an immediate backend."""
+
+    def fill(self, plan: StepPlan, backend: Any, slots: RequestSlots) -> Verified:
+        """Run as many forward passes as it takes; return the outputs of all slices."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +60,13 @@ class StepContext:
     def batch(self) -> ForwardBatch:
         """Inputs of the forward pass."""
         return self.backend.batch
+
+    def prepare(self, work: Callable[[Sequence[torch.Tensor]], None], *arrays: IntArray) -> None:
+        """Call `work` with the arrays on the model's device, before the model runs.
+
+        A device does so in the order of its steps; `work` must not wait for it.
+        """
+        self.backend.prepare(work, arrays)
 
     def logits(self, rows: IntArray) -> torch.Tensor:
         """Logits of any rows of the step, float32 (n, V); after the forward pass."""
@@ -91,6 +108,8 @@ class CapabilityWorker:
         name: Name of the capability.
         reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
             sampled; such a step is not replayed from a captured graph.
+        in_layers: Whether it acts within layers, so that every pipeline stage needs it. Stages
+          before the last call `prepare` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
         beside: Pages of this capability, which mirror the pages of the model's first KV group: same
@@ -100,12 +119,18 @@ class CapabilityWorker:
     name: ClassVar[str] = ""
     reads_rows: ClassVar[bool] = False
     edits_inputs: ClassVar[bool] = False
+    in_layers: ClassVar[bool] = False
     hidden_layers: tuple[int, ...] = ()
     beside: PagedBuffer | None = None
 
     @property
     def constraints(self) -> Constraints | None:
         """Masks sampling and follows sampled tokens, if the capability constrains outputs."""
+        return None
+
+    @property
+    def filler(self) -> Filler | None:
+        """Computes steps in several forward passes, if the capability fills places."""
         return None
 
     @property

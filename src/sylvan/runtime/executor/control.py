@@ -282,7 +282,7 @@ class ExecutorControl:
             if tag not in self._memory:
                 there = ", ".join(t for t in MEMORY_TAGS if t in self._memory)
                 raise ConfigError(
-                    f"tags: this executor cannot release memory {tag!r}; it has {there}"
+                    f"tags: this executor cannot release memory {tag!r}; it has {there or 'none'}"
                 )
 
     def _describe(self, command: DescribeMemory) -> Body:

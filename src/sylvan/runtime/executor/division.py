@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.cross import CrossAttention
+from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.mesh import Mesh, NoRanks
 from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.decoder import Attention
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.models.stages import check_stages
 
@@ -35,6 +40,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
         raise ConfigError(
             f"parallel.ep={mesh.ep}: {config.architecture} has no experts; leave parallel.ep at 1"
         )
+    _check_attention_dp(config, mesh)
     if not (why := _obstacle(config, mesh, size)):
         return
     if why.startswith("parallel."):
@@ -57,9 +63,53 @@ def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
     there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
-    build = Build(dtype=torch.float32, length=1, device=torch.device("meta"), mesh=there)
+    if (groups := mesh.attention_dp) > 1:
+        if size % groups:
+            return f"{size} ranks do not divide into parallel.attention_dp={groups} groups"
+        there = replace(there, attention=NoRanks(size // groups))
     try:
-        family_of(config).model(config, build)
+        family_of(config).model(config, _on_meta(there))
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
+    """Reject a model whose attention cannot be of some requests alone.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if mesh.attention is None:
+        return
+    reasons = {
+        "keeps recurrent states": bool(config.states),
+        "makes vectors or labels": not config.causal or config.head != "lm",
+        "reads images or sounds": config.media is not None,
+    }
+    why = next((why for why, is_so in reasons.items() if is_so), "")
+    alone = _on_meta(Mesh(attention=NoRanks(1)))
+    if not why and not _divides_rows(family_of(config).model(config, alone)):
+        why = "has attention layers of another kind"
+    if why:
+        raise ConfigError(
+            f"parallel.attention_dp={mesh.attention_dp}: {config.architecture} {why}, and its "
+            "ranks cannot have different requests; use parallel.attention_dp=1"
+        )
+
+
+def _divides_rows(model: nn.Module) -> bool:
+    """Whether every layer that keeps KV is within one that asks which rows it has."""
+    asking = [
+        part
+        for part in model.modules()
+        if type(part) is LatentAttention
+        or (isinstance(part, Attention) and type(part).forward is Attention.forward)
+    ]
+    inside = {inner for part in asking for inner in part.modules()}
+    keeping = (PagedAttention, LatentAttention, CrossAttention)
+    return all(part in inside for part in model.modules() if isinstance(part, keeping))
+
+
+def _on_meta(mesh: Mesh) -> Build:
+    return Build(dtype=torch.float32, length=1, device=torch.device("meta"), mesh=mesh)

@@ -27,10 +27,11 @@ _LEAST_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A layer of experts: rows per expert so far, int64 (E,), and the placement."""
+    """A layer of experts: rows per expert so far, int64 (E,), the placement, and what it places."""
 
     load: torch.Tensor
     spread: ExpertRanks
+    experts: Experts
 
 
 class ExpertMover:
@@ -59,9 +60,11 @@ class ExpertMover:
         """See `BalanceExperts`.
 
         Raises:
-            ConfigError: the weights do not come from a checkpoint.
+            ConfigError: the weights do not come from a checkpoint, or adapters change the experts.
             ExecutorError: the checkpoint changed on disk; the weights are now inconsistent.
         """
+        if any(layer.experts.lora is not None for layer in self._layers.values()):
+            raise ConfigError("with adapters (lora) experts stay where they are")
         wished, before, after = self._wished()
         moved = sum(_moves(self._slots(layer), experts) for layer, experts in wished.items())
         if wished:

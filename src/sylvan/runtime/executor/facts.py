@@ -25,6 +25,9 @@ from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.utils.json_files import read_json
 
+SaveProgram = Callable[[Path, Mapping[str, str | int | float | bool | None]], None]
+"""Writes the step program to a file, with these facts of the model; before the first step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModelInfo:
@@ -35,7 +38,7 @@ class LoadedModelInfo:
     a device, else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of
     `num_states` recurrent states; 0 without recurrent layers. `expert_load` counts the rows of each
     expert so far, by layer name: int64 (E,). `use` returns padding statistics of runners that
-    compile functions for step sizes.
+    compile functions for step sizes. `save`: None if steps need more than a program.
     """
 
     architecture: str
@@ -66,6 +69,7 @@ class LoadedModelInfo:
         default_factory=dict[str, torch.Tensor], compare=False
     )
     use: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
+    save: SaveProgram | None = field(default=None, compare=False)
 
 
 def read_facts(

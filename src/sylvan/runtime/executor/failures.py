@@ -1,16 +1,15 @@
-"""Maps exceptions of a step to scheduler errors."""
+"""Maps exceptions of a step to scheduler errors. Loads no torch."""
 
 from __future__ import annotations
 
 import re
-
-import torch
 
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """Arithmetic errors that bad data can cause; any other exception is a bug and propagates."""
 _TORCH_SHORTAGE = re.compile(r"you tried to allocate (\d+) bytes")
+_OF_DEVICE = "OutOfMemoryError"  # torch's class; whoever raises it has imported torch
 
 
 def shortage(error: Exception) -> str | None:
@@ -24,5 +23,5 @@ def shortage(error: Exception) -> str | None:
 def failure(error: Exception) -> ExecutorError:
     """Wrap an exception of the forward pass."""
     message = f"the forward pass failed: {error}"
-    short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    short = isinstance(error, MemoryError) or type(error).__name__ == _OF_DEVICE
     return DeviceMemoryError(message) if short else ExecutorError(message)

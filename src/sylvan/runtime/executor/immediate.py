@@ -20,22 +20,25 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.own_requests import OwnRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
 from sylvan.runtime.executor.verify import accepted_guesses
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 32 << 20  # bytes of prompt-position logits held at once
 
 
 class ImmediateBackend:
-    """Implements `StepBackend`. Owns the step's buffers and the newest token of each slot."""
+    """Implements `StepBackend`. Owns the step's buffers."""
 
     immediate = True
+    runs_once = True
 
     def __init__(
         self,
@@ -48,12 +51,13 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
+        self.own: OwnRequests | None = None  # this rank attends for; None: for all
         self._runner, self._sampler, self._slots = runner, sampler, slots
-        self._vocab_size = vocab_size = slots.params.vocab_size
+        vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
-        self._last_token: IntArray = np.zeros(batch.limits.max_reqs, np.int32)
+        self._last_token = slots.newest
         self._fused = runner.fuse(batch, sampler, self._last_token, slots.params)
-        self._logits_SV = torch.empty(0)
+        self.logits_SV = torch.empty(0)
         block = _PROMPT_BLOCK_BYTES // (4 * vocab_size)
         self._prompt_rows = max(1, min(batch.limits.max_reqs, block))
 
@@ -68,6 +72,13 @@ class ImmediateBackend:
             self.batch.host.page_tables[groups, slots, entries] = pages
         if plan.copies:
             copy_tokens(self.batch.kv.groups, plan.copies)
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        device = self.batch.positions_T.device
+        with torch.inference_mode():
+            work([torch.from_numpy(array).to(device) for array in arrays])
 
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         self._receive(plan)
@@ -85,11 +96,11 @@ class ImmediateBackend:
     def _forward(self, plan: StepPlan) -> None:
         if self._fused is not None and self._is_fusible(plan):
             self._fused.run(plan, draw=False)
-            self._logits_SV = self._fused.logits()
+            self.logits_SV = self._fused.logits()
             return
         self._fill(plan)
         with torch.inference_mode():
-            self._logits_SV = self._runner.run(self.batch)
+            self.logits_SV = self._runner.run(self.batch)
 
     def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         self._receive(plan)
@@ -97,18 +108,18 @@ class ImmediateBackend:
             drawn = self._fused.run(plan, draw=True, masks=masks)
             if drawn is not None:
                 return drawn
-            self._logits_SV = self._fused.logits()
+            self.logits_SV = self._fused.logits()
         else:
             self._forward(plan)
         return self.draw(plan, masks)
 
     def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
         every = np.arange(plan.num_samples, dtype=np.int32)
-        return self._draw(self._logits_SV, every, self._slots.rows(plan), masks)
+        return self._draw(self.logits_SV, every, self._slots.rows(plan), masks)
 
     def draw_rows(self, rows: IntArray, batch: SamplingBatch, masks: Masks | None) -> SampleOutput:
         with torch.inference_mode():
-            logits_RV = self._logits_SV[torch.from_numpy(rows).long()]
+            logits_RV = self.logits_SV[torch.from_numpy(rows).long()]
         return self._draw(logits_RV, rows, batch, masks)
 
     def _draw(
@@ -220,10 +231,10 @@ class ImmediateBackend:
         ids = arrays["input_ids"][: plan.num_tokens]
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
-        np.clip(ids, 0, self._vocab_size - 1, out=ids)
-        types = plan.token_types
-        arrays["token_types"][: plan.num_tokens] = 0 if types is None else types
+        np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
+        if self.own is not None:
+            self.own.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

@@ -53,6 +53,7 @@ def fill_step(
     rows = plan.sample_rows
     arrays["sample_rows"][:samples] = ends[plan.samples] - 1 if rows is None else rows
     arrays["input_ids"][:tokens] = plan.input_ids
+    arrays["token_types"][:tokens] = 0 if plan.token_types is None else plan.token_types
     positions = np.arange(tokens, dtype=np.int32)
     positions -= np.repeat(ends - lens - plan.starts, lens)
     slots, (pages, offsets) = np.repeat(plan.slots, lens), np.divmod(positions, page_size)
@@ -72,7 +73,7 @@ def fill_step(
 
 
 def _pad(arrays: Arrays, sizes: Sizes, bucket: GraphBucket) -> None:
-    for name in ("input_ids", "positions", "slot_mappings"):
+    for name in ("input_ids", "positions", "token_types", "slot_mappings"):
         arrays[name][..., sizes.tokens : bucket.rows] = 0
     some = slice(sizes.requests, bucket.requests)
     for name in ("kv_lens", "req_slots"):

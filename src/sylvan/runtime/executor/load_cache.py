@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import torch
 import xxhash
@@ -11,6 +9,7 @@ import xxhash
 from sylvan import __version__
 from sylvan.kernels.native.kept import SUFFIX, KeptWeights
 from sylvan.kernels.native.library import ops_digest
+from sylvan.runtime.executor.early.key import checkpoint_files
 from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.models.shards import picked
 from sylvan.runtime.models.slots import slots
@@ -31,27 +30,22 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
     said = {
         "layout": (_LAYOUT, __version__, str(torch.__version__)),  # rounding depends on the version
         "ops": ops_digest(),
-        "files": _identity(plan.model_dir),
+        "files": checkpoint_files(plan.model_dir),
         "dtype": str(plan.build.dtype),
         "quantization": options.quantization,
         "load_format": options.load_format,
         "headless": options.headless,
-        "rank": (mesh.rank, mesh.size),
+        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp),
         "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }
     name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
-    return KeptWeights.open(folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}")
+    path = folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}"
+    blob = plan.memory.weights if plan.memory is not None else None
+    return KeptWeights.open(path, blob if plan.memory and plan.memory.file == path else None)
 
 
 def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:
     """Expert ids of this rank by layer; empty if ranks hold shares of all experts."""
     stacks = (slot for slot in slots(plan.skeleton()) if picked(slot.splits) is not None)
     return [own.numbers for slot in stacks if (own := picked(slot.splits)) is not None]
-
-
-def _identity(model_dir: Path) -> list[tuple[str, int, int, int]]:
-    """Name, size and times of all files of a checkpoint."""
-    paths = [model_dir] if model_dir.is_file() else sorted(model_dir.iterdir())
-    found = [(path.name, path.stat()) for path in paths if path.is_file()]
-    return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found]

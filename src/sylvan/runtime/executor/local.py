@@ -9,12 +9,22 @@ from typing import Protocol
 from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
-from sylvan.runtime.executor.control import ExecutorControl
-from sylvan.runtime.executor.worker import StepWorker
+
+
+class CommandExecutor(Protocol):
+    """An `ExecutorControl`."""
+
+    def run(self, command: ExecutorCommand) -> CommandResult:
+        """Carry out a command between steps."""
+        ...
+
+    def close(self) -> None:
+        """Free what commands hold."""
+        ...
 
 
 class PlanWorker(Protocol):
-    """A `StepWorker`, or a `StageWorker`."""
+    """A `StepWorker`, a `StageWorker`, or `SavedSteps`."""
 
     def launch(self, plan: StepPlan) -> Pending:
         """Compute a step."""
@@ -25,43 +35,55 @@ class PlanWorker(Protocol):
         ...
 
 
-class LocalExecutor:
-    """Runs one worker whose backend is immediate.
+class StepExecutor:
+    """Runs steps on one worker whose backend is immediate.
 
     With `overlap`, steps run in their own thread, one after another. Without, a step runs when it
     is waited for, so that the outputs of the step before are emitted first.
     """
 
-    def __init__(
-        self, worker: PlanWorker, caps: ExecutorCaps, control: ExecutorControl, *, overlap: bool
-    ) -> None:
-        self.caps = caps
+    def __init__(self, worker: PlanWorker, *, overlap: bool) -> None:
         self._worker = worker
-        self._commands = _Commands(control)
         self._waiting: deque[_Lazy] = deque()
         self._thread = ThreadPoolExecutor(1, "sylvan-step") if overlap else None
 
     def launch(self, plan: StepPlan) -> Pending:
+        """See `Executor.launch`."""
         if self._thread is not None:
             return _Threaded(self._thread.submit(self._worker.launch, plan))
         step = _Lazy(self._worker, plan, self._waiting)
         self._waiting.append(step)
         return step
 
+    def close(self) -> None:
+        """End the thread, and the worker."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+
+class LocalExecutor(StepExecutor):
+    """Runs steps, and commands between them."""
+
+    def __init__(
+        self, worker: PlanWorker, caps: ExecutorCaps, control: CommandExecutor, *, overlap: bool
+    ) -> None:
+        super().__init__(worker, overlap=overlap)
+        self.caps = caps
+        self._commands = _Commands(control)
+
     def control(self, command: ExecutorCommand) -> PendingCommand:
         return self._commands.start(command)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
         self._commands.close()
-        self._worker.close()
+        super().close()
 
 
 class DeviceExecutor:
     """Runs one worker whose backend queues work: `launch` does not wait for the device."""
 
-    def __init__(self, worker: StepWorker, caps: ExecutorCaps, control: ExecutorControl) -> None:
+    def __init__(self, worker: PlanWorker, caps: ExecutorCaps, control: CommandExecutor) -> None:
         self.caps = caps
         self._worker = worker
         self._commands = _Commands(control)
@@ -81,7 +103,7 @@ class DeviceExecutor:
 class _Commands:
     """Runs one command at a time in a thread, so that the scheduler's thread is not blocked."""
 
-    def __init__(self, control: ExecutorControl) -> None:
+    def __init__(self, control: CommandExecutor) -> None:
         self._control = control
         self._thread = ThreadPoolExecutor(1, "sylvan-control")  # starts with the first command
 

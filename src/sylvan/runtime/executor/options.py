@@ -15,6 +15,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import BatchLimits
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
@@ -34,7 +35,8 @@ class LocalOptions:
     model's maximum. `load_format` "dummy" fills in seeded random weights. `num_states` are the
     slots of recurrent state, including the empty slot 0; 0 is enough for all running requests and
     as many cached prefixes. `quantization` names a format that matrices are quantised to while
-    loading; None keeps the checkpoint's. With `fill`, a device's KV cache gets as many pages as
+    loading; None keeps the checkpoint's. With `fp8_activations`, inputs of FP8 matrices are rounded
+    to e4m3 as well. With `fill`, a device's KV cache gets as many pages as
     fit, up to `most_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
     configuration. With `deterministic`, models whose results depend on the batch are rejected.
     `devices` is the number of devices that share the model, on platforms with a lowering.
@@ -57,6 +59,7 @@ class LocalOptions:
     load_format: LoadFormat | Literal["dummy"] = "auto"
     trusted: bool = False  # Python files of the checkpoint may run
     quantization: str | None = None
+    fp8_activations: bool = False
     overlap: bool = False
     num_states: int = 0
     max_samples: int = 0  # sampled rows per step, with guesses; 0: one per request
@@ -144,7 +147,9 @@ class ExecutorParts:
     Attributes:
         workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
+        memory: Of an executor with the same options, to continue with; None: new memory.
     """
 
     workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = ()
     custom: Sequence[LogitsProcessor] = ()
+    memory: InheritedMemory | None = None

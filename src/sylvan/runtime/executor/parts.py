@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from sylvan.kernels.gpu.choice import triton_installed
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.registry import registry
+from sylvan.kernels.scan import scans_of
 from sylvan.protocol.commands import DiskTensors
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, KVCachePool
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.executor.control import Checkpoints
+from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.experts import Mixture
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.moe import expert_load, mixtures
-from sylvan.runtime.layers.recurrent import state_shapes
+from sylvan.runtime.layers.recurrent import has_scans_only, state_shapes, use_scans
 from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.checkpoint import Progress
 from sylvan.runtime.models.config import ModelConfig, StatePart
@@ -37,7 +42,7 @@ from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stages import cut, stage_config
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.mha import NIBBLES, KVShape
-from sylvan.runtime.pool.states import TensorStates
+from sylvan.runtime.pool.states import QueuedStates, TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 """Config fields that may differ between checkpoints of the same model."""
@@ -47,6 +52,25 @@ _LEVELS = {"int8": torch.int8, "int4": NIBBLES}
 """Of pages of step programs, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 """Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSizes:
+    """Memory for recurrent states.
+
+    Attributes:
+        parts: Shape and type of each part of a state, on this rank.
+        slots: For requests and cached prefixes.
+        branches: For states between the guesses of a step.
+    """
+
+    parts: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    slots: int
+    branches: int
+
+    def tensors(self, device: torch.device) -> TensorStates:
+        """Allocate it."""
+        return TensorStates(self.parts, self.slots, device, self.branches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +91,7 @@ class ModelPlan:
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    memory: InheritedMemory | None = None  # of the executor before; None: this is the first one
 
     def model(self, *, late: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
@@ -80,13 +105,14 @@ class ModelPlan:
         self.spreads.clear()
         for layer, mixture in mixtures(model).items():
             if (spread := mixture.experts.spread) is not None:
-                self.spreads[layer] = Mixture(mixture.load, spread)
+                self.spreads[layer] = Mixture(mixture.load, spread, mixture.experts)
         return model
 
-    def skeleton(self) -> nn.Module:
-        """Build a model with the same parameters, without memory."""
+    def skeleton(self, *, whole: bool = False) -> nn.Module:
+        """Build a model with the same parameters, without memory; `whole`: of all stages."""
         build = replace(self.build, device=torch.device("meta"))
-        return cut(family_of(self.config).model(self.config, build), self.stage)
+        model = family_of(self.config).model(self.config, build)
+        return model if whole else cut(model, self.stage)
 
     @property
     def stage(self) -> Stage:
@@ -164,13 +190,6 @@ class ModelPlan:
         return self.options.threads or torch.get_num_threads()
 
     @property
-    def suits_device(self) -> bool:
-        """Whether steps can be launched without waiting for results: plain generation."""
-        config = self.config
-        others = self.pooling is not None or bool(config.states) or not config.causal
-        return not others and config.path != "transformers"
-
-    @property
     def kv_type(self) -> torch.dtype:
         """Type of keys and values in the pool."""
         if self.options.kv_dtype == "model":
@@ -198,8 +217,8 @@ class ModelPlan:
         """Whose kernels multiply by quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
             return "cpu"  # step programs support all formats on any platform
-        on_gpu = self.build.device.type == "cuda" and triton_installed()
-        return "triton" if on_gpu else "none"
+        kernels = registry().usable("matmul.linear", self.build.device.type)
+        return "triton" if any(k.backend == "triton" for k in kernels) else "none"
 
     @property
     def kv_shape(self) -> KVShape:
@@ -207,27 +226,31 @@ class ModelPlan:
         config, latent = self.paged_config, self.config.latent
         heads = config.num_attention_heads, config.num_key_value_heads
         attends = config.kv_layers and not latent
+        # groups of ranks with different requests share the pages; each has a padding page
+        pages = 1 - (1 - self.options.num_pages) // self.build.mesh.attention_dp
         return KVShape(
             num_layers=config.kv_layers,
             num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,
             head_dim=latent.kept if latent else config.head_dim,
-            num_pages=self.options.num_pages,
+            num_pages=pages,
             page_size=self.options.page_size,
+            memory=self.memory.pages if self.memory else None,
         )
 
     @property
-    def states(self) -> TensorStates | None:
-        """Memory for recurrent states; None if the model has none."""
+    def states(self) -> StateSizes | None:
+        """Memory that recurrent states need; None if the model has none."""
         if not self.config.states:
             return None
-        parts = [
-            (part.shape, torch.float32 if part.exact else self.build.dtype)
-            for part in self._state_parts
-        ]
-        count = self.options.num_states or 2 * self.options.max_running_reqs + 1
         guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
-        guesses += self.limits.max_paths
-        return TensorStates(parts, count, self.build.device, guesses)
+        return StateSizes(
+            parts=[
+                (part.shape, torch.float32 if part.exact else self.build.dtype)
+                for part in self._state_parts
+            ],
+            slots=self.options.num_states or 2 * self.options.max_running_reqs + 1,
+            branches=guesses + self.limits.max_paths,
+        )
 
     @property
     def _state_parts(self) -> Sequence[StatePart]:
@@ -239,13 +262,54 @@ class ModelPlan:
         return [StatePart(mine[number], part.exact) for number, part in enumerate(whole)]
 
 
+def suits_device(plan: ModelPlan) -> bool:
+    """Whether steps can be launched without waiting for results: plain generation.
+
+    Recurrent states cannot be taken back by a token: guesses need the result.
+    """
+    config = plan.config
+    if plan.pooling is not None or not config.causal or config.path == "transformers":
+        return False
+    return not config.states or (not plan.options.max_samples and has_scans_only(plan.skeleton()))
+
+
+def use_device_scans(plan: ModelPlan, model: nn.Module) -> None:
+    """Give recurrent layers the kernels of the device, if it has any."""
+    if plan.config.states and (scans := scans_of(plan.build.device)) is not None:
+        use_scans(model, scans)
+
+
+def device_states(plan: ModelPlan) -> tuple[QueuedStates | None, bool]:
+    """Memory for recurrent states on a device, and whether graphs can hold steps with them."""
+    states = plan.states
+    if states is None:
+        return None, True
+    return QueuedStates(states.tensors(plan.build.device)), scans_of(plan.build.device) is not None
+
+
+class KeptStates(StatePool, Protocol):
+    """A pool of states that others may move, as pages of one token."""
+
+    @property
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Its tensors, if they are in host memory."""
+        ...
+
+    @property
+    def pages(self) -> PageMemory:
+        """The same memory by slots."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
     """A model that is ready to run, and what its steps need.
 
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
-    step program, if there is one. `use`: statistics of its steps for the server's state.
+    step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
+    recurrent states, if the runner keeps them elsewhere than in tensors. `kept`: the file of its
+    packed weights.
     """
 
     name: str
@@ -258,3 +322,24 @@ class BuiltModel:
     buffers: Sequence[torch.Tensor] = ()
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
+    states: KeptStates | None = None
+    kept: KeptWeights | None = None
+
+
+def rounds_to_fp8(plan: ModelPlan) -> bool:
+    """Whether inputs of FP8 matrices are rounded to e4m3, too.
+
+    Raises:
+        ConfigError: asked for on a device that does not multiply such numbers.
+    """
+    if not plan.options.fp8_activations:
+        return False
+    floats = None
+    if plan.multiplier == "triton" and plan.platform is not None:
+        floats = plan.platform.facts.float8_of(plan.platform.chip)
+    if floats != "float8_e4m3fn":
+        raise ConfigError(
+            f"fp8_activations=true: {plan.options.device} has no kernels for 8-bit floats; "
+            "leave it at false"
+        )
+    return True

@@ -10,6 +10,7 @@ import torch
 from sylvan.config.plan import GroupBytes, PlannedLoad, fitting_tokens, group_tokens
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import KVCachePool
+from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.trees import pages_of_path
@@ -20,6 +21,7 @@ from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import NIBBLES, GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
+from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.transfers import DeviceTransfers
 
 
@@ -119,3 +121,17 @@ def tensor_pool(
     if config.latent is not None:
         return LatentPool(shape, config.latent.latent, dtype, build.device, transfers)
     return MHAPool(shape, dtype, build.device, transfers)
+
+
+def with_pages_beside(
+    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
+) -> Sequence[PageMemory]:
+    """KV groups for transfers: pages that capabilities keep move with the first group."""
+    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
+        return groups
+    return [JoinedPages([groups[0], *beside]), *groups[1:]]
+
+
+def pool_bytes(pool: KVCachePool) -> int:
+    """Bytes of all pages except padding pages."""
+    return sum((group.num_pages - 1) * group.page_bytes for group in pool.groups)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.verify import verified
-from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import RowOutcome
+from sylvan.runtime.sampling.output import NO_VALID_TOKEN, SampleOutput
 
 CONSTRAINED_STATUS = 400  # the request's constraints caused the error
 

@@ -19,8 +19,8 @@ from sylvan.runtime.core.step import SliceOutput, StepPlan
 from sylvan.runtime.executor.backend import StepBackend
 from sylvan.runtime.executor.results import CONSTRAINED_STATUS
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Constraints, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 NO_OUTCOMES: Mapping[int, RowOutcome] = {}

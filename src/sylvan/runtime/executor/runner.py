@@ -146,12 +146,11 @@ class EagerRunner:
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._prepare is not None:
             self._prepare(batch)
-        batch.attention.plan(batch)
+        batch.plan_attention()
         x_TD = self._model.embed(batch) if self._given_TD is None else self._given_TD
-        for part in batch.input_embeds:
-            if part.layer == EMBEDDINGS:
-                vectors = torch.from_numpy(part.vectors).to(x_TD)
-                x_TD[part.row : part.row + len(vectors)] = vectors
+        if x_TD.is_floating_point():  # others embed their ids themselves
+            for rows, vectors_ND in batch.vectors(EMBEDDINGS, x_TD):
+                x_TD[rows] = vectors_ND
         self._hidden_TD = self._model.forward(x_TD, batch)
         self._on_head(batch.sample_rows)
         return self._model.head(ops.take_rows(self._hidden_TD, batch.sample_rows))

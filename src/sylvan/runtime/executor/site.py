@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ class LateParts:
         self.batch: ForwardBatch | None = None
         self.groups: Sequence[KVGroup] = ()
         self.pages: Sequence[PageMemory] = ()
+
+    def built(self, batch: ForwardBatch, runner: ModelRunner) -> None:
+        """Take the inputs of all steps, and the runner of the model."""
+        self.batch, self.runner = batch, runner
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         assert self.runner is not None
@@ -96,7 +101,7 @@ def worker_halves(
         limits=plan.limits,
         kv_shape=pages_shape(plan.paged_config, plan.kv_shape, plan.options),
         load_format=plan.options.load_format,
-        skeleton=None if plan.config.path == "transformers" else plan.skeleton,
+        skeleton=None if plan.config.path == "transformers" else partial(plan.skeleton, whole=True),
         dtype=plan.build.dtype,
         device=plan.build.device,
         max_tokens=plan.limits.max_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import Join, StepPlan
 from sylvan.runtime.executor.failures import FAILURES
@@ -16,11 +17,19 @@ class RequestSlots:
     Attributes:
         params: Sampling parameters as arrays over slots.
         errors: Slot -> error that its request gets at its next sample.
+        newest: The newest token of each slot, (slots,); backends that sample at once keep it.
+        table_rows: Rows of the embedding table.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, media_ids: int = 0, table_rows: int = 0
+    ) -> None:
+        """`media_ids`: ids of prompts with items, if more than the vocabulary; so `table_rows`."""
+        self._media_ids = max(vocab_size, media_ids)
+        self.table_rows = max(vocab_size, table_rows)
         self.params = SamplingSlots(num_slots, vocab_size)
         self.errors: dict[int, str] = {}
+        self.newest: IntArray = np.zeros(num_slots, np.int32)
 
     def apply(self, plan: StepPlan) -> None:
         """Apply leaves, then joins."""
@@ -43,8 +52,9 @@ class RequestSlots:
         self.errors.pop(slot, None)
         if isinstance(join.request, EmbedRequest):
             return
-        if not _within(join.request, self.params.vocab_size):
-            self.errors[slot] = f"token ids must be in 0..{self.params.vocab_size - 1}"
+        count = self._media_ids if join.request.media else self.params.vocab_size
+        if not _within(join.request, count):
+            self.errors[slot] = f"token ids must be in 0..{count - 1}"
         try:
             self.params.join(slot, join.request, join.outputs)
         except FAILURES as error:
@@ -52,7 +62,7 @@ class RequestSlots:
             self.fail(slot, error)
 
 
-def _within(request: GenerateRequest, vocab_size: int) -> bool:
-    """Whether all ids are in the vocabulary; the server has already checked them."""
+def _within(request: GenerateRequest, count: int) -> bool:
+    """Whether all ids are below `count`; the server has already checked them."""
     parts = (request.input_ids, request.output_ids)
-    return all(not len(ids) or ids.view(np.uint32).max() < vocab_size for ids in parts)
+    return all(not len(ids) or ids.view(np.uint32).max() < count for ids in parts)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sylvan.protocol.errors import ExecutorError
 from sylvan.runtime.core.step import StepPlan, StepResult
+from sylvan.runtime.executor.capability import CapabilityWorker, StepContext
 from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.immediate import ImmediateBackend
@@ -27,10 +30,25 @@ class StageStep:
 
 
 class StageWorker:
-    """In place of a `StepWorker`: no slots of sampling parameters, no capabilities."""
+    """In place of a `StepWorker`: no slots of sampling parameters; capabilities act in layers only.
 
-    def __init__(self, backend: ImmediateBackend, gate: StepGate, ahead: PagesAhead) -> None:
+    Args:
+        backend: Computes the layers of this stage.
+        capabilities: All worker halves; those with `in_layers` take part.
+        gate: Closed while no step may run.
+        ahead: Notified when steps run.
+    """
+
+    def __init__(
+        self,
+        backend: ImmediateBackend,
+        capabilities: Sequence[CapabilityWorker],
+        gate: StepGate,
+        ahead: PagesAhead,
+    ) -> None:
         self._backend, self._gate, self._ahead = backend, gate, ahead
+        self._capabilities = tuple(capabilities)
+        self._in_layers = {worker.name: worker for worker in capabilities if worker.in_layers}
 
     def launch(self, plan: StepPlan) -> StageStep:
         """Compute this stage's part of a step.
@@ -41,11 +59,7 @@ class StageWorker:
         self._ahead.begin(plan.pages)
         error = None
         try:
-            if self._gate.closed:
-                raise RuntimeError(self._gate.closed)
-            self._backend.update(plan)
-            if plan.num_slices:
-                self._backend.forward(plan, graph=False)
+            self._compute(plan)
         except FAILURES as failed:
             error = failure(failed)
         self._ahead.end()
@@ -53,4 +67,19 @@ class StageWorker:
 
     def close(self) -> None:
         """End helpers."""
+        for capability in self._capabilities:
+            capability.close()
         self._ahead.close()
+
+    def _compute(self, plan: StepPlan) -> None:
+        work = [(w, plan.work[name]) for name, w in self._in_layers.items() if name in plan.work]
+        for worker, own in work:
+            worker.prepare(own)
+        self._backend.update(plan)
+        if not plan.num_slices:
+            return
+        if self._gate.closed:
+            raise RuntimeError(self._gate.closed)
+        for worker, own in work:
+            worker.before_forward(StepContext(plan, self._backend, may_use_graph=False), own)
+        self._backend.forward(plan, graph=False)

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.output import SampleOutput
 
 
 class FusedStep(Protocol):

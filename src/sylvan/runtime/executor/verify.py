@@ -14,7 +14,7 @@ import numpy as np
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.logprobs import join
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.output import SampleOutput
 
 
 def accepted_path(

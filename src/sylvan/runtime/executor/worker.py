@@ -104,6 +104,7 @@ class StepWorker:
         self._constraints: Constraints | None = next(
             (c for worker in capabilities if (c := worker.constraints) is not None), None
         )
+        self._filler = next((f for worker in capabilities if (f := worker.filler)), None)
         self._constrained: set[int] = set()  # slots with constrained outputs
         self._unseen: deque[LaunchedStep] = deque()  # steps whose ids constraints have not seen yet
         self._unapplied: StepPlan | None = None  # plan whose joins and leaves are not applied yet
@@ -166,8 +167,10 @@ class StepWorker:
         if plan.work:
             step.context = self._before_forward(plan)
         if backend.immediate:
-            step.drawing = self._compute(plan, step)
+            step.drawing = self._filled(plan, step) or self._compute(plan, step)
         else:
+            if backend.runs_once:
+                self._follow(plan)
             backend.forward(plan, graph=step.context is None or step.context.may_use_graph)
             self._follow(plan)
             step.drawing = backend.draw(plan, self._masks(plan, step))
@@ -205,6 +208,15 @@ class StepWorker:
             return backend.step(plan, constraints.masks(rows))
         backend.forward(plan, graph=False)
         return backend.draw(plan, constraints.masks(rows))
+
+    def _filled(self, plan: StepPlan, step: LaunchedStep) -> Drawing | None:
+        """Let a capability compute the step that runs the model as often as it takes."""
+        if self._filler is None:
+            return None
+        self._follow(plan)
+        filled = self._filler.fill(plan, self._backend, self._slots)
+        step.outputs = filled.outputs
+        return filled.drawn
 
     def _masks(self, plan: StepPlan, step: LaunchedStep) -> Masks | None:
         constraints = self._constraints

@@ -1,22 +1,17 @@
-"""The capabilities of every server, as far as its model needs them."""
+"""Control halves of the capabilities of every server, as far as its model needs them."""
 
 from __future__ import annotations
 
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.manager import KVCacheManager
-from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability, NoEmbeddings
-from sylvan.runtime.features.embeddings.pooling import Pooler
-from sylvan.runtime.features.embeddings.worker import EmbeddingsWorker
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
-from sylvan.runtime.features.prompt_logprobs.worker import PromptLogprobsWorker
 from sylvan.runtime.features.recurrent.control import RecurrentStates
-from sylvan.runtime.features.recurrent.worker import RecurrentStatesWorker
 from sylvan.runtime.sched.capability import Capability
 
 
 def standard_capabilities(
-    cache: KVCacheManager, *, makes_vectors: bool = False, pools_all: bool = False
+    cache: KVMemory, *, makes_vectors: bool = False, pools_all: bool = False
 ) -> tuple[Capability, ...]:
     """Build the control halves.
 
@@ -27,25 +22,6 @@ def standard_capabilities(
     """
     embeddings = EmbeddingCapability(pools_all=pools_all) if makes_vectors else NoEmbeddings()
     found: list[Capability] = [PromptLogprobsCapability(), embeddings]
-    if cache.states is not None:
+    if isinstance(cache, KVCacheManager) and cache.states is not None:
         found.append(RecurrentStates(cache, cache.states))
     return tuple(found)
-
-
-def _recurrent(site: ModelSite) -> CapabilityWorker | None:
-    return RecurrentStatesWorker() if site.has_states else None
-
-
-def _prompt_logprobs(site: ModelSite) -> CapabilityWorker | None:
-    del site
-    return PromptLogprobsWorker()
-
-
-def _embeddings(site: ModelSite) -> CapabilityWorker | None:
-    if site.pooling is None:
-        return None
-    return EmbeddingsWorker(Pooler(site.pooling, labels=site.labels, head=site.head))
-
-
-STANDARD_WORKERS = (_recurrent, _prompt_logprobs, _embeddings)
-"""Build the worker halves, in the order of their hooks."""

@@ -5,6 +5,7 @@ Shapes: T rows, N query heads, K key/value heads, H head dim.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -75,11 +76,15 @@ class SpecialAttention(PagedAttention):
     ) -> None:
         super().__init__(layer, rope, q_norm, k_norm)
         self._variant = variant
+        self._whole = replace(
+            layer, chunk=variant.chunk, slopes=variant.slopes, biases=variant.biases
+        )
 
     @property
     def reads_pages(self) -> bool:
-        """Whether it gathers keys and values itself, which needs pages readable as tensors."""
-        return self._variant.chunk is not None or self._variant.slopes is not None
+        """Whether it gathers keys and values itself on a CPU; pages must be readable as tensors."""
+        variant = self._variant
+        return not (variant.chunk is None and variant.slopes is None and variant.biases is None)
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
@@ -100,26 +105,30 @@ class SpecialAttention(PagedAttention):
             q = (q.float() * variant.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
         if not self.reads_pages:
             return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
-        return _attend(self.layer, variant, (q, k, v), batch).flatten(1)
+        if batch.attention.caps.variants and variant.biases is None:
+            return batch.attention.run(self._whole, q, k, v, batch).flatten(1)
+        return _attend(self._whole, (q, k, v), batch).flatten(1)
 
 
-def _name(variant: AttentionVariant) -> str:
-    if variant.chunk is not None:
-        return f"attention in chunks of {variant.chunk} tokens"
-    return "biases by distance (ALiBi)"
+def _name(layer: AttentionLayer) -> str:
+    if layer.chunk is not None:
+        return f"attention in chunks of {layer.chunk} tokens"
+    return "biases by distance"
 
 
 def _attend(
     layer: AttentionLayer,
-    variant: AttentionVariant,
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     batch: ForwardBatch,
 ) -> torch.Tensor:
     """Attend within chunks, request by request. Shape: (T, N, V)."""
     q_TNH, k_TKH, v_TKH = heads
     if q_TNH.device.type != "cpu":
-        shorter = f"; set context_len to {variant.chunk}" if variant.chunk else ""
-        raise ConfigError(f"{_name(variant)} is not available on~ {q_TNH.device.type}{shorter}")
+        shorter = f", or set context_len to {layer.chunk}" if layer.chunk else ""
+        raise ConfigError(
+            f"{_name(layer)} is not available on {q_TNH.device.type} with this attention backend: "
+            f"choose attention=triton{shorter}"
+        )
     batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)
     out_TNV = q_TNH.new_empty(len(q_TNH), layer.num_heads, layer.value_dim)
@@ -128,13 +137,13 @@ def _attend(
     reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
     for r, (slot, length) in enumerate(reqs):
         first = length - (starts[r + 1] - starts[r])
-        chunk = variant.chunk or length
+        chunk = layer.chunk or length
         for low in range(first // chunk * chunk, length, chunk):
             high = min(low + chunk, length)
             rows = slice(starts[r] + max(low, first) - first, starts[r] + high - first)
             pages = table_SP[slot, low // size : -(-high // size)].long()
             inside = slice(low % size, low % size + high - low)
             k_SKH, v_SKV = (x[pages].flatten(0, 1)[inside].to(q_TNH.dtype) for x in (keys, values))
-            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer, variant.slopes)
+            found = reference.attend(q_TNH[rows], k_SKH, v_SKV, layer)
             out_TNV[rows] = found.unflatten(1, (layer.num_heads, layer.value_dim))
     return out_TNV

@@ -1,6 +1,8 @@
-"""Cross-attention to vectors outside the text, such as an audio encoding."""
+"""Cross-attention to vectors outside the answer, such as the encoding of a sound or of a text."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,54 +14,71 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
 
 
-class CrossAttention(nn.Module):
-    """Every row attends to all vectors of its request, or to nothing if there are none.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossShape:
+    """Sizes and switches of cross-attention.
 
-    Step programs call it through PyTorch, request by request, so that rows do not depend on the
-    batch.
+    Attributes:
+        dim: Columns of rows and vectors.
+        num_heads: Number of heads of queries, keys and values.
+        head_dim: Columns of a head.
+        bias: Whether the projections have biases.
+        key_bias: Whether that of keys has one, too.
+        scale: Factor of the scores; None: 1 / sqrt(head_dim).
+    """
+
+    dim: int
+    num_heads: int
+    head_dim: int
+    bias: bool = True
+    key_bias: bool = False
+    scale: float | None = None
+
+
+class CrossAttention(nn.Module):
+    """Every row attends to all vectors of its request's only item, or to nothing without one.
+
+    Step programs call it through PyTorch, request by request, and each row is a text of its own
+    to PyTorch, so that rows depend neither on the batch nor on how an answer is cut.
 
     Args:
         build: Build options.
         layer: Index among the layers.
-        dim: Columns of rows and vectors.
-        num_heads: Number of heads of queries, keys and values.
-        head_dim: Columns of a head.
+        shape: Sizes and switches.
 
     Raises:
         ConfigError: there is more than one rank.
     """
 
-    def __init__(
-        self, build: Build, layer: int, *, dim: int, num_heads: int, head_dim: int
-    ) -> None:
+    def __init__(self, build: Build, layer: int, shape: CrossShape) -> None:
         super().__init__()
         if build.mesh.tp.size > 1:
             raise ConfigError("attention to an encoder's vectors cannot be divided among ranks")
-        self._layer, self._heads = layer, (num_heads, head_dim)
-        width = num_heads * head_dim
-        self.q_proj = Linear(build, dim, (width,), bias=True)
-        self.k_proj = Linear(build, dim, (width,), bias=False)
-        self.v_proj = Linear(build, dim, (width,), bias=True)
-        self.out_proj = Linear(build, width, (dim,), bias=True)
+        self._layer, self._scale = layer, shape.scale
+        self._heads = shape.num_heads, shape.head_dim
+        dim, width = shape.dim, shape.num_heads * shape.head_dim
+        self.q_proj = Linear(build, dim, (width,), bias=shape.bias)
+        self.k_proj = Linear(build, dim, (width,), bias=shape.key_bias)
+        self.v_proj = Linear(build, dim, (width,), bias=shape.bias)
+        self.out_proj = Linear(build, width, (dim,), bias=shape.bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
-        memories = batch.cross
+        spans = batch.memories
         q_TNH = self.q_proj(x_TD).unflatten(-1, self._heads)
         out_TNH = torch.zeros_like(q_TNH)
-        starts = batch.q_starts_R.tolist()
-        for r, memory in enumerate(memories):
-            if memory is None:
-                continue
+        for span in spans:
+            [memory] = span.memories
             if self._layer not in memory.layers:
                 vectors_ND = memory.vectors_ND.to(x_TD)
                 memory.layers[self._layer] = (
                     self.k_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                     self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                 )
-            k_NSH, v_NSH = memory.layers[self._layer]
-            rows = slice(starts[r], starts[r + 1])
-            q_NTH = q_TNH[rows].transpose(0, 1)
-            out = functional.scaled_dot_product_attention(q_NTH[None], k_NSH[None], v_NSH[None])
-            out_TNH[rows] = out[0].transpose(0, 1)
+            q_TN1H = q_TNH[span.rows][:, :, None]
+            k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self._layer])
+            out_TN1H = functional.scaled_dot_product_attention(
+                q_TN1H, k_TNSH, v_TNSH, scale=self._scale
+            )
+            out_TNH[span.rows] = out_TN1H[:, :, 0]
         return self.out_proj(out_TNH.flatten(1))

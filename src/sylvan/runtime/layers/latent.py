@@ -22,8 +22,9 @@ _EPS = 1e-6  # epsilon of latent norms, independent of the model's
 class LatentAttention(nn.Module):
     """Computes queries from a latent vector if `q_rank`; keys and values always.
 
-    Ranks share the heads; each keeps the latent vectors of all tokens. `shape` and `layer` count
-    this rank's `heads`.
+    Ranks share the heads, and each keeps the latent vectors of all tokens; or each keeps those of
+    its own requests, and has all heads (`Mesh.row_groups`). `shape` and `layer` count this rank's
+    `heads`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self._shape, self._layer = shape, layer
         self._rope: Rope | None = None
+        self.row_groups = build.mesh.row_groups
         queries = Split(heads.times(shape.nope + shape.turning))
         self.q_rank = q_rank
         if q_rank is None:
@@ -58,7 +60,13 @@ class LatentAttention(nn.Module):
         self._rope = rope
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
-        """Shape: (T, D) -> (T, D)."""
+        """Shape: (T, D) -> (T, D), the same on every rank."""
+        if self.row_groups is None:
+            return self.of_rows(x_TD, batch)
+        return self.row_groups.attend(self.of_rows, x_TD, batch)
+
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
+        """`forward` for rows whose KV this rank has."""
         assert self._rope is not None
         if self.q_rank is None:
             q = self.q_proj(x_TD)

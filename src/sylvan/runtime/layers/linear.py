@@ -10,7 +10,7 @@ from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.adapters import LoraLayer
-from sylvan.kernels.api import LinearWeight, X
+from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Share, Split
 
@@ -39,6 +39,12 @@ class Linear(nn.Module):
     def forward(self, x: X, *, out_f32: bool = False) -> X:
         """Shape: (T, K) -> (T, N), dtype of x or float32."""
         return self.adapted(x, self.product(x, out_f32=out_f32))
+
+    def gated(self, x: X, kind: ActivationKind) -> X:
+        """act(gate) * up of the outputs, gates first. Shape: (T, K) -> (T, N / 2)."""
+        if self.lora is None and isinstance(x, torch.Tensor) and x.numel() == x.shape[-1]:
+            return ops.gated_linear(x, self.weight, self.bias, kind)
+        return ops.glu(self(x), kind)
 
     def product(self, x: X, *, out_f32: bool = False) -> X:
         """This rank's x W^T + b, without adapters."""
@@ -79,7 +85,7 @@ class RowParallel(Linear):
         if not isinstance(inputs, Share):
             inputs = build.mesh.share(inputs, "input features")
         super().__init__(build, Split(inputs), (outputs,), bias=bias)
-        self._ranks = build.mesh.tp
+        self._ranks = build.mesh.sharing(inputs)
         self._parts = build.mesh.partial_sums(inputs, "input features")
 
     @property

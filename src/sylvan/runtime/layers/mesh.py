@@ -17,6 +17,7 @@ from sylvan.kernels.api import Communicator, RowParts
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.runtime.layers.placement import ExpertPlacement, LayerSlots
+from sylvan.runtime.layers.row_groups import RowGroups
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 
 _PARTS = (8, 4, 2)
@@ -182,6 +183,9 @@ class Mesh:
         same_bits: Whether products summed over ranks are sums of the same parts in the same order
           for any number of ranks, so that results are bit-identical.
         stage: Layers that these ranks hold (pipeline parallelism).
+        all_to_all: Whether outputs of experts go only to the rank that adds them up.
+        attention: Ranks that share the heads of the same requests (attention data parallelism);
+          None: all of `tp`, which then have the same KV.
     """
 
     tp: Communicator = field(default_factory=Alone)
@@ -189,11 +193,28 @@ class Mesh:
     placement: ExpertPlacement | None = None
     same_bits: bool = False
     stage: Stage = WHOLE_MODEL
+    attention: Communicator | None = None
+    all_to_all: bool = False
 
     def check(self) -> None:
         """Raise RankLostError if a collective or a link has failed."""
         self.tp.check()
+        if self.attention is not None:
+            self.attention.check()
         self.stage.check()
+
+    @property
+    def attention_dp(self) -> int:
+        """Number of groups of ranks that have different requests; 1: all have all of them."""
+        return 1 if self.attention is None else self.tp.size // self.attention.size
+
+    @property
+    def row_groups(self) -> RowGroups | None:
+        """How attention layers divide the rows of a step; None: every rank has all of them."""
+        if self.attention is None:
+            return None
+        size = self.attention.size
+        return RowGroups(self.tp, size, self.tp.rank // size)
 
     def share(self, total: int, what: str) -> Share:
         """An equal share of `total`.
@@ -201,10 +222,7 @@ class Mesh:
         Raises:
             ConfigError: it does not divide by the number of ranks.
         """
-        size = self.tp.size
-        if total % size:
-            raise ConfigError(f"{what} ({total}) does not divide by {size} ranks")
-        return Share(total, total // size * self.tp.rank, total // size)
+        return _share(self.tp, total, what)
 
     def split(self, what: str, *totals: int) -> Split:
         """An equal share of each of several joined tensors.
@@ -251,17 +269,31 @@ class Mesh:
         assert self.placement is not None, "several groups have a placement"
         return self.placement.of_layer(layer, total)
 
+    def query_heads(self, total: int) -> Share:
+        """Heads of attention of this rank: an equal share among the ranks with its requests.
+
+        Raises:
+            ConfigError: they do not divide.
+        """
+        return _share(self.attention or self.tp, total, "num_attention_heads")
+
     def heads(self, queries: int, keys: int, what: str = "num_key_value_heads") -> HeadShares:
         """Heads of this rank; with fewer key heads than ranks, several ranks hold the same one.
 
         Raises:
             ConfigError: query heads do not divide, or ranks would hold parts of heads.
         """
-        mine = self.share(queries, "num_attention_heads")
-        size = self.tp.size
+        ranks = self.attention or self.tp
+        mine, size = self.query_heads(queries), ranks.size
         if keys < size and size % keys == 0:
-            return HeadShares(mine, Share(keys, self.tp.rank * keys // size, 1))
-        return HeadShares(mine, self.share(keys, what))
+            return HeadShares(mine, Share(keys, ranks.rank * keys // size, 1))
+        return HeadShares(mine, _share(ranks, keys, what))
+
+    def sharing(self, share: Share) -> Communicator:
+        """The ranks that have the other shares of a dimension; `Alone` if this one has all."""
+        if self.attention is None or share.size * self.tp.size == share.whole:
+            return self.tp
+        return self.attention
 
     def partial_sums(self, inputs: Share, what: str) -> int:
         """Number of parts in which this rank sums a product over its share of the inputs.
@@ -292,7 +324,14 @@ class Mesh:
                 "parallel.same_bits: norms over whole projections are summed over all ranks, in "
                 "another order than on one rank"
             )
-        return RowParts(self.tp) if split.is_divided else None
+        return RowParts(self.sharing(split.shares[0])) if split.is_divided else None
+
+
+def _share(ranks: Communicator, total: int, what: str) -> Share:
+    size = ranks.size
+    if total % size:
+        raise ConfigError(f"{what} ({total}) does not divide by {size} ranks")
+    return Share(total, total // size * ranks.rank, total // size)
 
 
 ONE_RANK = Mesh()

@@ -23,7 +23,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""
-        return self.down_proj(ops.glu(self.gate_up_proj(x_TD), self._act))
+        return self.down_proj(self.gate_up_proj.gated(x_TD, self._act))
 
 
 class MLP(nn.Module):

@@ -100,7 +100,13 @@ class Experts(nn.Module):
 def _spread(mesh: Mesh, slots: LayerSlots) -> ExpertRanks:
     copies = mesh.ep if mesh.placement is not None and mesh.placement.copies else 1
     table = torch.from_numpy(slots.table(copies))
-    return ExpertRanks(ranks=mesh.tp, groups=mesh.ep, per_group=slots.per_group, slots_EC=table)
+    return ExpertRanks(
+        ranks=mesh.tp,
+        groups=mesh.ep,
+        per_group=slots.per_group,
+        slots_EC=table,
+        all_to_all=mesh.all_to_all,
+    )
 
 
 class MoE(nn.Module):

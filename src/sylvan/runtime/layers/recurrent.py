@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from sylvan.kernels.collective.reference import mean_of_squares
-from sylvan.kernels.scan import DeltaInputs, Scans, SpaceInputs, Spans, TorchScans
+from sylvan.kernels.scan import (
+    DeltaInputs,
+    DeviceSpans,
+    Scans,
+    SpaceInputs,
+    Spans,
+    TorchScans,
+)
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
@@ -29,9 +36,12 @@ Shape = tuple[int, ...]
 
 def spans_of(batch: ForwardBatch) -> Spans:
     """The rows and slots of a step."""
-    work = batch.state_work
-    assert work is not None, "a step without states"
-    return Spans(tuple(batch.q_starts_R.tolist()), tuple(work.slots.tolist()), work.saves)
+    return batch.spans
+
+
+def scan_spans(batch: ForwardBatch) -> Spans | DeviceSpans:
+    """The same for `Scans`, without waiting where graphs are captured."""
+    return spans_of(batch) if batch.state_spans is None else batch.state_spans
 
 
 def state_of(batch: ForwardBatch, part: int) -> torch.Tensor:
@@ -45,13 +55,28 @@ class Recurrent(nn.Module):
 
     Attributes:
         state_shapes: Shapes of its states on this rank, by number in the pool.
+        scans_only: Whether only `scans` look at where requests lie, so that kernels for a device
+            make its steps ones that graphs can hold.
     """
 
     state_shapes: Mapping[int, Shape]
+    scans_only: ClassVar = False
 
     def __init__(self) -> None:
         super().__init__()
         self.scans: Scans = TorchScans()
+
+
+def use_scans(model: nn.Module, scans: Scans) -> None:
+    """Compute all recurrent mixers by these kernels."""
+    for module in model.modules():
+        if isinstance(module, Recurrent):
+            module.scans = scans
+
+
+def has_scans_only(model: nn.Module) -> bool:
+    """Whether all recurrent mixers are `scans_only`."""
+    return all(m.scans_only for m in model.modules() if isinstance(m, Recurrent))
 
 
 def state_shapes(model: nn.Module) -> dict[int, Shape]:
@@ -65,6 +90,8 @@ def state_shapes(model: nn.Module) -> dict[int, Shape]:
 
 class Conv(Recurrent):
     """Causal depthwise convolution; its state is its last inputs."""
+
+    scans_only = True
 
     def __init__(
         self,
@@ -84,7 +111,7 @@ class Conv(Recurrent):
 
     def forward(self, x_TC: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, C), in the dtype of x."""
-        state, spans = state_of(batch, self._part), spans_of(batch)
+        state, spans = state_of(batch, self._part), scan_spans(batch)
         weight = self.weight[:, 0]
         return self.scans.conv(x_TC, weight, self.bias, state, spans, silu=self._silu)
 
@@ -141,6 +168,8 @@ class Mamba2Shape:
 class Mamba2(Recurrent):
     """State spaces with one decay per head (arXiv:2405.21060), gated before the norm."""
 
+    scans_only = True
+
     def __init__(self, build: Build, shape: Mamba2Shape, part: int) -> None:
         super().__init__()
         heads, groups = build.mesh.heads(shape.heads, shape.groups, "groups of heads")
@@ -177,7 +206,7 @@ class Mamba2(Recurrent):
             c_TG.unflatten(1, (shape.groups, -1)),
             self.D,
         )
-        out_THP = self.scans.space(inputs, state_of(batch, self._part + 1), spans_of(batch))
+        out_THP = self.scans.space(inputs, state_of(batch, self._part + 1), scan_spans(batch))
         out_TI = out_THP.flatten(1) * F.silu(gate_TI.float())
         grouped = out_TI.unflatten(1, (shape.norm_groups, -1))
         variance = mean_of_squares(grouped, self._norm_over)
@@ -207,6 +236,8 @@ class MambaShape:
 
 class Mamba(Recurrent):
     """Selective state spaces with a decay per channel (arXiv:2312.00752)."""
+
+    scans_only = True
 
     def __init__(self, build: Build, shape: MambaShape, part: int) -> None:
         super().__init__()
@@ -241,7 +272,8 @@ class Mamba(Recurrent):
             c[:, None],
             self.D,
         )
-        out_TI = self.scans.space(inputs, state_of(batch, self._part + 1), spans_of(batch))[..., 0]
+        state, spans = state_of(batch, self._part + 1), scan_spans(batch)
+        out_TI = self.scans.space(inputs, state, spans)[..., 0]
         return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
 
     def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -297,6 +329,8 @@ class _DeltaShares(NamedTuple):
 class GatedDelta(Recurrent):
     """Gated delta net (arXiv:2412.06464) of Qwen3-Next: inputs grouped by key heads."""
 
+    scans_only = True
+
     def __init__(self, build: Build, shape: DeltaShape, part: int) -> None:
         super().__init__()
         key_heads = build.mesh.share(shape.key_heads, "linear_num_key_heads")
@@ -326,7 +360,7 @@ class GatedDelta(Recurrent):
             decay,
             b_TH.sigmoid(),
         )
-        out_THV = self.scans.delta(inputs, state_of(batch, self._part + 1), spans_of(batch))
+        out_THV = self.scans.delta(inputs, state_of(batch, self._part + 1), scan_spans(batch))
         normed, _ = self.gate_norm(out_THV.to(x_TD.dtype).flatten(0, 1))
         gate = F.silu(z_TV.float()).unflatten(1, (shape.value_heads, -1)).flatten(0, 1)
         out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)

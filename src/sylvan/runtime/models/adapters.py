@@ -6,7 +6,7 @@ Shapes: L rank, K inputs of a layer, N outputs of a part of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
+from sylvan.runtime.layers.mesh import Picked
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
@@ -49,6 +50,7 @@ class AdapterTarget:
     splits: Splits  # how ranks shard that tensor
     kind: LayerKind = "linear"
     factor: float = 1.0  # the model's own multiplier of the layer's output
+    here: bool = True  # False: of experts or layers that other ranks hold; checked only
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,6 +68,14 @@ Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
 """Changes made by an adapter: by layer, the matrices by part."""
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """What this rank holds of an adapter; `num_bytes` counts other experts and stages, too."""
+
+    content: Content
+    num_bytes: int
+
+
 class AdapterTargets:
     """The layers of a model that adapters may change.
 
@@ -73,8 +83,8 @@ class AdapterTargets:
     the model is traced or captured.
 
     Args:
-        model: A native model.
-        skeleton: The same model without weights, for names and shapes.
+        model: A native model, or the layers of a pipeline stage.
+        skeleton: The whole model without weights, for names and shapes.
         place: Creates the adapter slot of a layer.
         files: The model's checkpoint, to compare with base tables that adapters include; None if
           there is none.
@@ -98,64 +108,72 @@ class AdapterTargets:
         )
         self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
-        self._divided: set[str] = set()  # targets of experts that other ranks hold
+        self._divided: set[str] = set()  # stacks of experts of which this rank holds some
         self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # stacks of each mixture, by path
         self._paths: dict[str, str] = {}  # paths of mixtures, by checkpoint name
         self.layers: list[LoraLayer] = []
         self.head: LoraLayer | None = None
-        read = {id(part.kv_b_proj) for part in model.modules() if isinstance(part, LatentAttention)}
+        whole = skeleton.modules()
+        read = {id(part.kv_b_proj) for part in whole if isinstance(part, LatentAttention)}
         for slot in slots(skeleton):
             self._others.update(slot.sources)
+            here = held(model, slot.name.rpartition(".")[0])
             if isinstance(slot.module, Experts):
-                self._add_stack(slot, place)
-            elif _is_target(slot):
-                linear = model.get_submodule(slot.name.rpartition(".")[0])
-                if isinstance(linear, Linear) and id(linear) not in read:
-                    self._add(slot, linear, place)
+                self._add_stack(slot, place, here=here is not None)
+            elif _is_target(slot) and id(slot.module) not in read:
+                self._add(slot, here if isinstance(here, Linear) else None, place)
         for path, (into, out_of) in self._stacks.items():
-            experts = model.get_submodule(path)
-            assert isinstance(experts, Experts)
-            experts.lora = into[0].layer, out_of[0].layer
-        self._add_ends(model, {slot.name: slot for slot in slots(skeleton)}, place)
+            if isinstance(experts := held(model, path), Experts):
+                experts.lora = into[0].layer, out_of[0].layer
+        self._add_ends(model, skeleton, place)
 
-    def _add_ends(self, model: nn.Module, by_name: dict[str, Slot], place: Place) -> None:
+    def _add_ends(self, model: nn.Module, skeleton: nn.Module, place: Place) -> None:
         """Add the token embedding and the head, which may be tied to it."""
-        table, head = (getattr(model, name, None) for name in (_EMBEDDING, _HEAD))
+        by_name = {slot.name: slot for slot in slots(skeleton)}
+        table, head = (getattr(skeleton, name, None) for name in (_EMBEDDING, _HEAD))
         slot = by_name.get(f"{_EMBEDDING}.weight")
         if isinstance(table, Embedding) and slot is not None:
             whole = whole_shape(slot.shape, slot.splits)
-            table.lora = layer = place(LoraShape(whole[0], (whole[1],), "embedding"))
+            layer, here = place(LoraShape(whole[0], (whole[1],), "embedding")), False
+            if isinstance(own := held(model, _EMBEDDING), Embedding):
+                own.lora, here = layer, True
+                self.layers.append(layer)
             (source,) = slot.sources
             self._found[source] = AdapterTarget(
-                layer, 0, source, NOT_SPLIT, kind="embedding", factor=table.scale
+                layer, 0, source, NOT_SPLIT, kind="embedding", factor=table.scale, here=here
             )
-            self.layers.append(layer)
-        own = by_name.get(f"{_HEAD}.weight")
-        slot = own or slot
+        separate = by_name.get(f"{_HEAD}.weight")
+        slot = separate or slot
         if isinstance(head, VocabHead) and slot is not None:
-            head.lora = self.head = layer = place(
-                LoraShape(slot.shape[1], (slot.shape[0],), "head")
+            layer, here = place(LoraShape(slot.shape[1], (slot.shape[0],), "head")), False
+            if isinstance(own := held(model, _HEAD), VocabHead):
+                own.lora, self.head, here = layer, layer, True
+                self.layers.append(layer)
+            source = separate.sources[0] if separate else self._rename(f"{_HEAD}.weight")
+            self._found[source] = AdapterTarget(
+                layer, 0, source, slot.splits, kind="head", here=here
             )
-            source = own.sources[0] if own else self._rename(f"{_HEAD}.weight")
-            self._found[source] = AdapterTarget(layer, 0, source, slot.splits, kind="head")
-            self.layers.append(layer)
 
-    def _add(self, slot: Slot, linear: Linear, place: Place) -> None:
+    def _add(self, slot: Slot, linear: Linear | None, place: Place) -> None:
         sources = slot.sources
         parts = [source_rows(slot, number) for number in range(len(sources))]
         sizes = [part.stop - part.start for part in parts]
-        linear.lora = layer = place(LoraShape(slot.shape[1], tuple(sizes)))
-        self.layers.append(layer)
+        layer = place(LoraShape(slot.shape[1], tuple(sizes)))
+        if linear is not None:
+            linear.lora = layer
+            self.layers.append(layer)
         for number, source in enumerate(sources):
-            self._found[source] = AdapterTarget(layer, number, source, slot.splits_of(number))
+            splits, here = slot.splits_of(number), linear is not None
+            self._found[source] = AdapterTarget(layer, number, source, splits, here=here)
 
-    def _add_stack(self, slot: Slot, place: Place) -> None:
+    def _add_stack(self, slot: Slot, place: Place, *, here: bool) -> None:
         """Add all experts of a layer; each matrix is also named alone if the checkpoint does so."""
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
             return
-        if picked(slot.splits) is not None:
-            self._divided.update((*slot.sources, *slot.elsewhere))
+        own = picked(slot.splits)
+        if own is not None and not slot.by_expert:
+            self._divided.update(slot.sources)
             return
         count, outputs, inputs = slot.shape
         has_names = slot.by_expert
@@ -164,24 +182,30 @@ class AdapterTargets:
         )
         shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
         layer = place(shape)
-        self.layers.append(layer)
+        if here:
+            self.layers.append(layer)
         targets: list[AdapterTarget] = []
         for number in range(count * parts):
             source = slot.sources[number] if has_names else slot.sources[0]
             splits = slot.splits_of(number) if has_names else of_source(slot.splits, number, parts)
-            targets.append(AdapterTarget(layer, number, source, splits))
+            targets.append(AdapterTarget(layer, number, source, splits, here=here))
+        if own is not None:
+            targets = _of_all_experts(targets, own, slot.elsewhere, parts)
         if has_names:
             self._found.update({target.source: target for target in targets})
         self._stacks.setdefault(path, []).append(targets)
         self._paths[slot.sources[0].partition(".experts.")[0] + ".experts"] = path
 
-    def prepare(self, adapter: Adapter, max_rank: int) -> Content:
+    def prepare(self, adapter: Adapter, max_rank: int) -> PreparedAdapter:
         """Validate an adapter and convert it to its in-memory form.
+
+        What other ranks hold is validated as well, so that all of them come to the same result.
 
         Raises:
             ConfigError: the model cannot serve the adapter; names the module and the reason.
         """
         _check_kind(adapter)
+        elsewhere, packed = 0, any(layer.packed for layer in self.layers)
         found: dict[int, list[Prepared | None]] = {}
         layers: dict[int, LoraLayer] = {}
         for name, module, target in self._changes(adapter):
@@ -191,13 +215,18 @@ class AdapterTargets:
                     f"{max_rank}"
                 )
             layer = target.layer
+            if not target.here:
+                layer.packed |= packed  # as on the ranks that hold it
+                elsewhere += self._part(adapter.config, name, module, target).num_bytes
+                continue
             parts = found.setdefault(id(layer), [None] * layer.shape.num_parts)
             layers[id(layer)] = layer
             if parts[target.number] is not None:
                 raise ConfigError(f"the adapter changes {name!r} twice, under different names")
             parts[target.number] = self._part(adapter.config, name, module, target)
         placed = side_by_side(list(found.values()))
-        return [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
+        content = [(layers[key], parts) for key, parts in zip(found, placed, strict=True)]
+        return PreparedAdapter(content, num_bytes(content) + elsewhere)
 
     def _changes(self, adapter: Adapter) -> Iterator[tuple[str, LowRank, AdapterTarget]]:
         for name, module in adapter.modules.items():
@@ -220,7 +249,8 @@ class AdapterTargets:
         down, up = module.factors
         for stack in stacks:
             layer = stack[0].layer
-            count, parts = layer.shape.num_experts, len(layer.outputs)
+            parts = len(layer.outputs)
+            count = len(stack) // parts
             each, inputs = stack[0].shape
             if (up.shape[0], down.shape[1]) != (each * parts, inputs) or len(down) % count:
                 continue
@@ -256,7 +286,7 @@ class AdapterTargets:
         ):
             why = "whose base, which comes with it, is not the model's (added tokens?)"
         elif source in self._divided:
-            why = "experts that are divided among ranks (parallel.ep)"
+            why = "a stack of experts that is divided among ranks (parallel.ep)"
         elif found is None and ".experts." in name:
             why = "experts of a mixture, which the checkpoint does not have one by one"
         elif found is None and any(head in name.split(".") for head in _HEADS):
@@ -318,6 +348,29 @@ class AdapterTargets:
         for matrix in (down, up):
             check_finite(name, matrix)  # large values may overflow the model's type
         return target.layer.prepare(Factors(down, up, scale))
+
+
+def held(model: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path; None if another pipeline stage has it."""
+    found: nn.Module | None = model
+    for name in path.split("."):
+        found = None if found is None else getattr(found, name, None)
+    return found
+
+
+def _of_all_experts(
+    here: Sequence[AdapterTarget], own: Picked, elsewhere: Sequence[str], parts: int
+) -> list[AdapterTarget]:
+    """The targets of a stack, expert by expert, of which this rank holds some."""
+    found = {expert: here[i * parts : (i + 1) * parts] for i, expert in enumerate(own.numbers)}
+    others = [expert for expert in range(own.whole) if expert not in found]
+    for i, expert in enumerate(others):
+        names = elsewhere[i * parts : (i + 1) * parts]
+        found[expert] = [
+            replace(target, source=name, here=False)
+            for target, name in zip(here[:parts], names, strict=True)
+        ]
+    return [target for expert in range(own.whole) for target in found[expert]]
 
 
 def _share(matrix: torch.Tensor, splits: Splits, dim: int) -> torch.Tensor:

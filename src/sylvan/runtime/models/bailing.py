@@ -1,4 +1,7 @@
-"""Ling and Ring of inclusionAI (Bailing): softmax experts first, then sigmoids in groups."""
+"""Ling and Ring of inclusionAI (Bailing): softmax experts first, then sigmoids in groups.
+
+LLaDA 2 has the layers of the second generation, and fills blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
+from sylvan.runtime.models.config import (
+    ModelConfig,
+    MoEConfig,
+    block_diffusion,
+    common_fields,
+    make_config,
+)
 from sylvan.runtime.models.decoder import FUSED, Decoder
 from sylvan.runtime.models.moe import grouped_experts, sparse_layers
 
@@ -16,8 +25,9 @@ Raw = dict[str, Any]
 
 
 def parse(raw: Raw) -> ModelConfig:
-    """Read config.json of `BailingMoeForCausalLM` and `BailingMoeV2ForCausalLM`."""
-    second = raw.get("architectures") == ["BailingMoeV2ForCausalLM"]
+    """Read config.json of `BailingMoeForCausalLM`, `BailingMoeV2ForCausalLM` and LLaDA 2."""
+    filling = raw.get("architectures") == ["LLaDA2MoeModelLM"]
+    second = filling or raw.get("architectures") == ["BailingMoeV2ForCausalLM"]
     first = raw.get("first_k_dense_replace", 0)
     moe = grouped_experts(raw, first=first) if second else _softmax(raw, first)
     bias = bool(raw.get("use_bias", False))
@@ -28,6 +38,8 @@ def parse(raw: Raw) -> ModelConfig:
         "o_bias": bias,
         "mlp_bias": False,
     }
+    if filling:
+        fields |= block_diffusion(raw, block=32, mask_id=156895)
     return make_config(common_fields(raw) | fields)
 
 

@@ -122,7 +122,7 @@ class BartDecoder(Decoder):
     _BEFORE: ClassVar[Names] = {"post_attention_layernorm": ("final_layer_norm",)}
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
-        self._kind = KINDS[config.architecture]
+        self._kind = self.kind_of(config.architecture)
         super().__init__(config, build)
         names = self._BEFORE if self._kind.pre_norm else self._AFTER
         self.fused = {**type(self).fused, **names}  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,7 +135,17 @@ class BartDecoder(Decoder):
             assert self.embed_positions is not None
             rows, dim = self.embed_positions.weight.shape
             del self.embed_positions.weight
-            self.embed_positions.weight = _waves(rows, dim).to(build.device, build.dtype)
+            self.embed_positions.weight = self.waves(rows, dim).to(build.device, build.dtype)
+
+    def kind_of(self, architecture: str) -> BartKind:
+        """How the decoder of an architecture is built."""
+        return KINDS[architecture]
+
+    def waves(self, rows: int, dim: int) -> torch.Tensor:
+        """Positions that config.json implies: sines, then cosines. Shape: (rows, dim)."""
+        speed = 10_000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        angle = torch.arange(rows, dtype=torch.float64)[:, None] * speed
+        return torch.cat((angle.sin(), angle.cos()[:, : dim // 2]), 1).float()
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return (PreNorm if self._kind.pre_norm else PostAdd)(config, build, layer, ropes)
@@ -175,13 +185,6 @@ class BartDecoder(Decoder):
         for block in self.layers:
             x_TD, residual_TD = block(x_TD, residual_TD, batch)
         return x_TD
-
-
-def _waves(rows: int, dim: int) -> torch.Tensor:
-    """Sines, then cosines, of waves of growing length (Marian, Pegasus). Shape: (rows, dim)."""
-    speed = 10_000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angle = torch.arange(rows, dtype=torch.float64)[:, None] * speed
-    return torch.cat((angle.sin(), angle.cos()[:, : dim // 2]), 1).float()
 
 
 MODEL = BartDecoder

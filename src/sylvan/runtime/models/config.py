@@ -101,14 +101,25 @@ class StatePart(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
+class BlockDiffusion(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens see their own block and all before it; open places hold `mask_id`, until predicted."""
+
+    block: int
+    mask_id: int
+
+
 class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs other than text.
 
     `architecture` is that of the whole model, `ModelConfig.architecture` that of its text part.
     `token_ids` are the placeholders in prompts, by kind of media. Encoder vectors are added to the
     outputs of `edited_layers`. `whole`: the tokens of an item attend to each other, also to later
-    ones. `prefix`: those of a prompt do, with or without items. `cross`: layers attend to the
-    vectors of the request's only item; its placeholder keeps its own embedding.
+    ones. `prefix`: those of a prompt do, with or without items. `cross`: layers attend to vectors;
+    placeholders keep their own embeddings. With `one` a request has one item, to whose vectors all
+    rows attend; else a row attends to the items right before it. `vector_scale`: vectors are
+    multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the prompt
+    itself, and a decoder starts with these tokens, as far as config.json says; its encoder takes
+    `encoder_len` tokens (0: as many as the decoder).
     """
 
     architecture: str
@@ -117,6 +128,10 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     prefix: bool = False
     cross: bool = False
+    one: bool = False
+    vector_scale: float = 1.0
+    decoder_prompt: tuple[int, ...] = ()
+    encoder_len: int = 0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +180,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_interleaved: bool = False
     rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
     media: ModelMedia | None = None  # inputs besides text
+    diffusion: BlockDiffusion | None = None  # tokens are found in blocks, not one by one
     local_rope: RopeParams | None = None  # of layers with a window; None: same as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False
@@ -179,6 +195,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # outputs of a classification head
     token_types: int = 0  # number of segment embeddings
     embedding_size: int = 0  # width of the embedding tables; 0: hidden size
+    extra_rows: int = 0  # of the embedding table, for ids that are never generated
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
@@ -196,6 +213,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_dim(self) -> int:
         """Columns of all key heads."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding table."""
+        return self.vocab_size + self.extra_rows
+
+    @property
+    def media_ids(self) -> int:
+        """Ids that prompts with items may hold: 0 to one less."""
+        placeholders = self.media.token_ids.values() if self.media is not None else ()
+        return max((self.table_rows, *(token + 1 for token in placeholders)))
 
     def kv_index(self, layer: int) -> int:
         """Index of `layer` among the layers with keys and values."""
@@ -316,6 +344,7 @@ def make_config(fields: dict[str, Any]) -> ModelConfig:
     return config
 
 
+_LARGEST_BLOCK = 1024
 _LARGEST = {
     "vocab_size": 4_000_000,
     "hidden_size": 1 << 18,
@@ -374,6 +403,25 @@ def _check_moe(moe: MoEConfig) -> None:
             f"config.json: {moe.num_experts} experts do not divide into {moe.groups} groups of "
             f"which {moe.kept_groups} are kept"
         )
+
+
+def block_diffusion(raw: dict[str, Any], *, block: int, mask_id: int) -> dict[str, Any]:
+    """The field of a model that fills blocks.
+
+    Args:
+        raw: config.json.
+        block: Tokens of a block, unless it says otherwise (`block_size`, `block_length`).
+        mask_id: The token of open places, unless it says otherwise (`mask_token_id`).
+    """
+    sizes = (raw.get(name) for name in ("block_size", "block_length"))
+    size = next((s for s in sizes if s is not None), block)
+    mask = raw.get("mask_token_id")
+    mask = mask_id if mask is None else mask
+    if not (isinstance(size, int) and 1 <= size <= _LARGEST_BLOCK):
+        raise ConfigError(f"config.json: block_size must be in 1..{_LARGEST_BLOCK}, it is {size!r}")
+    if not (isinstance(mask, int) and 0 <= mask < raw.get("vocab_size", 0)):
+        raise ConfigError(f"config.json: mask_token_id {mask!r} is not in the vocabulary")
+    return {"diffusion": {"block": size, "mask_id": mask}}
 
 
 def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, ...]:

@@ -45,6 +45,9 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 """The names of the parts of joined modules in most checkpoints."""
 
 
+_SLACK_ROWS = 32  # after spare rows: kernels then read them without a copy
+
+
 class Ropes:
     """Rotary tables of a model: one object per rule, so that each table is stored once."""
 
@@ -65,7 +68,9 @@ class Ropes:
             whole = build.device.type != "meta"  # a model on the meta device needs only a few rows
             length = build.length if whole else 1
             table = rope_table(params, config.head_dim, positions, length)
-            table = functional.pad(table, (0, 0, 0, build.spare_positions if whole else 0))
+            if spare := build.spare_positions if whole else 0:
+                rows = len(table) + spare
+                table = functional.pad(table, (0, 0, 0, spare + _SLACK_ROWS))[:rows]
             self._made[params] = Rope(table.to(build.device), config.rope_interleaved)
         return self._made[params]
 
@@ -143,8 +148,8 @@ def special_attention(
         chunk = None
     slopes = None
     if config.alibi_slopes:
-        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
-        slopes = Split(heads).take(torch.tensor(config.alibi_slopes), 0)
+        heads = build.mesh.query_heads(config.num_attention_heads)
+        slopes = Split(heads).take(torch.tensor(config.alibi_slopes, device=build.device), 0)
     if not (chunk or config.qk_norm_last) and scales is None and slopes is None:
         return None
     return AttentionVariant(
@@ -157,6 +162,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
+        self.row_groups = build.mesh.row_groups
         heads = build.mesh.heads(config.num_attention_heads, config.num_key_value_heads)
         queries, keys = (share.times(config.head_dim) for share in heads)
         parts = Split(queries, keys, keys)
@@ -193,6 +199,13 @@ class Attention(nn.Module):
             self.attn = kind(spec, rope, self.q_norm, self.k_norm)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        """Shape: (T, D) -> (T, D), the same on every rank."""
+        if self.row_groups is None:
+            return self.of_rows(x_TD, batch)
+        return self.row_groups.attend(self.of_rows, x_TD, batch)
+
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
+        """`forward` for rows whose KV this rank has."""
         qkv = self.qkv_proj(x_TD)
         qkv = ops.clamp(qkv, self._limit) if self._limit else qkv
         return self.o_proj(self.attn(qkv, batch))

@@ -127,7 +127,7 @@ class LatentBlock(nn.Module):
         super().__init__()
         sizes = config.latent
         assert sizes is not None
-        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        heads = build.mesh.query_heads(config.num_attention_heads)
         shape = LatentShape(
             num_heads=heads.size,
             nope=sizes.nope,

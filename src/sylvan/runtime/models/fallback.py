@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import torch
 from torch import nn
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
@@ -32,11 +34,13 @@ from sylvan.runtime.models.config import (
     plain_fields,
 )
 from sylvan.runtime.models.formats import stored_format
+from sylvan.runtime.models.media_texts import RENAMED, media_text
 from sylvan.runtime.models.recurrent import Place, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
     NAME,
     NO_CACHE,
+    AttentionStep,
     attach,
     cache_name,
     called,
@@ -47,8 +51,13 @@ from sylvan.runtime.models.skeleton import (
     skeleton_of,
 )
 from sylvan.runtime.models.source import find_source
-from sylvan.runtime.models.texts import canonical
-from sylvan.runtime.models.transformed import NumbersOf, plain_numbers, read_model
+from sylvan.runtime.models.texts import IMAGES, canonical
+from sylvan.runtime.models.transformed import (
+    ExpectedTensors,
+    NumbersOf,
+    plain_numbers,
+    read_model,
+)
 from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
@@ -69,6 +78,12 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         ConfigError: the model is unknown, needs code that may not run, or keeps memory that we do
           not page.
     """
+    seeing = None if code is not None else media_text(raw)
+    if seeing is not None:
+        text = parse(seeing.raw)
+        if text.states:
+            raise ConfigError("its images cannot be divided among recurrent layers")
+        return msgspec.structs.replace(text, media=seeing.media)
     if raw.get("model_type") in _ANEW:
         raise ConfigError("it cannot continue from a recurrent state within a prompt")
     source = find_source(raw, code)
@@ -132,9 +147,12 @@ class TransformersModel(nn.Module):
         reader: Any = self._source.model if own else transformers.AutoModelForCausalLM
         given: dict[str, Any] = {"config": self._source.config} if own else {}
         numbers: NumbersOf | None = None
+        if self._sizes.media is not None:
+            reader, given = self._source.model, {"config": self._source.config}
+            given["key_mapping"] = dict(RENAMED)
         if stored is not None:
             numbers = partial(plain_numbers, stored=stored, dtype=self._build.dtype)
-            reader, given = self._source.model, {"config": _plain(self._source.config)}
+            reader, given = self._source.model, given | {"config": _plain(self._source.config)}
         read = partial(
             reader.from_pretrained,
             dtype=self._build.dtype,
@@ -149,8 +167,11 @@ class TransformersModel(nn.Module):
             read,
             model_dir,
             pickled=pickled,
-            headless=self._sizes.head == "none",
-            quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+            expected=ExpectedTensors(
+                headless=self._sizes.head == "none",
+                quantised=bool(raw.get("quantization_config") or raw.get("compression_config")),
+                ignored=IMAGES if self._sizes.media is not None else (),
+            ),
             numbers=numbers,
         )
         self.inner = loaded.to(self._build.device).eval()
@@ -161,6 +182,9 @@ class TransformersModel(nn.Module):
         self._first = first_position(self.inner)
         self._places = {place: index for index, place in enumerate(found.places)}
         self.chosen = found.chosen
+        if self._sizes.media is not None:
+            table = self.inner.get_input_embeddings()
+            table.forward = _with_vectors(table.forward, self.step)
         if found.places:
             self._check_resumes(tuple(found.places.values()))
 
@@ -203,6 +227,8 @@ class TransformersModel(nn.Module):
     def forward(self, x_T: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Hidden vectors after the final norm. Shape: (T, D)."""
         self.step.hidden = None
+        if self._sizes.media is not None:
+            x_T = self._without_placeholders(x_T, batch)
         if batch.state_work is None or batch.states is None:
             return self._run(batch, x_T[None], None)[0]
         starts = batch.q_starts_R.tolist()
@@ -223,6 +249,13 @@ class TransformersModel(nn.Module):
                     batch.states.copy(slot, kept)
         return out_TD
 
+    def _without_placeholders(self, ids_T: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Ids with the padding id where vectors stand for embeddings."""
+        ids_T, padding = ids_T.clone(), self.inner.config.pad_token_id or 0
+        for rows, _ in batch.vectors(EMBEDDINGS, ids_T):
+            ids_T[rows] = padding
+        return ids_T
+
     def _run(self, batch: ForwardBatch, ids_BL: torch.Tensor, cache: Any) -> torch.Tensor:
         """Hidden vectors of the rows of `batch`, as (B, L, D)."""
         self.step.begin(batch)
@@ -236,6 +269,19 @@ class TransformersModel(nn.Module):
         self.step.hidden = hidden_RD[None]
         ids = torch.zeros(1, len(hidden_RD), dtype=torch.long, device=hidden_RD.device)
         return self.inner(input_ids=ids, use_cache=False).logits[0].float()
+
+
+def _with_vectors(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
+    """Wrap an embedding module's forward: vectors of items take the places of embeddings."""
+
+    def run(ids_BL: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        x_BLD = forward(ids_BL, *args, **kwargs)
+        if step.batch is not None:
+            for rows, vectors_ND in step.batch.vectors(EMBEDDINGS, x_BLD):
+                x_BLD[0, rows] = vectors_ND
+        return x_BLD
+
+    return run
 
 
 def _plain(config: Any) -> Any:

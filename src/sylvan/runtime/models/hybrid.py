@@ -43,7 +43,7 @@ from sylvan.runtime.models.decoder import (
     scaled,
 )
 from sylvan.runtime.models.moe import sparse_layers
-from sylvan.runtime.models.texts import IMAGES, text_name, text_part
+from sylvan.runtime.models.texts import text_part
 
 Raw = dict[str, Any]
 Parts = tuple[tuple[tuple[int, ...], bool], ...]
@@ -109,7 +109,7 @@ class GateAttention(Attention):
         self._sizes = list(parts.sizes)
         assert isinstance(self.attn, PagedAttention)
 
-    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         if isinstance(x_TD, TracedTensor):
             raise Unsupported("attention with an output gate")
         assert isinstance(x_TD, torch.Tensor)
@@ -205,8 +205,6 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Qwen3NextForCausalLM": _qwen3_next,
         "Qwen3_5ForCausalLM": _qwen3_next,
         "Qwen3_5MoeForCausalLM": _qwen3_next,
-        "Qwen3_5ForConditionalGeneration": _qwen3_next,
-        "Qwen3_5MoeForConditionalGeneration": _qwen3_next,
     }
 )
 
@@ -273,19 +271,6 @@ class Qwen35(Qwen3Next):
     mixer: ClassVar[type[GatedDelta]] = SplitDelta
 
 
-class Qwen35WithImages(Qwen35):
-    """As published: images are not looked at."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Tensors of the vision part, which are ignored."""
-        return (*super().unused, *IMAGES)
-
-    def rename(self, name: str) -> str:
-        """Strip the prefix from a tensor name of the checkpoint."""
-        return text_name(name)
-
-
 _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "Lfm2ForCausalLM": Lfm2,
@@ -293,8 +278,6 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "Qwen3NextForCausalLM": Qwen3Next,
         "Qwen3_5ForCausalLM": Qwen35,
         "Qwen3_5MoeForCausalLM": Qwen35,
-        "Qwen3_5ForConditionalGeneration": Qwen35WithImages,
-        "Qwen3_5MoeForConditionalGeneration": Qwen35WithImages,
     }
 )
 

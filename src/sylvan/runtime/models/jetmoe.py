@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, Routing, TracedTensor, Unsupported
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.paged import reference
-from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, Linear
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp
@@ -49,7 +50,7 @@ def parse(raw: Raw) -> ModelConfig:
 class _Stack(nn.Module):
     """A matrix for each expert."""
 
-    def __init__(self, build: Build, *sizes: int) -> None:
+    def __init__(self, build: Build, *sizes: int | Split) -> None:
         super().__init__()
         self.weight = build.empty(*sizes)
 
@@ -63,9 +64,8 @@ class _Router(nn.Module):
 class _Projections(nn.Module):
     """Those that the router chooses from, and a bias of the output."""
 
-    def __init__(self, config: ModelConfig, build: Build, count: int) -> None:
+    def __init__(self, dim: int, width: Split, build: Build, count: int) -> None:
         super().__init__()
-        dim, width = config.hidden_size, config.kv_dim
         self.bias = build.empty(dim)
         self.input_linear = _Stack(build, count, width, dim)
         self.output_linear = _Stack(build, count, dim, width)
@@ -78,16 +78,16 @@ class ChosenHeads(nn.Module):
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
         assert config.moe is not None
-        if build.mesh.tp.size > 1:
-            raise ConfigError("chosen heads of attention cannot be divided among ranks")
-        self.experts = _Projections(config, build, config.moe.num_experts)
-        self.kv_proj = Linear(build, config.hidden_size, (2 * config.kv_dim,), bias=False)
-        self._rope, self._heads = ropes.of(layer), config.num_key_value_heads
+        heads = build.mesh.share(config.num_key_value_heads, "num_key_value_heads")
+        width, dim = heads.times(config.head_dim), config.hidden_size
+        self.experts = _Projections(dim, Split(width), build, config.moe.num_experts)
+        self.kv_proj = ColumnParallel(build, dim, Split(width, width))
+        self._rope, self._heads, self._ranks = ropes.of(layer), heads.size, build.mesh.tp
         self._routing = Routing(top_k=config.moe.top_k, scores="softmax_chosen")
         self._layer = AttentionLayer(
             index=layer,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
+            num_heads=heads.size * config.moe.top_k,
+            num_kv_heads=heads.size,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
         )
@@ -109,6 +109,8 @@ class ChosenHeads(nn.Module):
         seen_TKC = out_TNH.unflatten(1, (heads, -1)).transpose(1, 2).flatten(2)
         found_TKD = _chosen(seen_TKC, part.output_linear, ids_TK)
         out_TD = (found_TKD.float() * shares_TK[..., None]).sum(1)
+        if self._ranks.size > 1:
+            out_TD = ops.all_reduce(out_TD, self._ranks)
         return (out_TD + part.bias.float()).to(x_TD.dtype)
 
 

@@ -1,7 +1,8 @@
 """Llama, and families that differ from it only by switches in their config.
 
-Mistral (windows), Qwen2 (bias), Qwen3 (head norm), Granite and MiniCPM (multipliers), SmolLM3
-(layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5 (interleaved rotary positions),
+Mistral (windows), Qwen2 (bias), Qwen3 (head norm), SDAR (blocks), Granite and MiniCPM
+(multipliers), SmolLM3 (layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5
+(interleaved rotary positions),
 OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last), MiMo
 (bias).
 """
@@ -17,6 +18,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
     QueryScaling,
+    block_diffusion,
     common_fields,
     make_config,
     sliding_windows,
@@ -49,6 +51,10 @@ def _qwen2(raw: dict[str, Any]) -> Switches:
 
 def _qwen3(raw: dict[str, Any]) -> Switches:
     return _llama(raw) | {"qk_norm": "head"}
+
+
+def _sdar(raw: dict[str, Any]) -> Switches:
+    return _qwen3(raw) | block_diffusion(raw, block=4, mask_id=151669)
 
 
 def granite_multipliers(raw: dict[str, Any]) -> Switches:
@@ -132,6 +138,7 @@ _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Switches]] = MappingProxyType
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
         "GraniteForCausalLM": granite_multipliers,
+        "SDARForCausalLM": _sdar,
         "MiniCPMForCausalLM": minicpm_multipliers,
         "SmolLM3ForCausalLM": _smollm3,
         "SeedOssForCausalLM": _seed_oss,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sylvan.kernels import ops
 from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, Unsupported, X
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
@@ -67,8 +68,8 @@ class ZeroMoE(nn.Module):
         self.gate = Router(build, every)
         self.experts = Experts(build, shape)
         self._routing, self._ranks = routing, build.mesh.tp
-        if self._ranks.size > 1:
-            raise ConfigError("experts that do nothing cannot be divided among ranks")
+        if build.mesh.ep > 1:
+            raise ConfigError("parallel.ep: experts that do nothing have no place; leave it at 1")
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -76,13 +77,16 @@ class ZeroMoE(nn.Module):
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
         ids_TK, shares_TK = route(logits_TE, routing)
         idle = ids_TK >= self._real
-        out_TD = x_TD.float() * (shares_TK * idle).sum(-1, keepdim=True)
+        returned_TD = x_TD.float() * (shares_TK * idle).sum(-1, keepdim=True)
+        out_TD = torch.zeros_like(returned_TD)
         weights = self.experts.weights()
         for expert in ids_TK[~idle].unique().tolist():
             rows, place = torch.where(ids_TK == expert)
             found = _expert(x_TD[rows], weights, expert)
             out_TD.index_add_(0, rows, found.float() * shares_TK[rows, place, None])
-        return out_TD.to(x_TD.dtype)
+        if self._ranks.size > 1:  # each has a share of the columns of every expert
+            out_TD = ops.all_reduce(out_TD, self._ranks)
+        return (returned_TD + out_TD).to(x_TD.dtype)
 
 
 def _expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:

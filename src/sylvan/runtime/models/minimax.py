@@ -18,7 +18,8 @@ from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.layers.recurrent import Recurrent, spans_of, state_of
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
@@ -70,17 +71,17 @@ class LightningAttention(Recurrent):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
-        if build.mesh.tp.size > 1:
-            raise ConfigError("lightning attention cannot be divided among ranks")
-        part, heads = first_part(config, layer, 1), config.num_attention_heads
-        dim, inner = config.hidden_size, config.q_dim
-        self.state_shapes = {part: (heads, config.head_dim, config.head_dim)}
-        self._part, self._heads = part, heads
-        self._keep = _fading(config, layer).to(build.device)
-        self.joined = Linear(build, dim, (3 * inner,), bias=False)
-        self.norm = RMSNorm(build, inner, _NORM_EPS)
-        self.output_gate = Linear(build, dim, (inner,), bias=False)
-        self.out_proj = Linear(build, inner, (dim,), bias=False)
+        part, size = first_part(config, layer, 1), config.head_dim
+        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        dim, inner = config.hidden_size, heads.times(size)
+        self.state_shapes = {part: (heads.size, size, size)}
+        self._part, self._heads = part, heads.size
+        self._keep = Split(heads).take(_fading(config, layer), 0).to(build.device)
+        # The query, key and value of a head lie side by side.
+        self.joined = ColumnParallel(build, dim, Split(heads.times(3 * size)))
+        self.norm = RMSNorm(build, Split(inner), _NORM_EPS)
+        self.output_gate = ColumnParallel(build, dim, Split(inner))
+        self.out_proj = RowParallel(build, inner, dim)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""

@@ -19,6 +19,7 @@ from sylvan.runtime.models.config import (
     MoEConfig,
     NotNative,
     attention_bias,
+    block_diffusion,
     common_fields,
     make_config,
     sliding_windows,
@@ -107,6 +108,10 @@ def _qwen3(raw: Raw) -> Raw:
     )
     windows = sliding_windows(raw, default_on=False)
     return {"moe": moe, "qk_norm": "head", "layer_windows": windows}
+
+
+def _sdar(raw: Raw) -> Raw:
+    return _qwen3(raw) | block_diffusion(raw, block=4, mask_id=151669)
 
 
 def _deepseek(raw: Raw) -> Raw:
@@ -277,6 +282,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "PhiMoEForCausalLM": _phimoe,
         "Qwen2MoeForCausalLM": _qwen2,
         "Qwen3MoeForCausalLM": _qwen3,
+        "SDARMoeForCausalLM": _sdar,
         "OlmoeForCausalLM": _olmoe,
         "DeepseekForCausalLM": _deepseek,
         "Glm4MoeForCausalLM": _glm4,

@@ -23,14 +23,19 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "aria_text": "AriaTextForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
+        "deepseek_ocr2_text": "DeepseekForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3_text": "Gemma3ForCausalLM",
         "glm4v_moe_text": "Glm4MoeForCausalLM",
         "glm4v_text": "Glm4ForCausalLM",
+        "glm_ocr_text": "Glm4ForCausalLM",
         "granite": "GraniteForCausalLM",
+        "granite_docling_text": "GraniteForCausalLM",
         "helium": "HeliumForCausalLM",
+        "hyperclovax": "HyperCLOVAXForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "llama": "LlamaForCausalLM",
         "llama4_text": "Llama4ForCausalLM",
@@ -38,6 +43,7 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "paddleocr_vl_text": "LlamaForCausalLM",
         "phi3": "Phi3ForCausalLM",
+        "phi4_multimodal": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen2_5_omni_text": "Qwen2ForCausalLM",
         "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -45,7 +51,10 @@ _TEXTS: Mapping[str, str] = MappingProxyType(
         "qwen2_vl": "Qwen2ForCausalLM",
         "qwen2_vl_text": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+        "qwen3_5_text": "Qwen3_5ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
+        "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
         "qwen3_vl": "Qwen3ForCausalLM",
         "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
         "qwen3_vl_text": "Qwen3ForCausalLM",
@@ -58,10 +67,15 @@ _SAID: Mapping[str, Raw] = MappingProxyType(
     {
         "glm4v_moe_text": {"attention_bias": True},
         "glm4v_text": {"attention_bias": True},
+        "glm_ocr_text": {"partial_rotary_factor": 1.0},
+        "qwen3_omni_moe_text": {"norm_topk_prob": True},
         "qwen3_vl_moe_text": {"norm_topk_prob": True},
     }
 )
 """Fields that config.json may omit for one part."""
+
+_SCALED = frozenset({"granite", "granite_docling_text", "hyperclovax"})
+"""Text parts that multiply their inputs by a factor, whether tokens' embeddings or vectors."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image attend to each other, also to later ones."""
@@ -83,34 +97,46 @@ def parse(raw: Raw) -> ModelConfig:
     whole = architecture_of(raw)
     raw = {**raw, **(raw.get("thinker_config") or {}), "architectures": [whole]}
     text = text_part(raw)
-    kind = str((raw.get("text_config") or raw).get("model_type"))
+    kind = str(text.get("model_type"))
     if kind not in _TEXTS:
         raise NotNative(f"texts of type {kind}")
     if raw.get("has_lora_adapter"):
         raise NotNative("an adapter that is there for sounds only (has_lora_adapter)")
     inner = _TEXTS[kind]
     config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
-    tokens = {
-        media: int(raw[name])
-        for media, names in _PLACEHOLDERS.items()
-        for name in names
-        if raw.get(name) is not None
-    }
-    if not tokens:
-        raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
     media = ModelMedia(
         architecture=whole,
-        token_ids=tokens,
+        token_ids=placeholders(raw),
         edited_layers=tuple(range(len(deep))),
         whole=whole in _WHOLE,
         prefix=whole in _PREFIX,
+        vector_scale=config.embed_scale if kind in _SCALED else 1.0,
     )
     if media.whole:
         _check_windows(raw, config)
     if media.prefix and any(window is not None for window in config.layer_windows):
         raise NotNative("windows of layers where prompts see themselves as a whole")
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=text)
+
+
+def placeholders(raw: Raw) -> dict[str, int]:
+    """The token that stands for each kind of media; the parts of some models name their own.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    parts = [raw, *(raw.get(f"{part}_config") or {} for part in ("vision", "audio"))]
+    tokens = {
+        media: int(part[name])
+        for part in reversed(parts)
+        for media, names in _PLACEHOLDERS.items()
+        for name in names
+        if part.get(name) is not None
+    }
+    if not tokens:
+        raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
+    return tokens
 
 
 def _check_windows(raw: Raw, config: ModelConfig) -> None:

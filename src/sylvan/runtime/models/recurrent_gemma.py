@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.scan.spans import scan
-from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Share, Split
 from sylvan.runtime.layers.recurrent import Conv, Recurrent, spans_of, state_of
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import FUSED, Attention, Decoder, Ropes, make_mlp
@@ -58,15 +57,16 @@ def parse(raw: Raw) -> ModelConfig:
 class RgLru(Recurrent):
     """The recurrence: gates of inputs and of what is kept, by blocks of channels."""
 
-    def __init__(self, build: Build, width: int, heads: int, part: int) -> None:
+    def __init__(self, build: Build, heads: Share, block: int, part: int) -> None:
         super().__init__()
-        self.state_shapes = {part: (width,)}
-        self._part, block = part, width // heads
-        self.recurrent_param = build.empty(width)
-        self.input_gate_weight = build.empty(heads, block, block)
-        self.input_gate_bias = build.empty(heads, block)
-        self.recurrent_gate_weight = build.empty(heads, block, block)
-        self.recurrent_gate_bias = build.empty(heads, block)
+        width, blocks = heads.times(block), Split(heads)
+        self.state_shapes = {part: (width.size,)}
+        self._part = part
+        self.recurrent_param = build.empty(Split(width))
+        self.input_gate_weight = build.empty(blocks, block, block)
+        self.input_gate_bias = build.empty(blocks, block)
+        self.recurrent_gate_weight = build.empty(blocks, block, block)
+        self.recurrent_gate_bias = build.empty(blocks, block)
 
     def forward(self, x_TW: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, W) -> (T, W)."""
@@ -97,16 +97,16 @@ class RecurrentMixer(nn.Module):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
-        if build.mesh.tp.size > 1:
-            raise ConfigError("gated linear recurrences cannot be divided among ranks")
         part, dim = first_part(config, layer, 2), config.hidden_size
-        taps, width = config.states[part].shape
-        self.linear_x = Linear(build, dim, (width,), bias=True)
-        self.linear_y = Linear(build, dim, (width,), bias=True)
-        channels = Split(build.mesh.share(width, "channels of a convolution"))
-        self.conv_1d = Conv(build, channels, taps, part, bias=True)
-        self.rg_lru = RgLru(build, width, config.num_attention_heads, part + 1)
-        self.linear_out = Linear(build, width, (dim,), bias=True)
+        taps, whole = config.states[part].shape
+        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        block = whole // config.num_attention_heads
+        width = heads.times(block)
+        self.linear_x = ColumnParallel(build, dim, Split(width), bias=True)
+        self.linear_y = ColumnParallel(build, dim, Split(width), bias=True)
+        self.conv_1d = Conv(build, Split(width), taps, part, bias=True)
+        self.rg_lru = RgLru(build, heads, block, part + 1)
+        self.linear_out = RowParallel(build, width, dim, bias=True)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""

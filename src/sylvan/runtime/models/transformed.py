@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,27 @@ def plain_numbers(
     return found
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedTensors:
+    """What a checkpoint may lack, and hold besides.
+
+    Attributes:
+        headless: The matrix of the head is never used, so it may be missing.
+        quantised: Numbers other than floats are what the checkpoint is meant to hold.
+        ignored: Starts of names of tensors that belong to other parts of the model.
+    """
+
+    headless: bool
+    quantised: bool
+    ignored: tuple[str, ...] = ()
+
+
 def read_model(
     read: Callable[..., tuple[Any, Mapping[str, Any]]],
     model_dir: Path,
     *,
     pickled: bool,
-    headless: bool,
-    quantised: bool,
+    expected: ExpectedTensors,
     numbers: NumbersOf | None = None,
 ) -> Any:
     """Load a transformers model with exactly the weights in `model_dir`.
@@ -68,8 +83,7 @@ def read_model(
           `output_loading_info`.
         model_dir: The checkpoint.
         pickled: It is PyTorch's own files that are read.
-        headless: The matrix of the head is never used, so it may be missing.
-        quantised: Numbers other than floats are what the checkpoint is meant to hold.
+        expected: What the checkpoint may lack, and hold besides.
         numbers: Makes plain numbers of the files, where matrices are quantised.
 
     Raises:
@@ -90,8 +104,8 @@ def read_model(
         except (OSError, ValueError, RuntimeError) as error:
             reason = _unconverted(reports) or str(error)
             raise ConfigError(f"transformers cannot load {str(model_dir)!r}: {reason}") from None
-    _check_names(model, info, headless=headless)
-    if not quantised:
+    _check_names(model, info, expected)
+    if not expected.quantised:
         _check_types(model, files)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and tensor.itemsize > 1 and not name.endswith(DERIVED):
@@ -99,8 +113,8 @@ def read_model(
     return model
 
 
-def _check_names(model: Any, info: Mapping[str, Any], *, headless: bool) -> None:
-    idle = _head_names(model) if headless else frozenset[str]()
+def _check_names(model: Any, info: Mapping[str, Any], expected: ExpectedTensors) -> None:
+    idle = _head_names(model) if expected.headless else frozenset[str]()
     if missing := sorted(set(info["missing_keys"]) - idle):
         raise ConfigError(missing_tensors(missing))
     if wrong := sorted(info["mismatched_keys"]):
@@ -108,7 +122,12 @@ def _check_names(model: Any, info: Mapping[str, Any], *, headless: bool) -> None
         raise ConfigError(
             f"tensor {name!r} has shape {list(stored)}, but config.json implies {list(wanted)}"
         )
-    extra = sorted(name for name in info["unexpected_keys"] if not name.endswith(DERIVED))
+    extra = sorted(
+        name
+        for name in info["unexpected_keys"]
+        if not name.endswith(DERIVED)
+        and not name.removeprefix("model.").startswith(expected.ignored)
+    )
     if extra:
         raise ConfigError(
             f"the checkpoint has the tensor {extra[0]!r}, which this architecture does not use"

@@ -70,12 +70,12 @@ class NormedAttention(Attention):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
-        heads = build.mesh.share(config.num_attention_heads, "num_attention_heads")
+        heads = build.mesh.query_heads(config.num_attention_heads)
         self.attn_sub_norm = RMSNorm(
             build, Split(heads.times(config.head_dim)), config.rms_norm_eps
         )
 
-    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+    def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         h_TC, _ = self.attn_sub_norm(self.attn(self.qkv_proj(x_TD), batch))
         return self.o_proj(h_TC)
 

@@ -15,7 +15,7 @@ from torch import nn
 from sylvan.kernels.api import X
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.cross import CrossAttention
+from sylvan.runtime.layers.cross import CrossAttention, CrossShape
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import Attention, Decoder, Ropes, make_mlp, make_norm
 
@@ -38,6 +38,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
         architecture=fields["architecture"],
         token_ids={"audio": int(start or 50258)},
         cross=True,
+        one=True,
     )
     scaled = raw.get("scale_embedding", False)
     return make_config(
@@ -65,13 +66,12 @@ class WhisperBlock(nn.Module):
         self.input_layernorm = make_norm(config, build)
         self.self_attn = Attention(config, build, layer, ropes)
         self.encoder_attn_layer_norm = make_norm(config, build)
-        self.encoder_attn = CrossAttention(
-            build,
-            layer,
+        shape = CrossShape(
             dim=config.hidden_size,
             num_heads=config.num_attention_heads,
             head_dim=config.head_dim,
         )
+        self.encoder_attn = CrossAttention(build, layer, shape)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
 

@@ -12,6 +12,7 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
+from sylvan.utils.garbage import postponed
 
 
 class DeviceEvent:
@@ -55,7 +56,10 @@ class DeviceGraph:
         self._module, self._graph, self._pool, self._stream = module, graph, pool, stream
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        with self._module.graph(self._graph, pool=self._pool, stream=self._stream):
+        with (
+            postponed(),  # collecting may free another graph, which ends a capture
+            self._module.graph(self._graph, pool=self._pool, stream=self._stream),
+        ):
             return work()
 
     def replay(self) -> None:

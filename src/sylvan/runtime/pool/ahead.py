@@ -13,8 +13,7 @@ from typing import Protocol
 
 from sylvan.kernels.memory import make_resident
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.core.memory import PageMemory
-from sylvan.runtime.pool.occupation import Occupation
+from sylvan.runtime.core.memory import Region
 from sylvan.utils.clock import Clock, monotonic
 
 AHEAD_BYTES = 128 << 20
@@ -23,6 +22,17 @@ SLICE_BYTES = 2 << 20  # at a time: a step that begins meanwhile shares the core
 REST_S = 0.25  # without a step before anything is done
 
 Populate = Callable[[int, int], bool]
+
+
+class PageRegions(Protocol):
+    """What of `PageMemory` is needed."""
+
+    num_pages: int
+    page_bytes: int
+
+    def regions(self, page: int) -> tuple[Region, ...]:
+        """See `PageMemory`."""
+        ...
 
 
 class Steps(Protocol):
@@ -41,7 +51,7 @@ class Steps(Protocol):
 class _Group:
     """Pages of one KV group: those below `used` were in steps, those below `stop` are resident."""
 
-    memory: PageMemory
+    memory: PageRegions
     ahead: int
     used: int = 0
     stop: int = 0
@@ -73,7 +83,7 @@ class PagesAhead:
 
     def __init__(
         self,
-        groups: Sequence[PageMemory],
+        groups: Sequence[PageRegions],
         ahead_bytes: int = AHEAD_BYTES,
         rest_s: float = REST_S,
         populate: Populate = make_resident,
@@ -154,22 +164,3 @@ class PagesAhead:
                     self._over.set()  # not on this system
                 return True
             return False
-
-
-class ReleasedAhead:
-    """Implements `Occupation` over that of pages, of which none become resident meanwhile."""
-
-    def __init__(self, occupation: Occupation, ahead: PagesAhead) -> None:
-        self._occupation, self._ahead = occupation, ahead
-
-    @property
-    def num_bytes(self) -> int:
-        return self._occupation.num_bytes
-
-    def release(self) -> int:
-        self._ahead.release()
-        return self._occupation.release()
-
-    def resume(self) -> None:
-        self._occupation.resume()
-        self._ahead.resume()

@@ -6,11 +6,12 @@ Shapes: L layers of a KV group, P pages of it, T tokens, K key/value heads, H he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from sylvan.kernels.memory import Bytes
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.pool.transfers import Transfers
@@ -28,7 +29,8 @@ class GroupShape:
 class KVShape:
     """What a pool stores for each token, and how many pages of how many tokens it has.
 
-    `groups` divide the layers; none: all layers are one group of `num_pages` pages.
+    `groups` divide the layers; none: all layers are one group of `num_pages` pages. `memory`: for
+    the pages of the only group, (pages, bytes of a page), with what is in them; None: new memory.
     """
 
     num_layers: int
@@ -37,6 +39,7 @@ class KVShape:
     num_pages: int
     page_size: int
     groups: tuple[GroupShape, ...] = ()
+    memory: Bytes | None = field(default=None, compare=False)
 
     @property
     def kv_groups(self) -> tuple[GroupShape, ...]:

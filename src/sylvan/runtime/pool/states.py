@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.pool.state_pages import StatePages
 
 
 class TensorStates:
@@ -29,9 +32,48 @@ class TensorStates:
         """All slots of all parts."""
         return tuple(self._parts)
 
+    @property
+    def pages(self) -> PageMemory:
+        """The same memory by slots."""
+        return StatePages(self._parts)
+
     def part(self, index: int) -> torch.Tensor:
         return self._parts[index]
 
     def copy(self, source: int, target: int) -> None:
         for part in self._parts:
             part[target] = part[source]
+
+
+class QueuedStates:
+    """Implements `StatePool` on a device: copies are made in its queue, in the order of the calls.
+
+    Args:
+        states: The memory.
+    """
+
+    def __init__(self, states: TensorStates) -> None:
+        self._states = states
+        self._due: list[tuple[int, int]] = []
+        self.num_slots, self.num_branches = states.num_slots, states.num_branches
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """All slots of all parts."""
+        return self._states.parts
+
+    def part(self, index: int) -> torch.Tensor:
+        return self._states.part(index)
+
+    def copy(self, source: int, target: int) -> None:
+        self._due.append((source, target))
+
+    def take_copies(self) -> Callable[[], None]:
+        """What makes the copies asked for so far; to be queued before the next forward pass."""
+        due, self._due = self._due, []
+
+        def copy_all() -> None:
+            for source, target in due:
+                self._states.copy(source, target)
+
+        return copy_all

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sylvan.protocol.arrays import IntArray
@@ -189,9 +188,9 @@ class OutputCounts:
         """Add one to the count of `token_ids[i]` for `slots[i]`; slots may repeat."""
         np.add.at(self.matrix, (self.rows[slots], token_ids), 1)
 
-    def of(self, slots: IntArray) -> torch.Tensor:
-        """Counts as float32 (len(slots), V); a copy."""
-        return torch.from_numpy(self.matrix[self.rows[slots]])
+    def of(self, slots: IntArray) -> NDArray[np.float32]:
+        """Counts (len(slots), V); a copy."""
+        return self.matrix[self.rows[slots]]
 
     def drop(self, slot: int) -> None:
         """Stop counting for `slot`."""

@@ -26,7 +26,7 @@ def penalise(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
         return
     slots = batch.slots[rows]
     index = torch.from_numpy(rows).to(logits_RV.device)
-    counts = params.counts.of(slots).to(logits_RV.device)
+    counts = torch.from_numpy(params.counts.of(slots)).to(logits_RV.device)
     frequency, presence, repetition = (
         torch.from_numpy(x[slots])[:, None].to(logits_RV.device)
         for x in (params.frequency, params.presence, params.repetition)

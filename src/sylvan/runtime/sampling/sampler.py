@@ -10,10 +10,10 @@ import torch
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
-from sylvan.runtime.sampling.api import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.logprobs import token_logprobs
+from sylvan.runtime.sampling.output import NO_VALID_TOKEN, SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 from sylvan.runtime.sampling.processors import (
     LogitsProcessor,

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.core.req import Req, Slice
 
 INIT_RATIO = 0.7
@@ -86,7 +86,7 @@ class Admission:
 
 
 def refuse_oversized(
-    request: GenerateRequest | EmbedRequest, cache: KVCacheManager, *, whole_prompts: bool
+    request: GenerateRequest | EmbedRequest, cache: KVMemory, *, whole_prompts: bool
 ) -> None:
     """Check that a request can ever fit into KV memory.
 
@@ -124,9 +124,14 @@ class Preemption:
     def __init__(self, running: Sequence[Req], threshold: int | None) -> None:
         self._running, self._threshold = running, threshold
 
-    def victim(self, slices: Iterable[Slice]) -> Req:
-        """Victim if memory ran out: least urgent, then fewest outputs, longest prompt, newest."""
-        free = self._without(slices)
+    def victim(self, slices: Iterable[Slice], rank: int) -> Req:
+        """Victim if memory ran out: least urgent, then fewest outputs, longest prompt, newest.
+
+        Args:
+            slices: Of the step being planned.
+            rank: Whose memory ran out; see `KVHandle.rank`.
+        """
+        free = [r for r in self._without(slices) if r.kv is not None and r.kv.rank == rank]
         return min(free, key=lambda r: (r.priority, r.num_outputs, -r.prompt_len, -r.order))
 
     def is_possible(self, priority: int) -> bool:

@@ -64,6 +64,8 @@ class Capability:
     Attributes:
         name: Key of its entries in `StepPlan.work` and `StepResult.reports`.
         gates_running: Whether `gate` is also asked for running requests, in each step.
+        fills: Whether `draft` returns places that the step fills, not guesses: the newest token of
+            a request is then never computed without them, and memory is made for them.
         work_type: Type of its entry in `StepPlan.work`, for `core.wire`; None without one.
         report_type: Type of its entry in `StepResult.reports`; None without one.
         active: While False, `plan_work` and `on_result` are not called.
@@ -71,6 +73,7 @@ class Capability:
 
     name: ClassVar[str] = ""
     gates_running: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
     work_type: ClassVar[Any] = None
     report_type: ClassVar[Any] = None
     active: bool = True
@@ -259,6 +262,7 @@ class Hooks:
         self.gates_running = bool(self._running_gates)
         self.drafts = bool(self._drafters)
         self.limits_cache = bool(self._cache_limits)
+        self.fills = any(c.fills for c in capabilities)
 
     @property
     def questions(self) -> tuple[str, ...]:

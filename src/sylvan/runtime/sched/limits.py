@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sylvan.protocol.messages import TokenOutput
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.core.req import Batch
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.sched.capability import Capability
@@ -50,7 +50,7 @@ class SchedulerDeps:
     `tenant_weights` are for policies that need them.
     """
 
-    cache: KVCacheManager
+    cache: KVMemory
     executor: Executor
     policy: Callable[[PolicyContext], SchedulePolicy]
     emit: Callable[[Sequence[TokenOutput]], None]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from sylvan.protocol.requests import EmbedRequest
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.cache.prefix import ANY
 from sylvan.runtime.cache.types import (
     CacheKey,
@@ -22,7 +22,7 @@ from sylvan.runtime.sched.capability import Hooks
 class Lookup:
     """Answers questions about cached tokens of requests, cheaply enough for each step."""
 
-    def __init__(self, cache: KVCacheManager, hooks: Hooks) -> None:
+    def __init__(self, cache: KVMemory, hooks: Hooks) -> None:
         self._tree = cache.tree
         self._roots = cache.tree.roots()
         self._hooks = hooks

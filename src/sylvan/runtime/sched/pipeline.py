@@ -139,7 +139,8 @@ class Pipeline:
         if piece.draft and req.kv:  # rejected guesses must not enter the cache
             guesses, accepted = len(piece.draft.tokens), out.num_accepted
             req.computed -= guesses - accepted
-            self._statistics.on_verified(req, guesses, accepted)
+            if not self._hooks.fills:
+                self._statistics.on_verified(req, guesses, accepted)
         if req.finish:
             return  # it ended while the step was in flight
         if out.error:

@@ -12,7 +12,7 @@ from operator import is_
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
 from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
@@ -162,7 +162,7 @@ class Planner:
         """Plan decodes one by one; return the prompts in progress."""
         prompts: list[Req] = []
         slices, extend, page_size = self._slices, self._cache.extend, self._page_size
-        quick = not self._hooks.gates_running and not self._loaded
+        quick = not (self._hooks.gates_running or self._hooks.fills or self._loaded)
         left = self._share_of_stages
         for req in tuple(self._running):
             start, pending = req.computed, req.pending
@@ -207,8 +207,11 @@ class Planner:
             return
         size = self._slice_size(req)
         draft, start = draft or self._draft(req, size), req.computed
-        while size and req.kv and not self._cache.extend(req.kv, start + size, computed=start):
-            victim = self._preemption.victim(self._slices)
+        if self._lacks_places(req, size, draft):
+            return
+        stop = start + size + self._places(draft)
+        while size and req.kv and not self._cache.extend(req.kv, stop, computed=start):
+            victim = self._preemption.victim(self._slices, req.kv.rank)
             if victim is req and len(self._running) == 1:
                 return  # memory is short for a moment
             self.admission.on_retract(self._running)
@@ -225,7 +228,7 @@ class Planner:
         if self._is_whole(req):
             return req.lacking if req.lacking <= room or not self._slices else 0
         size = min(req.lacking, room)
-        if size <= 0 or req.computed >= req.prompt_len:
+        if size <= 0 or (req.computed >= req.prompt_len and not self._hooks.fills):
             return size
         fresh = self._chunk == self._first_chunk  # the first prompt may use the whole chunk
         most = min(self._budget, self._cache.max_step_tokens) if fresh else room
@@ -245,6 +248,8 @@ class Planner:
         """
         if self._plain or not req.generates or req.pending or size != req.lacking or size != 1:
             return None
+        if self._hooks.fills:
+            return self._hooks.draft(req, self._budget - size)
         most = min(
             self._budget - size,
             req.max_tokens - req.num_tokens - 1,  # one more token follows them
@@ -261,6 +266,14 @@ class Planner:
         stop = req.computed + size + len(draft.tokens)
         fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
         return draft if fits else None
+
+    def _lacks_places(self, req: Req, size: int, draft: Draft | None) -> bool:
+        """Whether the newest token would be computed without the places after it."""
+        return self._hooks.fills and draft is None and size == req.lacking
+
+    def _places(self, draft: Draft | None) -> int:
+        """Places that a step fills: they need memory as tokens do."""
+        return len(draft.tokens) if draft and self._hooks.fills else 0
 
     def _fits_paths(self, draft: Draft, budget: int) -> bool:
         """Whether all paths of a tree can be computed in this step."""
@@ -358,10 +371,13 @@ class Planner:
         req.kv, req.computed = kv, kv.cached
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)
         size = req.lacking if loads else self._slice_size(req)
+        draft = self._draft(req, size) if self._hooks.fills else None
+        if self._lacks_places(req, size, draft):
+            size = 0
         if kv.loading is not None:
             size = 0  # the handle has the pages that the load fills
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
-        stop, from_ = req.computed + size, req.computed
+        stop, from_ = req.computed + size + self._places(draft), req.computed
         if loads and size:  # a load ends in its last page, so windows need no more memory
             from_ = max(from_, (stop - 1) // self._page_size * self._page_size)
         if not enough or not self._cache.extend(kv, stop, computed=from_):
@@ -379,7 +395,7 @@ class Planner:
             self._hooks.on_load(req)
             return True
         self._requests.move(req, Phase.RUNNING)
-        self._append_slice(req, size, None)
+        self._append_slice(req, size, draft)
         self.started.append(self._slices[-1])
         return True
 
@@ -401,7 +417,7 @@ class Planner:
         if draft and not draft.is_chain and self._parts.executor.caps.tree_paths:
             self._budget -= draft.rows - guesses
             self._paths += draft.paths - 1
-        self._guesses += guesses
+        self._guesses += 0 if self._hooks.fills else guesses
         self._chunk = max(0, self._chunk - size) if size > 1 else self._chunk
         if is_prompt and self._limits.share_in_batch:
             done = min(stop, len(req.tokens))
@@ -430,7 +446,7 @@ class Decodes:
     Usable only when no step is in flight during planning, because a step in flight owns its slices.
     """
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVMemory) -> None:
         self._cache = cache
         self._slices: tuple[Slice, ...] = ()  # slices of the previous step, if it only decoded
         self.growth = NO_GROWTH  # page growth of the slices planned last

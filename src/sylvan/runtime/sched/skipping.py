@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.executor.api import Pending
 from sylvan.runtime.sched.lifecycle import Lifecycle
 from sylvan.runtime.sched.phases import RequestTable
@@ -31,7 +31,7 @@ class Skipping:
         planner: Planner,
         pipeline: Pipeline,
         lifecycle: Lifecycle,
-        cache: KVCacheManager,
+        cache: KVMemory,
         *,
         allowed: bool,
     ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sylvan.protocol.messages import DraftCounts, SchedulerLoad
 from sylvan.runtime.cache.audit import Repairs
-from sylvan.runtime.cache.manager import KVCacheManager
+from sylvan.runtime.cache.by_rank import KVMemory, capacity_tokens
 from sylvan.runtime.cache.windows import fullest
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.outputs import met_targets
@@ -63,7 +63,7 @@ class Statistics:
         self.accepted += accepted
 
     def load(
-        self, requests: RequestTable, cache: KVCacheManager, planner: Planner, times: StepTimes
+        self, requests: RequestTable, cache: KVMemory, planner: Planner, times: StepTimes
     ) -> SchedulerLoad:
         """Counts for health checks, balancing and metrics."""
         windows, states = fullest(cache.windows), cache.states
@@ -72,7 +72,7 @@ class Statistics:
             num_waiting_reqs=len(requests.waiting) + len(requests.loading),
             num_used_tokens=cache.used_tokens,
             num_cached_tokens=cache.cached_tokens,
-            max_total_num_tokens=cache.total_tokens,
+            max_total_num_tokens=capacity_tokens(cache),
             steps=self.steps,
             computed_tokens=self.computed,
             cached_prompt_tokens=self.cached,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -161,6 +161,8 @@ class Endpoint:
 
 
 Handle = Callable[[Request], Awaitable[Response]]
+Routes = Sequence[tuple[Endpoint, Handle]]
+"""Endpoints and what answers their calls."""
 
 
 def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:

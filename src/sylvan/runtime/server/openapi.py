@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from sylvan.api.errors import ERROR_MODELS, Family, PlainError
+from sylvan.api.field_docs import document, document_one
 from sylvan.api.version import VERSION
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.security import Level
@@ -43,6 +44,7 @@ def describe(table: tuple[Endpoint, ...]) -> dict[str, Any]:
     """Build the OpenAPI document of a table of routes."""
     models = [(model, "validation") for model in _models(table)]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
+    document(definitions.get("$defs", {}))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in table:
         for method in endpoint.methods:
@@ -152,7 +154,9 @@ def _path_parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
 def _query_parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
     if endpoint.query is None:
         return
-    for name, schema in endpoint.query.model_json_schema()["properties"].items():
+    whole = endpoint.query.model_json_schema()
+    document_one(whole, endpoint.query)
+    for name, schema in whole["properties"].items():
         parameter = {"name": name, "in": "query", "required": False, "schema": schema}
         if "description" in schema:
             parameter["description"] = schema["description"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sylvan.api.field_docs import document_one
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.routes import ENDPOINTS
 from sylvan.runtime.server.security import Level
@@ -70,6 +71,7 @@ def _bodies(table: Iterable[Endpoint]) -> list[type[BaseModel]]:
 
 def _body(model: type[BaseModel]) -> str:
     schema = model.model_json_schema()
+    document_one(schema, model)
     rows = [
         f"| `{name}` | {_type(field)} | {' '.join(field.get('description', '').split())} |\n"
         for name, field in schema["properties"].items()

@@ -105,6 +105,8 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
         form=form, dimensions=body.dimensions, priority=body.priority or 0, lora=lora
     )
     prompts = read_prompts(caller.facts.model_path)
+    if body.late_chunking:
+        return await _late_chunks(caller, body, asked, prompts)
     inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
     inputs = await with_media(chat, body.input, inputs)
     vectors = await caller.vectors(inputs)
@@ -121,6 +123,31 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
         ],
         "model": body.model or caller.facts.served_name,
         "usage": usage_of([v.usage for v in vectors]),
+    }
+
+
+async def _late_chunks(
+    caller: EmbeddingCaller, body: EmbeddingsBody, asked: EmbedInput, prompts: Prompts
+) -> Reply:
+    """One text in chunks, with a vector for each."""
+    given = body.input
+    texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+    if not texts or not all(texts) or texts != given:
+        raise RequestError(
+            "late_chunking: input is a list of texts that are not empty.", param="input"
+        )
+    before = prompts.apply("", body.prompt_name)  # is read, and has no vector
+    texts = [text.lower() for text in texts] if prompts.lower else texts
+    chunks = (*([before] if before else []), *texts)
+    [vector] = await caller.vectors([replace(asked, chunks=chunks, rid=body.rid)])
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": _written(values, body)}
+            for i, values in enumerate(vector.values[-len(texts) :])
+        ],
+        "model": body.model or caller.facts.served_name,
+        "usage": usage_of([vector.usage]),
     }
 
 

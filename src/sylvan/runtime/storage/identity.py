@@ -49,7 +49,7 @@ def kv_manifest(
         weights=weights_digest(model_dir, seed),
         tokenizer=tokenizer_digest(tokenizer if tokenizer.is_dir() else model_dir),
         dtype=dtype,
-        quantization=config.quantization or "",
+        quantization=(config.quantization or "") + ("+fp8" if config.fp8_activations else ""),
         kv_dtype=_kv_dtype(config),
         runner=runner,
         attention=config.attention,

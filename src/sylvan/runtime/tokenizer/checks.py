@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.errors import ContextLengthError, RequestError
+from sylvan.protocol.media import MediaKind
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions
 from sylvan.protocol.sampling import SamplingParams, fault_of
 from sylvan.runtime.tokenizer.types import GenerateInput, ServedModelInfo
@@ -54,6 +55,9 @@ def check_input(inp: GenerateInput, facts: ServedModelInfo) -> None:
         raise RequestError(f"rid must have 1 to {MAX_RID_CHARS} characters", param="rid")
     if inp.options.priority not in _INT32:
         raise RequestError("priority must be a 32-bit integer", param="priority")
+    for name in ("denoising_steps", "confidence"):
+        if getattr(inp.options, name) is not None and not facts.extra.get("block"):
+            raise RequestError(f"{name}: this model writes token by token.", param=name)
     _check_times(inp)
 
 
@@ -126,7 +130,7 @@ def build_request(
     Raises:
         RequestError: Prompt and sampling parameters conflict, or do not fit.
     """
-    ids = _check_prompt(prompt, facts)
+    ids = _check_prompt(prompt, facts, facts.media_tokens if inp.media else {})
     sampling = inp.sampling
     max_new_tokens = _max_new_tokens(len(ids), sampling, facts)
     sampling = msgspec.structs.replace(
@@ -217,13 +221,17 @@ def _check_times(inp: GenerateInput) -> None:
             raise RequestError(message, param=name)
 
 
-def _check_prompt(prompt: CheckedPrompt, facts: ServedModelInfo) -> IntArray:
+def _check_prompt(
+    prompt: CheckedPrompt, facts: ServedModelInfo, media: Mapping[MediaKind, int]
+) -> IntArray:
+    """`media`: placeholders, which may be no tokens of the vocabulary, if it may hold any."""
     if len(prompt.ids) == 0:
         raise RequestError(f"{prompt.param} is empty; the prompt needs a token", param=prompt.param)
     if len(prompt.ids) >= facts.max_request_tokens:
         limit = facts.max_request_tokens
         raise ContextLengthError.of_prompt(len(prompt.ids), limit, prompt.param)
-    return check_ids(prompt.ids, facts.vocab_size, prompt.param)
+    count = max((facts.vocab_size, *(t + 1 for t in media.values())))
+    return check_ids(prompt.ids, count, prompt.param)
 
 
 def _max_new_tokens(prompt_len: int, sampling: SamplingParams, facts: ServedModelInfo) -> int:

@@ -46,11 +46,15 @@ FORMS: Mapping[VectorForm, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class EmbedPrompt:
-    """Token IDs of a text, the segment of each for pairs, and the field they came from."""
+    """Token IDs of a text, the segment of each for pairs, and the field they came from.
+
+    `spans` are the places of its chunks, if it has some.
+    """
 
     ids: PromptIds
     types: Sequence[int] | None
     param: str
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class EmbedTexts:
@@ -75,6 +79,8 @@ class EmbedTexts:
         """
         if inp.input_ids is not None:
             return EmbedPrompt(inp.input_ids, None, "input_ids")
+        if inp.chunks:
+            return await call_in_pool(self._pool, self._joined, inp.chunks)
         assert inp.text is not None
         limit = self.most(facts) if inp.truncate else None
         if "steps" in facts.forms:
@@ -93,6 +99,19 @@ class EmbedTexts:
         if most is not None and len(ids) > most:
             ids = self._cut(text, ids, most)
         return EmbedPrompt(ids, None, "text")
+
+    def _joined(self, chunks: Sequence[str]) -> EmbedPrompt:
+        """Tokenise chunks one by one, so that their bounds are bounds of tokens."""
+        parts = [self._tokenizer.encode_user(text, add_special_tokens=False) for text in chunks]
+        whole = self._with_end(self._tokenizer.encode_user(chunks[0]))
+        size = len(parts[0])
+        starts = (at for at in range(len(whole) - size + 1) if whole[at : at + size] == parts[0])
+        first = next(starts, 0)
+        ids, spans = whole[:first], list[tuple[int, int]]()
+        for part in parts:
+            spans.append((len(ids), len(ids) + len(part)))
+            ids += part
+        return EmbedPrompt([*ids, *whole[first + size :]], None, "input", tuple(spans))
 
     def _with_end(self, ids: list[int]) -> list[int]:
         if self._end is None or ids[-1:] == [self._end]:
@@ -129,10 +148,11 @@ def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
     if facts.task == "generate":
         message = f"The model {facts.served_name!r} generates text; it makes no embeddings."
         raise RequestError(message, param="model")
-    if (inp.text is None) == (inp.input_ids is None):
+    _check_chunks(inp, facts)
+    if not inp.chunks and (inp.text is None) == (inp.input_ids is None):
         given = "neither" if inp.text is None else "both"
         raise RequestError(f"one of text and input_ids is needed, not {given}", param="text")
-    size = len(inp.text or "") + len(inp.pair or "")
+    size = len(inp.text or "") + len(inp.pair or "") + sum(map(len, inp.chunks))
     if size > MAX_CHARS_PER_TOKEN * facts.context_len and not inp.truncate:
         raise ContextLengthError.of_text(size, facts.context_len, "text")
     if inp.rid is not None and not 0 < len(inp.rid) <= MAX_RID_CHARS:
@@ -143,6 +163,12 @@ def check_embed(inp: EmbedInput, facts: ServedModelInfo) -> None:
         raise RequestError(f"deadline_s must be in 0 to {MAX_TIMEOUT_S:g}", param="deadline_s")
     _check_form(inp, facts)
     _check_dimensions(inp.dimensions, facts)
+
+
+def _check_chunks(inp: EmbedInput, facts: ServedModelInfo) -> None:
+    if inp.chunks and ("tokens" not in facts.forms or inp.form not in (None, "text")):
+        message = "late_chunking: chunks get the usual vector, of a model that makes one of tokens."
+        raise RequestError(message, param="late_chunking")
 
 
 def _check_form(inp: EmbedInput, facts: ServedModelInfo) -> None:
@@ -181,6 +207,10 @@ def build_embed(
         raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
     if count > most:
         raise ContextLengthError.of_prompt(count, most, prompt.param)
+    empty = next((i for i, (start, stop) in enumerate(prompt.spans) if start == stop), None)
+    if empty is not None:
+        message = f"input[{empty}] is empty; a chunk needs a token"
+        raise RequestError(message, param="input")
     form = inp.form or facts.forms[0]
     if form == "tokens" and count * facts.vector_size > _MOST_NUMBERS:
         message = (
@@ -196,6 +226,7 @@ def build_embed(
         input_ids=check_ids(prompt.ids, facts.vocab_size, prompt.param),
         token_types=types,
         form=form,
+        spans=prompt.spans,
         dimensions=inp.dimensions,
         normalize=inp.normalize,
         tenant=inp.tenant,

@@ -83,7 +83,7 @@ def _ended(live: LiveRequest) -> EndedRequest:
         streams=live.interval is not None,
         replica=live.replica,
         adapter=request.lora,
-        prompt_tokens=len(request.input_ids),
+        prompt_tokens=len(request.input_ids) + live.samples[0].encoded_tokens,
         max_new_tokens=request.sampling.max_new_tokens or 0 if generates else None,
         samples=tuple([_sample(live, sample) for sample in live.samples]),
     )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from sylvan.protocol.arrays import EMPTY_IDS
-from sylvan.protocol.media import media_tokens
+from sylvan.protocol.media import encoded_tokens, media_tokens
 from sylvan.protocol.messages import Finish, TextOutput, Timing, TokenLogprobs, Usage
 from sylvan.protocol.names import internal_name
 from sylvan.protocol.requests import GenerateRequest, Request
@@ -62,6 +62,7 @@ class SampleState:
         first_s: Arrival time of its first text; 0: none yet.
         last_s: Arrival time of its finish.
         media_tokens: See `Usage.media_tokens`.
+        encoded_tokens: Tokens of the text that the encoder reads; they count as prompt tokens.
         delivered_s: When the reader had processed its last delta.
         stages: See `timeline.stages`, which stores them here once the request is closed.
     """
@@ -85,11 +86,13 @@ class SampleState:
     stages: Any = None
     pending: PendingDelta = field(default_factory=PendingDelta)
     media_tokens: dict[str, int] | None = None
+    encoded_tokens: int = 0
 
     def __post_init__(self) -> None:
         request = self.request
         if request.media:
-            self.media_tokens = media_tokens(request.input_ids, request.media)
+            self.media_tokens = media_tokens(request.input_ids, request.media) or None
+            self.encoded_tokens = encoded_tokens(request.media)
 
     @property
     def index(self) -> int:
@@ -158,6 +161,9 @@ class SampleState:
         usage = self.usage
         if self.media_tokens is not None:
             usage = msgspec.structs.replace(usage, media_tokens=self.media_tokens)
+        if self.encoded_tokens:
+            total = usage.prompt_tokens + self.encoded_tokens
+            usage = msgspec.structs.replace(usage, prompt_tokens=total)
         self.first_delivered, self.finish_delivered = True, self.finish is not None
         return SampleDelta(
             rid=rid,

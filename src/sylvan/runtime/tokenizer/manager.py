@@ -31,6 +31,7 @@ from sylvan.runtime.tokenizer.embeds import (
     check_generates,
     vector_of,
 )
+from sylvan.runtime.tokenizer.encoded import DECODER_PROMPT, encoded_prompt
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.media import MediaPreparer
@@ -267,6 +268,8 @@ class TokenizerManager:
             prompt = await self._prompt(inp)
             ids, media = await self._with_media(prompt.ids, inp.media, inp.tenant)
             prompt = CheckedPrompt(ids, prompt.param)
+            if self.facts.decoder_prompt or inp.options.decoder_prompt is not None:
+                prompt, media = await self._encoded(inp, prompt)
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
@@ -302,6 +305,19 @@ class TokenizerManager:
             inp.text, add_special_tokens=inp.add_special_tokens, trusted=inp.trusted
         )
         return CheckedPrompt(ids, "text")
+
+    async def _encoded(
+        self, inp: GenerateInput, prompt: CheckedPrompt
+    ) -> tuple[CheckedPrompt, tuple[MediaItem, ...]]:
+        """Return the prompt of the decoder, and the text for the encoder."""
+        if not self.facts.decoder_prompt:
+            message = "decoder_prompt: this model has no encoder of texts."
+            raise RequestError(message, param=DECODER_PROMPT)
+        begins = inp.options.decoder_prompt
+        if isinstance(begins, str):
+            begins = await self.tokenize(begins, add_special_tokens=False)
+        prompt, item = encoded_prompt(prompt, begins, self.facts)
+        return prompt, (item,)
 
     async def _with_media(
         self, ids: PromptIds, sources: Sequence[MediaSource], tenant: str

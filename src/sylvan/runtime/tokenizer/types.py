@@ -53,17 +53,19 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     """One text, or a pair of texts, to embed.
 
-    Exactly one of `text` and `input_ids` is given; `pair` goes with `text`, and the model reads it
-    as a second segment. `media` are the items of `input_ids`, in the order of their placeholders.
-    Text never yields control tokens. `form` is what is made of the text; None: what the model
-    usually makes. `dimensions` truncates vectors, for models trained for that; `truncate` truncates
-    a text that is too long, at its end. `internal` requests are our own, such as health probes;
-    they are not counted in metrics.
+    Exactly one of `text`, `input_ids` and `chunks` is given; `pair` goes with `text`, and the model
+    reads it as a second segment. `chunks` are the parts of one text, with a vector for each: the
+    mean of its tokens, which have seen the others (late chunking). `media` are the items of
+    `input_ids`, in the order of their placeholders. Text never yields control tokens. `form` is
+    what is made of the text; None: what the model usually makes. `dimensions` truncates vectors,
+    for models trained for that; `truncate` truncates a text that is too long, at its end.
+    `internal` requests are our own, such as health probes; they are not counted in metrics.
     """
 
     text: str | None = None
     pair: str | None = None
     input_ids: Sequence[int] | None = None
+    chunks: tuple[str, ...] = ()
     media: tuple[MediaSource, ...] = ()
     form: VectorForm | None = None
     dimensions: int | None = None
@@ -163,6 +165,8 @@ class ServedModelInfo:
     `context_len` limits prompt plus output; `max_total_tokens` is the KV memory, in tokens;
     `max_request_tokens` the smaller of the two. `vector_size` is the length of an embedding, or the
     number of labels of a classifier; `forms` are what it makes of a text, the usual one first.
+    `decoder_prompt` are the ids that a decoder starts with whose encoder reads the prompt, of at
+    most `encoder_len` tokens; empty: the model has no such encoder.
     `extra` is what else the scheduler reported.
     """
 
@@ -179,6 +183,8 @@ class ServedModelInfo:
     task: Task = "generate"
     vector_size: int = 0
     forms: tuple[VectorForm, ...] = ("text",)
+    decoder_prompt: tuple[int, ...] = ()
+    encoder_len: int = 0
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

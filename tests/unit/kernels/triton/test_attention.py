@@ -20,12 +20,15 @@ LAYERS = {
     "one head each": replace(PLAIN, num_heads=2),
     "three a group": replace(PLAIN, num_heads=6, head_dim=16),
     "odd head": replace(PLAIN, head_dim=40),
+    "small head": replace(PLAIN, head_dim=8),
     "narrow values": replace(PLAIN, head_dim=48, v_head_dim=20),
     "capped": replace(PLAIN, softcap=3.0),
     "window": replace(PLAIN, window=37),
     "sinks": replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
     "window and sinks": replace(PLAIN, window=5, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
 }
+LAYERS["slopes"] = replace(PLAIN, slopes=torch.tensor([0.5, 0.25, 0.125, 0.03]))
+LAYERS["chunks"] = replace(PLAIN, chunk=24)
 WIDTHS = {f"heads of {width}": replace(PLAIN, head_dim=width) for width in (64, 80, 128, 256)}
 LAYERS |= WIDTHS
 HALF = ("grouped", "capped", "window and sinks", "heads of 80")
@@ -67,7 +70,11 @@ def cache(
 
 
 def attend(
-    q: torch.Tensor, starts: list[int], pages: LayerKV, layer: AttentionLayer
+    q: torch.Tensor,
+    starts: list[int],
+    pages: LayerKV,
+    layer: AttentionLayer,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reference, request by request; zeros where a request has no KV."""
     out = torch.zeros(len(q), layer.num_heads, layer.value_dim, device=q.device)
@@ -78,8 +85,15 @@ def attend(
             for side, scale in ((pages.keys, pages.k_scale), (pages.values, pages.v_scale))
         )
         rows = slice(starts[r], starts[r + 1])
-        if length:
-            got = reference.attend(q[rows], k, v, layer)
+        if length and layer.chunk:
+            for row in range(rows.start, rows.stop):
+                last = length - rows.stop + row
+                seen = slice(last // layer.chunk * layer.chunk, last + 1)
+                got = reference.attend(q[row : row + 1], k[seen], v[seen], layer)
+                out[row] = got.float().unflatten(1, (-1, layer.value_dim))[0]
+        elif length:
+            ends = None if ends_T is None else ends_T[rows]
+            got = reference.attend(q[rows], k, v, layer, ends_T=ends)
             out[rows] = got.float().unflatten(1, (-1, layer.value_dim))
     return out
 
@@ -168,6 +182,22 @@ def test_extend_sees_the_prefix_and_not_the_future(name: str, dtype: torch.dtype
     close(got, attend(q, starts, pages, layer))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, *more(torch.bfloat16)])
+@pytest.mark.parametrize("page", [64, 128])
+@pytest.mark.parametrize("name", ["grouped", *more("large", "capped", "sinks", "heads of 256")])
+def test_blocks_of_a_long_prefix_are_copied_by_descriptors(
+    name: str, page: int, dtype: torch.dtype
+) -> None:
+    layer = put(LAYERS[name])
+    lens, starts = [200, 70, *more(900)], [0, 3, 4, *more(304)]
+    pages = cache(layer, lens, page, dtype)
+    q = queries(layer, starts[-1], dtype)
+
+    got = extend(q, pages, ints(starts), layer)
+
+    close(got, attend(q, starts, pages, layer))
+
+
 def test_extend_without_causality_sees_everything() -> None:
     layer, lens, starts = replace(PLAIN, causal=False), [40, 21], [0, 40, 61]
     pages = cache(layer, lens, 8, torch.float32)
@@ -176,6 +206,24 @@ def test_extend_without_causality_sees_everything() -> None:
     got = extend(q, pages, ints(starts), layer)
 
     close(got, attend(q, starts, pages, layer))
+
+
+@pytest.mark.parametrize("window", [None, 12, *more(300)])
+def test_extend_shows_rows_tokens_up_to_their_ends(window: int | None) -> None:
+    """Runs of tokens that see each other, within blocks and across; plain rows need none."""
+    layer = replace(PLAIN, window=window)
+    lens, starts = [60, 3, 50, *more(900)], [0, 50, 51, 71, *more(771)]
+    pages, rows = cache(layer, lens, 8, torch.float32), starts[-1]
+    q = queries(layer, rows, torch.float32)
+    ends = torch.zeros(rows, dtype=torch.int32)
+    ends[5:12], ends[20:50], ends[55:60] = 22, 60, 39
+    if len(lens) > 3:
+        ends[100:700] = 830
+
+    got = extend(q, pages, ints(starts), layer, ends_T=put(ends))
+
+    close(got, attend(q, starts, pages, layer, put(ends)))
+    assert not torch.allclose(got, attend(q, starts, pages, layer), atol=1e-3)
 
 
 def test_extend_leaves_padding_rows_alone() -> None:

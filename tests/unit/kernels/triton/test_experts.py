@@ -12,7 +12,7 @@ from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
 from tests.support import tensors
 from tests.support.chosen import more
-from tests.support.tensors import home, tolerance
+from tests.support.tensors import home, put, tolerance
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -63,6 +63,27 @@ def test_rows_visit_their_experts(name: str, dtype: torch.dtype, count: int) -> 
     limit = tolerance(dtype, 1e-4, 5e-3)
     torch.testing.assert_close(home(got), want, rtol=limit, atol=limit)
     assert torch.equal(home(load), wanted_load)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, *more(torch.bfloat16)])
+@pytest.mark.parametrize("name", ["plain", "gpt-oss", "llama 4"])
+def test_a_single_row_visits_its_experts_without_tiles(name: str, dtype: torch.dtype) -> None:
+    weights, routing = layer(dtype), Routing(top_k=2, normalise=True)
+    if name == "gpt-oss":
+        weights = biased(weights)
+    if name == "llama 4":
+        routing = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
+    x, logits = 4 * random(1, 36, dtype=dtype), random(1, 5, seed=9) * 4
+    before = put(torch.arange(5, dtype=torch.int64))
+
+    got, load = experts(x, logits, routing, weights)
+    _, total = experts(x, logits, routing, weights, before.clone())
+
+    want, wanted_load = reference.experts(home(x), home(logits), routing, home(weights))
+    limit = tolerance(dtype, 1e-4, 5e-3)
+    torch.testing.assert_close(home(got), want, rtol=limit, atol=limit)
+    assert torch.equal(home(load), wanted_load)
+    assert torch.equal(total, before + load)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:

@@ -41,7 +41,7 @@ def test_every_kind_of_device_has_a_row(rows):
         ("jax", "attention", "pallas, jnp"),
         ("jax", "runner", "program"),
         ("jax", "parallel", "devices"),
-        ("jax", "LoRA", ""),
+        ("jax", "LoRA", "yes"),
         ("tpu", "parallel", "devices"),
         ("mps", "parallel", ""),
     ],

@@ -8,7 +8,8 @@ import torch
 from sylvan.kernels import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor import build
-from sylvan.runtime.executor.build import build_executor, load_attention
+from sylvan.runtime.executor.attention_choice import load_attention
+from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.facts import read_facts
 from sylvan.runtime.executor.graphs import layers
 from sylvan.runtime.executor.options import LocalOptions

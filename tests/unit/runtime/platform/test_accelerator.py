@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.platform.accelerator import open_accelerator
+from sylvan.runtime.platform.accelerator import DeviceGraph, open_accelerator
 from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.kinds.cuda import CudaKind
 from sylvan.runtime.platform.kinds.rocm import RocmKind
@@ -111,3 +113,11 @@ def test_loading_is_ordered_by_the_stream_of_steps(monkeypatch):
     module = Module()
 
     assert opened(monkeypatch, module).stream().raw == module.current == "stream"
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured():
+    module = SimpleNamespace(graph=lambda graph, pool, stream: nullcontext())
+    graph = DeviceGraph(module, None, None, None)
+
+    assert not graph.capture(gc.isenabled)
+    assert gc.isenabled()

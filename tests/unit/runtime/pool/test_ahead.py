@@ -13,9 +13,10 @@ import torch
 
 from sylvan.kernels.memory import allocate
 from sylvan.runtime.core.step import NO_PAGES
-from sylvan.runtime.pool.ahead import SLICE_BYTES, PagesAhead, ReleasedAhead
+from sylvan.runtime.pool.ahead import SLICE_BYTES, PagesAhead
 from sylvan.runtime.pool.occupation import TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.released import ReleasedAhead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="residency is asked of Linux")
 PAGE = 1 << 20

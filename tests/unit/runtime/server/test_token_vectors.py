@@ -117,3 +117,33 @@ async def test_steps_are_judged_in_conversations_as_they_are(checkpoint):
     assert len(ids) == 2
     assert [one.status_code for one in others] == [400, 400, 400]
     assert all("judges steps: use /classify" in one.text for one in others)
+
+
+async def test_chunks_are_read_together_and_get_a_vector_each(embedder):
+    found = await embed(embedder, ["ab", "cde"], late_chunking=True)
+    (request,) = embedder.engine.control.embeds
+
+    assert np.shape(found) == (2, SIZE)
+    assert request.form == "text"
+    tokenizer = embedder.engine.manager.tokenizer
+    parts = [tokenizer.encode(text, add_special_tokens=False) for text in ("ab", "cde")]
+    ids = request.input_ids.tolist()
+    assert [ids[start:stop] for start, stop in request.spans] == parts
+
+
+@pytest.mark.parametrize(
+    ("given", "fields", "param"),
+    [
+        ("ab", {}, "input"),
+        ([[1, 2]], {}, "input"),
+        (["ab", ""], {}, "input"),
+        (["ab"], {"return_multivector": True}, "late_chunking"),
+        (["a" * 20, "b" * 20], {}, "input"),
+    ],
+)
+async def test_chunks_that_cannot_be_are_refused(embedder, given, fields, param):
+    response = await embedder.post(
+        "/v1/embeddings", {"input": given, "late_chunking": True, **fields}
+    )
+
+    assert (response.status_code, response.json()["param"]) == (400, param)

@@ -35,12 +35,12 @@ class LoraPairs(Op):
     """`LoraTables.slot_rows` of a layer of E experts, of which a row visits K.
 
     Its rows are pairs of a row and an expert, sorted by expert; each expert has S slots of its own,
-    one after another. `step_rows` are those of the step, `experts` and `sorted_pairs` as
-    `MoeAlign` has them.
+    one after another. `step_rows` are those of the step, `groups` and `sorted_pairs` as `MoeAlign`
+    has them: of this rank's experts.
     """
 
     step_rows: Annotated[int, reads("i32", "1 + 3 S + M + M")]
-    experts: Annotated[int, reads("i32", "T, K")]
+    groups: Annotated[int, reads("i32", "1 + 3 groups")]
     sorted_pairs: Annotated[int, reads("i32", "T K")]
     slot_rows: Annotated[int, writes("i32", "1 + 3 S E + M K")]
     slots: int

@@ -15,20 +15,28 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.memory import copy_tokens
+from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import Drawing
 from sylvan.runtime.executor.device.counts import DeviceCounts
 from sylvan.runtime.executor.device.drawing import DeviceDrawing, SampleLaunch
+from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
 from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.pool.states import QueuedStates
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
+
+
+def state_work(plan: StepPlan) -> StateWork | None:
+    """A plan's work on recurrent states; the batch may already have that of a later plan."""
+    return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 
 class DeviceBackend:
@@ -38,6 +46,7 @@ class DeviceBackend:
 
     def __init__(self, parts: DeviceParts, slots: RequestSlots) -> None:
         self.batch = parts.memory.batch
+        self.runs_once = self.batch.states is not None
         self._parts, self._memory, self._slots = parts, parts.memory, slots
         self._stream = parts.platform.stream()
         self._counts = DeviceCounts(parts.platform, parts.memory.vocab_size)
@@ -49,7 +58,8 @@ class DeviceBackend:
     def update(self, plan: StepPlan) -> None:
         self._staged = None
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
-        self.batch.row_ends, self.batch.cross = None, ()
+        self.batch.rotary_positions = self.batch.row_ends = None
+        self.batch.cross = ()
         works: list[Work] = []
         for slot in plan.leaves:
             self._counts.drop(slot)
@@ -67,9 +77,17 @@ class DeviceBackend:
     def forward(self, plan: StepPlan, *, graph: bool) -> None:
         staged = self._staged = self._stage(plan, graph=graph)
         self._fill_rows(plan, staged)
-        self._run([lambda: staged.inputs.upload(staged.host)])
+        states = self.batch.states
+        copies = [states.take_copies()] if isinstance(states, QueuedStates) else []
+        self._run([*copies, lambda: staged.inputs.upload(staged.host), staged.edits.upload])
         staged.host.used = self._stream.event()
-        self._run([lambda: self._forward(staged)])
+        work = state_work(plan)
+
+        def forward() -> None:
+            self.batch.state_work = work
+            self._forward(staged)
+
+        self._run([forward])
 
     def step(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
         self.forward(plan, graph=True)
@@ -112,6 +130,13 @@ class DeviceBackend:
             self._recounts += [(slot, t, 1.0) for t in outcome.tokens]
             if outcome.tokens and outcome.tokens[0] != token:
                 self._newest[slot] = outcome.tokens[0]
+
+    def prepare(
+        self, work: Callable[[Sequence[torch.Tensor]], None], arrays: Sequence[IntArray]
+    ) -> None:
+        hosts = [pinned_copy(self._parts.platform, array) for array in arrays]
+        device = self._parts.platform.device
+        self._run([lambda: work([host.to(device, non_blocking=True) for host in hosts])])
 
     def finish(self, drawing: Drawing) -> None:
         assert isinstance(drawing, DeviceDrawing)
@@ -200,7 +225,8 @@ class DeviceBackend:
     def _stage(self, plan: StepPlan, *, graph: bool) -> StagedStep:
         """Write the step's inputs into a host buffer of its own."""
         runner, tokens = self._parts.runner, plan.num_tokens
-        graph = graph and not (plan.drafts or self.batch.input_embeds)
+        edits = StagedEdits(self._parts.platform, self.batch)
+        graph = graph and edits.is_plain and not plan.drafts
         bucket = runner.bucket(tokens, plan.num_slices) if graph else None
         inputs = self._memory.inputs(tokens, plan.num_slices)
         host, batch = inputs.host(), self.batch
@@ -209,7 +235,12 @@ class DeviceBackend:
         feed[plan.in_flight] = plan.in_flight_slots
         tables, shifts = batch.host.page_tables, batch.host.position_shifts
         sizes = fill_step(host.arrays, plan, tables, batch.kv.page_size, bucket, shifts)
-        return StagedStep(inputs, host, sizes)
+        if batch.rotary_positions is not None:
+            host.arrays["positions"][:tokens] = batch.rotary_positions
+        if (work := state_work(plan)) is not None:
+            host.arrays["state_slots"][:] = -1
+            host.arrays["state_slots"][: plan.num_slices] = work.slots
+        return StagedStep(inputs, host, sizes, edits)
 
     def _fill_rows(self, plan: StepPlan, staged: StagedStep) -> None:
         arrays, rows, params = staged.host.arrays, self._slots.rows(plan), self._slots.params
@@ -222,7 +253,7 @@ class DeviceBackend:
     def _forward(self, staged: StagedStep) -> None:
         """Launch the forward pass; call inside `Stream.run`."""
         memory = self._memory
-        memory.point(staged.inputs, staged.sizes, staged.host)
+        memory.point(staged.inputs, staged.sizes, staged.host, staged.edits.on_device)
         graph = staged.sizes.bucket is not None
         with torch.inference_mode():
             logits = self._parts.runner.run(memory.batch, graph=graph)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.protocol.commands import MemoryTag
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import AttentionBackend, BatchLimits, ForwardBatch, KVCachePool
@@ -36,6 +37,7 @@ from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.states import QueuedStates
 from sylvan.runtime.sampling.on_device import DeviceRowParams
 from sylvan.runtime.sampling.params import NO_TOP_K
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -58,15 +60,19 @@ class DevicePlan:
         attention: Attention backend of all layers.
         make_pool: Builds a KV cache of the given number of pages.
         kv_groups: KV groups of a cache of the given number of pages.
+        states: Memory for recurrent states, if the model has such layers.
         page_bytes: Bytes of a page in all layers.
         num_pages: Requested number of pages, padding page included; None to fill memory.
         most_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
+        table_rows: Rows of the embedding table, if more.
+        media_ids: Ids of prompts with items, if more than the vocabulary.
         graph: Whether decoding steps replay captured graphs.
         capabilities: Worker halves of capabilities.
         custom: Logits processors.
         weights: The live weights, or the reason why they cannot be read or updated.
         checkpoints: Checkpoints of the model.
+        on_built: Called with the inputs of all steps and the runner of the model.
     """
 
     platform: Platform
@@ -86,6 +92,10 @@ class DevicePlan:
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     most_pages: int | None = None
+    table_rows: int = 0
+    media_ids: int = 0
+    on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
+    states: QueuedStates | None = None
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
@@ -98,8 +108,8 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     platform.trim()
     weights = max(0, plan.before.free - platform.memory().free)
     pool = plan.make_pool(_PROBE_PAGES)
-    batch = ForwardBatch(limits, pool, plan.attention, platform.device)
-    memory = StepMemory(platform, batch, plan.vocab_size)
+    batch = ForwardBatch(limits, pool, plan.attention, platform.device, plan.states)
+    memory = StepMemory(platform, batch, plan.vocab_size, plan.table_rows)
     layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
     eager = EagerRunner(plan.model, memory.feed, layers, heads_of(plan.capabilities))
     parts = DeviceParts(
@@ -110,7 +120,8 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     )
     buckets: tuple[GraphBucket, ...] = ()
     if plan.graph:
-        mixed = mixed_buckets(limits.max_tokens, limits.max_reqs)
+        # Where states are saved along a prompt is known to the host alone.
+        mixed = () if plan.states else mixed_buckets(limits.max_tokens, limits.max_reqs)
         buckets = (*decode_buckets(limits.max_reqs), *mixed)
     measured = DeviceUsage(
         total=plan.before.total,
@@ -140,9 +151,10 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_running_reqs=limits.max_reqs,
         kv_groups=plan.kv_groups(report.num_pages),
         max_samples=limits.most_samples,
-        draft_chains=True,
+        draft_chains=plan.states is None,
     )
-    slots = RequestSlots(limits.max_reqs, plan.vocab_size)
+    plan.on_built(batch, runner)
+    slots = RequestSlots(limits.max_reqs, plan.vocab_size, plan.media_ids)
     backend = DeviceBackend(replace(parts, runner=runner), slots)
     control = _control(plan, batch.kv, runner, report.measured.graphs)
     control.extend(plan.capabilities)
@@ -156,6 +168,7 @@ def _control(
     """Build the control object. Graphs hold addresses, so restored memory needs new graphs."""
     graphs = _Graphs(runner, plan.platform, graph_bytes if plan.graph else 0)
     kept = [group.memory for group in pool.groups if isinstance(group, PagedBuffer)]
+    kept += plan.states.parts if plan.states else ()
     memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(plan.weights, LiveWeights):
         memory["weights"] = TensorMemory(plan.weights.memory)
@@ -227,7 +240,11 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
         inputs.upload(host)
         samples = min(limits.most_samples, tokens)
         memory.point(inputs, Sizes(tokens, needed, samples), host)
-        logits = eager.run(memory.batch)
+        batch = memory.batch
+        if batch.states is not None:
+            inputs.device["state_slots"].fill_(-1)
+            batch.state_spans = DeviceSpans(batch.q_starts_R, inputs.device["state_slots"][:needed])
+        logits = eager.run(batch)
         views = inputs.device
         rows = DeviceRowParams(
             **{name: views[name][:samples] for name in DeviceRowParams.__dataclass_fields__},

@@ -16,7 +16,6 @@ from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampl
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
 from sylvan.runtime.executor.results import hopeless
 from sylvan.runtime.platform.api import Event, PlatformStream
-from sylvan.runtime.sampling.api import SampleOutput
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import filtered
 from sylvan.runtime.sampling.on_device import (
@@ -26,6 +25,7 @@ from sylvan.runtime.sampling.on_device import (
     MaskBits,
     Penalties,
 )
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
@@ -153,8 +153,11 @@ class SampleLaunch:
         if not count:
             return
         views = self._staged.inputs.device
-        drawn = None if self._greedy else self._rows(count)
-        ids_N = self._parts.sampling.draw(logits_NV, drawn, filtered=self._filtered)
+        sampling = self._parts.sampling
+        # Kernels that make the numbers have no shorter way for rows that are all greedy.
+        drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
+        filters = self._filtered and not self._greedy
+        ids_N = sampling.draw(logits_NV, drawn, filtered=filters)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)
         if self._penalised:
             self._counts.add(views["count_rows"][:count], ids_N)

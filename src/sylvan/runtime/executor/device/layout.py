@@ -55,10 +55,11 @@ def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -
 
     `samples` counts sampled rows, one per request plus guesses; 0 if there are no guesses.
 
-    `feed` is the request slot whose newest token a row reads, or -1.
+    `feed` is the request slot whose newest token a row reads, or -1. `state_slots` are those of
+    recurrent states, -1 in padding.
     """
-    per_token = ("input_ids", "positions", "feed")
-    per_request = ("kv_lens", "req_slots")
+    per_token = ("input_ids", "positions", "token_types", "feed")
+    per_request = ("kv_lens", "req_slots", "state_slots")
     per_sample = ("sample_rows", "slots", "top_k", "count_rows")
     floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
     longs = ("seed", "sample", "position")

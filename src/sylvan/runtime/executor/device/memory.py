@@ -80,7 +80,9 @@ def plan_pages(
     Raises:
         ConfigError: they do not fit; the message states the shortfall.
     """
-    room = max(0, measured.budget - measured.fixed) // page_bytes
+    free = max(0, measured.budget - measured.fixed)
+    # Without attention pages take nothing; they count tokens.
+    room = free // page_bytes if page_bytes else max(wanted or 0, least, most or 0)
     useful = room if most is None else min(room, most)
     pages = max(least, useful if wanted is None else wanted)
     report = MemoryReport(measured=measured, num_pages=pages, page_bytes=page_bytes)

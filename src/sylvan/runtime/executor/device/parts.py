@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
+from sylvan.kernels.scan.device_spans import DeviceSpans
+from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, StepEdits
+from sylvan.runtime.executor.device.edits import StagedEdits
 from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
 from sylvan.runtime.executor.device.table import DevicePageTable
 from sylvan.runtime.executor.inputs import Sizes
@@ -27,9 +29,13 @@ class StepMemory:
     padding.
     """
 
-    def __init__(self, platform: Platform, batch: ForwardBatch, vocab_size: int) -> None:
+    def __init__(
+        self, platform: Platform, batch: ForwardBatch, vocab_size: int, table_rows: int = 0
+    ) -> None:
+        """`table_rows`: rows of the embedding table, if more than the vocabulary."""
         limits = batch.limits
         self.platform, self.batch, self.vocab_size = platform, batch, vocab_size
+        self._table_rows = max(vocab_size, table_rows)
         self.last_S = torch.zeros(limits.max_reqs + 1, dtype=torch.int32, device=platform.device)
         self.table = DevicePageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
@@ -44,12 +50,19 @@ class StepMemory:
         """The inputs for a step of this size."""
         return self._narrow if tokens == requests else self._wide
 
-    def point(self, inputs: StagedInputs, sizes: Sizes, host: Host | None = None) -> None:
+    def point(
+        self,
+        inputs: StagedInputs,
+        sizes: Sizes,
+        host: Host | None = None,
+        edits: StepEdits = NO_EDITS,
+    ) -> None:
         """Make the batch view the first rows of the inputs; call inside `Stream.run`.
 
         `host` is their source, for backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
+        batch.edits = edits
         if host is not None:
             for name in ("q_starts", "kv_lens", "req_slots"):
                 getattr(batch.host, name)[:] = host.arrays[name]
@@ -60,12 +73,16 @@ class StepMemory:
         batch.num_tokens, batch.num_reqs, batch.num_samples = rows, requests, samples
         batch.input_ids_T = self._ids = device["input_ids"][:rows]
         batch.positions_T = device["positions"][:rows]
+        batch.token_types_T = device["token_types"][:rows]
         batch.slot_mappings = device["slot_mappings"][:, :rows]
         batch.kv_lens_R = device["kv_lens"][:requests]
         batch.q_starts_R = device["q_starts"][: requests + 1]
         batch.req_slots_R = device["req_slots"][:requests]
         batch.sample_rows = device["sample_rows"][:samples]
         self._feed = device["feed"][:rows]
+        batch.state_spans = None
+        if batch.states is not None and sizes.bucket is not None:
+            batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
     def feed(self, batch: ForwardBatch) -> None:
         """Replace ids in flight by the newest tokens; captured in graphs.
@@ -75,13 +92,14 @@ class StepMemory:
         """
         newest = self.last_S[self._feed.clamp_min(0)]
         ids = torch.where(self._feed >= 0, newest, self._ids)
-        batch.input_ids_T = ids.clamp(0, self.vocab_size - 1)
+        batch.input_ids_T = ids.clamp(0, self._table_rows - 1)
 
     def point_bucket(self, bucket: GraphBucket) -> ForwardBatch:
         """Turn the batch into a step of padding only, for capturing."""
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
+        inputs.device["state_slots"].fill_(-1)
         self.point(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 
@@ -111,8 +129,9 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step's inputs: the buffer they are written to, and the sizes in use."""
+    """A step's inputs: the buffer they are written to, the sizes in use, what is changed."""
 
     inputs: StagedInputs
     host: Host
     sizes: Sizes
+    edits: StagedEdits

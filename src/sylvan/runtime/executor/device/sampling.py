@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
-from sylvan.kernels.gpu.choice import triton_installed
+from sylvan.kernels.gpu.choice import kernels_for
+from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.runtime.sampling.on_device import (
     DeviceLogitEdits,
     DeviceRowParams,
@@ -22,6 +22,7 @@ class TritonSampling:
     makes_numbers = True
 
     def __init__(self, kernels: Any) -> None:
+        """`kernels`: a module with `edit` and `draw`, as `kernels.sample.triton_sample`."""
         self._kernels = kernels
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
@@ -42,14 +43,14 @@ class TritonSampling:
                 "entry_ids": entries.ids,
                 "entry_values": entries.values,
             }
-        self._kernels.edit(logits_RV, self._kernels.Edits(**parts))
+        self._kernels.edit(logits_RV, LogitEdits(**parts))
 
     def draw(
         self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
         if rows is None:
             return TorchSampling().draw(logits_RV, None)
-        chosen = self._kernels.Rows(
+        chosen = RowParams(
             greedy=rows.greedy,
             temperature=rows.temperature,
             top_k=rows.top_k,
@@ -63,7 +64,6 @@ class TritonSampling:
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:
-    """Triton's kernels if they are available; imported only then."""
-    if device.type == "cuda" and triton_installed():
-        return TritonSampling(importlib.import_module("sylvan.kernels.sample.triton_sample"))
-    return TorchSampling()
+    """Kernels for this device if there are any; imported only then."""
+    kernels = kernels_for("sample", device)
+    return TorchSampling() if kernels is None else TritonSampling(kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.kernels.native.binding import StepRun
-from sylvan.runtime.core.forward import HostArrays
+from sylvan.runtime.core.host import HostArrays
 
 
 def run_arguments(host: HostArrays) -> StepRun:

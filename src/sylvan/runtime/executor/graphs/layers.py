@@ -42,7 +42,7 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, Router
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
-from sylvan.runtime.layers.recurrent import Recurrent
+from sylvan.runtime.layers.recurrent import use_scans
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.pool.mha import KVShape
 
@@ -113,10 +113,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
         single = len(program.ops) == 1
         return Part(program, call.x, call.out, dtype, rows, single=single, room=room)
 
-    scans = NativeScans(library, dtype)
-    for module in model.modules():
-        if isinstance(module, Recurrent):
-            module.scans = scans
+    use_scans(model, NativeScans(library, dtype))
     for one in traced:
         _free_weights(one.layer.module)
         made = _replacement(one, part)

@@ -75,7 +75,7 @@ class NativePool:
         self.groups: Sequence[PagedBuffer] = []
         self._layers: dict[int, LayerPages] = {}
         for number, group in enumerate(shape.kv_groups):
-            pages = allocate_pages(page, group.num_pages, len(group.layers), number)
+            pages = allocate_pages(page, group.num_pages, len(group.layers), number, shape.memory)
             self._layers.update(zip(group.layers, pages.layers, strict=True))
             memory = torch.from_numpy(pages.memory)[None]
             # tokens of a page are interleaved, so a copy moves the whole page

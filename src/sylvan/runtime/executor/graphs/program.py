@@ -11,11 +11,14 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.binding import StepRun
+from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
 from sylvan.kernels.native.graph import ProgramLimits
+from sylvan.kernels.native.image import ProgramImage, image_of
 from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
@@ -25,7 +28,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
 from sylvan.runtime.executor.graphs.arguments import run_arguments
-from sylvan.runtime.executor.graphs.fused import NativeStep
+from sylvan.runtime.executor.graphs.fused import ProgramStep
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import (
     SymbolicBatch,
@@ -134,7 +137,7 @@ class ProgramRunner:
 
     def run(self, batch: ForwardBatch, *, graph: bool = False) -> torch.Tensor:
         if self._program.calls_host:
-            batch.attention.plan(batch)
+            batch.plan_attention()
         if batch.input_embeds:
             self._run_edited(batch)
         else:
@@ -161,13 +164,11 @@ class ProgramRunner:
         sampler: TokenSampler,
         last_token: IntArray,
         params: SamplingSlots,
-    ) -> NativeStep | None:
+    ) -> ProgramStep | None:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
-        return NativeStep(
-            self._program, run_arguments(batch.host), batch, whole, last_token, params
-        )
+        return ProgramStep(self._program, batch, whole, last_token, params)
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
         assert self._traced.given is not None
@@ -206,6 +207,19 @@ class ProgramRunner:
         found = (c for c in self.copies if isinstance(c, VectorCopy) and c.source is tensor)
         copy = next(found, None)
         return tensor if copy is None else copy.numbers().view(tensor.shape)
+
+    def image(self, pages: Bytes, weights: Mapping[int, int]) -> ProgramImage:
+        """What a file keeps of the program; see `image_of`. Before the first step."""
+        layout, logits = self._layout, self._traced.logits
+        assert not self.host_calls
+        return image_of(
+            layout.records,
+            layout.memory,
+            (layout.home[logits.id], padded(logits.cols)),
+            buffers={entry for entry in layout.home if entry >= 0},
+            pages=pages,
+            weights=weights,
+        )
 
     def profile(self, batch: ForwardBatch) -> list[tuple[Op, int]]:
         """Run a step and return each op with its nanoseconds."""

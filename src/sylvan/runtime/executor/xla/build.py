@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 from jax.sharding import Mesh
+from torch import nn
 
 from sylvan.config.fields import size_text
+from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.graph import Graph, ProgramLimits
@@ -24,20 +26,27 @@ from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape, all
 from sylvan.kernels.xla import attention
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.pallas import PallasAttend
-from sylvan.kernels.xla.program import Ends, LoweredProgram
+from sylvan.kernels.xla.program import Edit, Ends, LoweredProgram
 from sylvan.kernels.xla.sharded import ShardedAttend
-from sylvan.kernels.xla.values import DTYPES
+from sylvan.kernels.xla.values import DTYPES, Weights
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.jnp import JnpAttention
 from sylvan.runtime.attention.pallas import PallasAttention
+from sylvan.runtime.core.step import EMBEDDINGS
+from sylvan.runtime.executor.graphs.partial import host_modules
 from sylvan.runtime.executor.graphs.program import Traced, trace
 from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 from sylvan.runtime.executor.pools import pages_shape, with_paths
-from sylvan.runtime.executor.xla.functions import LoadedProgram, StepFunctions
+from sylvan.runtime.executor.xla.adapters import XlaAdapters
+from sylvan.runtime.executor.xla.functions import LoadedProgram, StepFunctions, XlaMemory
+from sylvan.runtime.executor.xla.modules import TorchModules, inner_programs
 from sylvan.runtime.executor.xla.pool import XlaPool
-from sylvan.runtime.executor.xla.runner import XlaRunner
+from sylvan.runtime.executor.xla.rotary import RotaryTables
+from sylvan.runtime.executor.xla.runner import StepExtras, XlaRunner
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBuckets
-from sylvan.runtime.executor.xla.weights import AXIS, load_weights
+from sylvan.runtime.executor.xla.states import XlaStates
+from sylvan.runtime.executor.xla.weights import AXIS, load_tensors, load_weights
+from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.pool.mha import KVShape
 
 logger = logging.getLogger(__name__)
@@ -60,55 +69,192 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
     Raises:
         ConfigError: the model or an option is not supported; the message names it.
     """
-    options, config = plan.options, plan.config
     _check(plan)
     assert plan.platform is not None
-    name = plan.platform.facts.name
+    name, options = plan.platform.facts.name, plan.options
     mesh = _mesh(name, options.devices)
-    shape = with_paths(pages_shape(config, plan.kv_shape, options), options)
-    pages = _traced_pages(plan, shape)
-    limits = ProgramLimits(max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.most_samples)
-    tracer = NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)
+    shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
     chosen = options.attention if options.attention != "auto" else _attention_of(name)
-    attend: Attend = attention.attend
-    if chosen == "pallas":
-        attend = PallasAttend(interpret=jax.default_backend() != "tpu")
-    if mesh.size > 1:
-        attend = ShardedAttend(attend, mesh, AXIS)
     try:
-        traced = trace(model, tracer, plan.hidden_layers)
-        layers = _layers_of(tracer.graph, pages)
-        program = LoweredProgram(tracer.graph, layers, _ends(traced, plan), attend)
-        graph = tracer.graph
-        weights = load_weights(graph, mesh)
+        lowered = _lower(plan, model, shape, _attend(chosen, mesh))
+        weights = load_weights(lowered.whole, mesh)
     except Unsupported as why:
         raise ConfigError(f"device={name}: {why}; {_ELSEWHERE}") from None
-    latent = config.latent.latent if config.latent else None
-    _check_memory(plan, mesh, shape)
-    kind: Any = DTYPES["bf16" if plan.build.dtype == torch.bfloat16 else "f32"]
-    if not config.causal:
-        shape = replace(shape, num_layers=0, groups=())  # empty pages, only counted
-    pool = XlaPool(shape, kind, mesh, latent)
+    memory = _memory(plan, mesh, shape, lowered.adapters)
     use, buckets = BucketUse(), StepBuckets(plan.limits)
-    loaded = LoadedProgram(program, weights, config.hidden_size, traced.logits.cols)
-    functions = StepFunctions(loaded, pool, mesh, buckets, use)
+    sizes = plan.config.hidden_size, lowered.num_logits
+    loaded = LoadedProgram(lowered.program, weights, *sizes)
+    if lowered.modules is not None:
+        loaded = _with_tensors((name, lowered), loaded, memory, (mesh, buckets))
+    tables = _rotary_tables(plan, model, lowered, loaded.weights, mesh)
+    functions = StepFunctions(loaded, memory, mesh, buckets, use)
     functions.warm_up()
-    runner = XlaRunner(functions, buckets, plan.hidden_layers, _loads(graph), use)
+    extras = StepExtras(memory.adapters, lowered.edits, tables)
+    runner = XlaRunner(functions, buckets, plan.hidden_layers, lowered.loads, use, extras)
     backend = JnpAttention() if chosen == "jnp" else PallasAttention()
-    where = (
-        f"{jax.default_backend()}, {mesh.size} devices"
-        if mesh.size > 1
-        else (jax.default_backend())
-    )
+    where = jax.default_backend()
+    where = f"{where}, {mesh.size} devices" if mesh.size > 1 else where
     return BuiltModel(
         f"program (jax on {where})",
         runner,
-        pool,
+        memory.pool,
         backend,
         _library(),
         weights=_NO_WEIGHTS,
         use=use.numbers,
+        states=memory.states,
     )
+
+
+def _attend(chosen: str, mesh: Mesh) -> Attend:
+    attend: Attend = attention.attend
+    if chosen == "pallas":
+        attend = PallasAttend(interpret=jax.default_backend() != "tpu")
+    return ShardedAttend(attend, mesh, AXIS) if mesh.size > 1 else attend
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """A traced model.
+
+    `whole` has all ops that read weights, and `adapters` are those of the layers by the number of
+    the constant that describes them. `edits` are the layers whose outputs vectors may change.
+    `apart`: why the blocks are not taken apart; empty if they are.
+    """
+
+    program: LoweredProgram
+    whole: Graph
+    num_logits: int
+    loads: Sequence[np.ndarray]
+    adapters: Mapping[int, LoraLayer]
+    edits: Sequence[int]
+    modules: TorchModules | None
+    apart: str
+
+
+def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowered:
+    pages = _traced_pages(plan, shape)
+    limits = ProgramLimits(max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.most_samples)
+
+    def tracer() -> NativeTracer:
+        return NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)
+
+    used, traced, called, apart = _traced(plan, model, tracer)
+    inner = inner_programs(called, used)
+    graph = used.graph
+    whole = graph.with_ops([*graph.ops, *(op for part in inner for op in part.ops)])
+    by_memory = _adapters_of(model)
+    found = {
+        number: by_memory[id(data)]
+        for number, data in enumerate(graph.constants)
+        if id(data) in by_memory
+    }
+    modules = None
+    if called:
+        groups = {layer: page.group for layer, page in pages.items()}
+        modules = TorchModules(called, graph.functions, plan.build.dtype, groups)
+        found |= modules.layers
+    program = LoweredProgram(
+        graph, _layers_of(graph, pages), _ends(traced, plan), attend, modules, whole.ops
+    )
+    for part in inner:
+        part.run = program.run_inner
+    edits = [layer for layer, _, _ in traced.edits]
+    logits, loads = traced.logits.cols, _loads(whole)
+    return _Lowered(program, whole, logits, loads, found, edits, modules, apart)
+
+
+def _traced(
+    plan: ModelPlan, model: Any, make: Callable[[], NativeTracer]
+) -> tuple[NativeTracer, Traced, list[nn.Module], str]:
+    """Trace the model, and list the modules that PyTorch's functions compute.
+
+    A model whose blocks cannot be taken apart, for the reason that is returned last, is a single
+    call between embedding and head.
+    """
+    edits = plan.edits_inputs
+    try:
+        with host_modules(model, make()) as called:
+            tracer = make()
+            return tracer, trace(model, tracer, plan.hidden_layers, edits_inputs=edits), called, ""
+    except Unsupported as found:
+        if plan.hidden_layers or edits:
+            raise
+        why = str(found)
+    tracer, forward = make(), model.forward
+    model.forward = lambda x, batch: x.tracer.host_call(x, forward)
+    try:
+        return tracer, trace(model, tracer), [model.layers, model.norm], why
+    finally:
+        del model.forward
+
+
+def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
+    """Layers for adapters, by the identity of the memory that describes them to kernels.
+
+    Their matrices stay as they are: no kernel of the CPU reads them.
+    """
+    found: dict[int, LoraLayer] = {}
+    for module in model.modules():
+        held = getattr(module, "lora", None)
+        for layer in held if isinstance(held, tuple) else (held,):
+            if isinstance(layer, LoraLayer):
+                layer.packed = False
+                found[id(layer.memory)] = layer
+    return found
+
+
+def _memory(
+    plan: ModelPlan, mesh: Mesh, shape: KVShape, adapters: Mapping[int, LoraLayer]
+) -> XlaMemory:
+    latent = plan.config.latent.latent if plan.config.latent else None
+    _check_memory(plan, mesh, shape)
+    kind: Any = DTYPES["bf16" if plan.build.dtype == torch.bfloat16 else "f32"]
+    if not plan.config.causal:
+        shape = replace(shape, num_layers=0, groups=())  # empty pages, only counted
+    states = XlaStates(plan.states, mesh) if plan.states is not None else None
+    return XlaMemory(XlaPool(shape, kind, mesh, latent), states, XlaAdapters(adapters, mesh))
+
+
+def _rotary_tables(
+    plan: ModelPlan, model: nn.Module, lowered: _Lowered, weights: Weights, mesh: Mesh
+) -> RotaryTables | None:
+    """What copies positions of images to the devices; None if they have none of their own."""
+    if not plan.edits_inputs or not plan.config.rope_axes:
+        return None
+    leaves = lowered.modules.leaves.tensors if lowered.modules is not None else ()
+    layers = (part for part in model.modules() if isinstance(part, PagedAttention))
+    ropes = {id(rope): rope.cos_sin for layer in layers if (rope := layer.rope) is not None}
+    tables = RotaryTables(
+        lowered.whole, weights, leaves, [*ropes.values()], plan.build.length, mesh
+    )
+    tables.copy()
+    return tables
+
+
+def _with_tensors(
+    what: tuple[str, _Lowered],
+    loaded: LoadedProgram,
+    memory: XlaMemory,
+    sizes: tuple[Mesh, StepBuckets],
+) -> LoadedProgram:
+    """Find out what modules of PyTorch read, and load it.
+
+    Raises:
+        ConfigError: a module calls a function without a lowering; names it.
+    """
+    (name, lowered), (mesh, buckets), modules = what, sizes, what[1].modules
+    assert modules is not None
+    functions = StepFunctions(loaded, memory, mesh, buckets, BucketUse())
+    by_kind = {bucket.decodes: bucket for bucket in buckets}
+    try:
+        for bucket in by_kind.values():
+            functions.shape_of(bucket)
+    except Unsupported as why:
+        before = f"{lowered.apart}, and " if lowered.apart else ""
+        raise ConfigError(f"device={name}: {before}{why}; {_ELSEWHERE}") from None
+    modules.found()
+    return replace(loaded, weights=load_tensors(loaded.weights, modules.leaves.tensors, mesh))
 
 
 def _check(plan: ModelPlan) -> None:
@@ -121,8 +267,9 @@ def _check(plan: ModelPlan) -> None:
             options.deterministic
         ),
         f"the model runs through transformers; {_ELSEWHERE}": plan.config.path == "transformers",
-        f"recurrent layers have no lowering to JAX; {_ELSEWHERE}": bool(plan.config.states),
-        f"images, videos and sounds have no lowering to JAX; {_ELSEWHERE}": plan.edits_inputs,
+        f"attention to the output of an encoder has no lowering to JAX; {_ELSEWHERE}": bool(
+            plan.config.media and plan.config.media.cross
+        ),
         "quantization: JAX expands matrices to the type of rows, so quantising them gains "
         "nothing; leave it at none": options.quantization is not None,
         f"cache.page_size={options.page_size}: JAX needs a multiple of {PAGE_MULTIPLE}": bool(
@@ -190,6 +337,10 @@ def _ends(traced: Traced, plan: ModelPlan) -> Ends:
         logits=traced.logits.id,
         layers=[traced.layers[layer].id for layer in plan.hidden_layers],
         head=traced.take + 1,
+        edits=[
+            Edit(value.id, segment, adds=layer != EMBEDDINGS)
+            for layer, segment, value in traced.edits
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,12 +18,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sylvan.kernels.xla import sample
-from sylvan.kernels.xla.program import LoweredProgram, Outputs
+from sylvan.kernels.xla.program import LoweredProgram, Outputs, ProgramMemory
 from sylvan.kernels.xla.values import Weights
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.executor.xla.inputs import num_inputs, unpack
+from sylvan.runtime.executor.xla.adapters import XlaAdapters
+from sylvan.runtime.executor.xla.inputs import InputKinds, num_inputs, unpack
 from sylvan.runtime.executor.xla.pool import XlaPool
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
+from sylvan.runtime.executor.xla.states import XlaStates
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -52,31 +54,68 @@ class LoadedProgram:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class XlaMemory:
+    """What steps consume and replace, and the adapters that they read."""
+
+    pool: XlaPool
+    states: XlaStates | None
+    adapters: XlaAdapters
+
+    @property
+    def kinds(self) -> InputKinds:
+        """What a step needs to know."""
+        states = self.states
+        slots = 0 if states is None else states.num_slots + states.num_branches
+        return InputKinds(len(self.pool.groups), slots, self.adapters.rows is not None)
+
+    def take(self) -> ProgramMemory:
+        """The arrays; a step that consumes them must `put` its own."""
+        states = self.states.arrays if self.states is not None else {}
+        return ProgramMemory(
+            dict(self.pool.arrays), {part: found[0] for part, found in states.items()}
+        )
+
+    def put(self, memory: ProgramMemory) -> None:
+        """Replace all arrays."""
+        self.pool.arrays.update(memory.pages)
+        if self.states is not None:
+            self.states.arrays.update({part: (x, None) for part, x in memory.states.items()})
+
+
+Edits = tuple[tuple[Any, Any], ...]
+"""Vectors (T, D) and which rows have one (T,), for each edit of the program; () for none."""
+
+
 class StepFunctions:
     """Calls compiled functions with their weights and pages.
 
     Args:
         loaded: The model.
-        pool: KV pool; each step replaces its arrays.
+        memory: Pages and states, which each step replaces.
         mesh: The devices.
         buckets: Sizes to compile for.
         use: Counts compilations.
+
+    Attributes:
+        kinds: What the vector of a step has.
+        num_edits: Buffers that vectors of a step may change.
     """
 
     def __init__(
         self,
         loaded: LoadedProgram,
-        pool: XlaPool,
+        memory: XlaMemory,
         mesh: Mesh,
         buckets: StepBuckets,
         use: BucketUse,
     ) -> None:
-        self._program, self._weights, self._pool = loaded.program, loaded.weights, pool
-        self._groups = len(pool.groups)
+        self._program, self._weights, self._memory = loaded.program, loaded.weights, memory
+        self.kinds, self.num_edits = memory.kinds, len(loaded.program.ends.edits)
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._buckets, self._use = buckets, use
         self._hidden_size, self._vocab_size = loaded.hidden_size, loaded.vocab_size
-        self._steps: dict[StepBucket, Any] = {}
+        self._steps: dict[tuple[StepBucket, bool], Any] = {}
         self._draws: dict[tuple[int, bool], Any] = {}
         self._head: Any = None
         self._warm = False
@@ -84,10 +123,14 @@ class StepFunctions:
     def warm_up(self, clock: Clock = monotonic) -> None:
         """Compile all functions; logs progress."""
         begun = said = clock()
-        jobs: list[Callable[[], object]] = [functools.partial(self._step, b) for b in self._buckets]
+        jobs: list[Callable[[], object]] = [
+            functools.partial(self._step, b, edited)
+            for b in self._buckets
+            for edited in ((False, True) if self.num_edits and not b.decodes else (False,))
+        ]
         for count in sorted({bucket.samples for bucket in self._buckets}):
             jobs += [functools.partial(self._draw, count, greedy) for greedy in (True, False)]
-        jobs.append(self._head_function)
+        jobs += [self._head_function, self._memory.adapters.warm_up]
         for number, job in enumerate(jobs, 1):
             job()
             if clock() - said > 5 or number == len(jobs):
@@ -97,19 +140,33 @@ class StepFunctions:
                 )
         self._warm = True
 
-    def step(self, bucket: StepBucket, vector: IntArray) -> Outputs:
-        """Start a step; it replaces the arrays of the pool."""
-        given = jax.device_put(vector, self._whole)
-        self._pool.arrays, found = self._step(bucket)(self._weights, self._pool.arrays, given)
+    def shape_of(self, bucket: StepBucket) -> Any:
+        """Trace a step without weights on devices: what modules of PyTorch read becomes known."""
+        return jax.eval_shape(self._traced(bucket), *self._given(bucket, edited=False))
+
+    def step(self, bucket: StepBucket, vector: IntArray, edits: Edits = ()) -> Outputs:
+        """Start a step; it replaces the arrays of the memory."""
+        given = jax.device_put((vector, edits), self._whole)
+        adapters = self._memory.adapters
+        adapters.refresh()
+        function = self._step(bucket, bool(edits))
+        kept, found = function(
+            self._weights, self._memory.take(), given[0], adapters.arrays, given[1]
+        )
+        self._memory.put(kept)
         return found
 
-    def head(self, vectors_RD: np.ndarray) -> np.ndarray:
-        """Logits of at most `HEAD_ROWS` float32 vectors: float32 (R, V)."""
+    def head(self, vectors_RD: np.ndarray, slots_R: IntArray | None = None) -> np.ndarray:
+        """Logits of at most `HEAD_ROWS` float32 vectors with their adapters: float32 (R, V)."""
         count = len(vectors_RD)
         padded = np.zeros((HEAD_ROWS, self._hidden_size), np.float32)
         padded[:count] = vectors_RD
-        given = jax.device_put(padded, self._whole)
-        return np.asarray(self._head_function()(self._weights, given))[:count]
+        slots = np.full(HEAD_ROWS, -1, np.int32)
+        if slots_R is not None and len(slots_R):
+            slots[:count] = slots_R
+        given = jax.device_put((padded, slots), self._whole)
+        function, adapters = self._head_function(), self._memory.adapters.arrays
+        return np.asarray(function(self._weights, *given, adapters))[:count]
 
     def draw(self, logits_SV: jax.Array, rows: dict[str, np.ndarray] | None) -> np.ndarray:
         """Sample all rows of a bucket: int32 (S,). `rows` None: all rows are greedy."""
@@ -122,25 +179,44 @@ class StepFunctions:
 
     # ---- compilation
 
-    def _step(self, bucket: StepBucket) -> Any:
-        if bucket not in self._steps:
-            length = num_inputs(bucket, self._groups)
+    def _traced(self, bucket: StepBucket) -> Callable[..., Any]:
+        kinds = self.kinds
 
-            def run(weights: Weights, pages: Any, vector: jax.Array) -> Any:
-                return self._program.step(weights, pages, unpack(vector, bucket, self._groups))
+        def run(
+            weights: Weights, memory: ProgramMemory, vector: jax.Array, adapters: Any, edits: Edits
+        ) -> Any:
+            inputs = replace(unpack(vector, bucket, kinds), edits=edits)
+            return self._program.step(weights, memory, inputs, adapters)
 
-            kept = jax.tree.map(lambda x: x.sharding, self._pool.arrays)
-            function = jax.jit(run, donate_argnums=1, out_shardings=(kept, self._whole))
-            vector = self._shape((length,), jnp.int32)
-            lowered = function.lower(self._weights, self._pool.arrays, vector)
-            self._steps[bucket] = self._compiled(lowered)
-        return self._steps[bucket]
+        return run
+
+    def _given(self, bucket: StepBucket, *, edited: bool) -> tuple[Any, ...]:
+        """Arguments of a step, as far as their shapes go."""
+        vector = self._shape((num_inputs(bucket, self.kinds),), jnp.int32)
+        edit = (
+            self._shape((bucket.rows, self._hidden_size), jnp.float32),
+            self._shape((bucket.rows,), jnp.bool_),
+        )
+        edits = (edit,) * self.num_edits if edited else ()
+        return self._weights, self._memory.take(), vector, self._memory.adapters.arrays, edits
+
+    def _step(self, bucket: StepBucket, edited: bool) -> Any:
+        if (bucket, edited) not in self._steps:
+            given = self._given(bucket, edited=edited)
+            kept = jax.tree.map(lambda x: x.sharding, given[1])
+            function = jax.jit(
+                self._traced(bucket), donate_argnums=1, out_shardings=(kept, self._whole)
+            )
+            self._steps[bucket, edited] = self._compiled(function.lower(*given))
+        return self._steps[bucket, edited]
 
     def _head_function(self) -> Any:
         if self._head is None:
             vectors = self._shape((HEAD_ROWS, self._hidden_size), jnp.float32)
+            slots = self._shape((HEAD_ROWS,), jnp.int32)
             function = jax.jit(self._program.head, out_shardings=self._whole)
-            self._head = self._compiled(function.lower(self._weights, vectors))
+            lowered = function.lower(self._weights, vectors, slots, self._memory.adapters.arrays)
+            self._head = self._compiled(lowered)
         return self._head
 
     def _draw(self, count: int, greedy: bool) -> Any:

@@ -1,18 +1,19 @@
 """Packs the inputs of a step into one integer vector, for a single copy to the device.
 
-Shapes: G KV groups, T rows, N tiles of B rows, P pages, S sampled rows.
+Shapes: G KV groups, T rows, N tiles of B rows, P pages, S sampled rows, R requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from sylvan.kernels.native.opset import Source
 from sylvan.kernels.xla.attention import Tiles
-from sylvan.kernels.xla.values import PaddedInputs
+from sylvan.kernels.xla.values import PaddedInputs, StateRows
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.xla.sizes import StepBucket, StepSizes
@@ -20,47 +21,88 @@ from sylvan.runtime.executor.xla.sizes import StepBucket, StepSizes
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def shapes_of(bucket: StepBucket, groups: int) -> Shapes:
+@dataclass(frozen=True, slots=True)
+class InputKinds:
+    """What a model's steps need to know.
+
+    Attributes:
+        groups: KV groups.
+        states: Slots of recurrent states; 0: the model has none.
+        adapters: Whether rows may have adapters.
+    """
+
+    groups: int
+    states: int = 0
+    adapters: bool = False
+
+
+def shapes_of(bucket: StepBucket, kinds: InputKinds) -> Shapes:
     """Shapes of a step's arrays, in their order in the vector."""
     tiles = bucket.tiles, bucket.tile_rows
-    return {
+    shapes: dict[str, tuple[int, ...]] = {
         "ids": (bucket.rows,),
         "positions": (bucket.rows,),
         "types": (bucket.rows,),
-        "slots": (groups, bucket.rows),
+        "slots": (kinds.groups, bucket.rows),
         "tile_rows": tiles,
         "places": tiles,
         "ends": tiles,
-        "tables": (groups, bucket.tiles, bucket.pages),
+        "tables": (kinds.groups, bucket.tiles, bucket.pages),
         "sample_rows": (bucket.samples,),
         "tokens": (1,),
     }
+    if kinds.adapters:
+        shapes["adapters"] = (bucket.rows,)
+    if kinds.states:
+        requests, rows = (bucket.requests,), (bucket.rows,)
+        shapes |= {"starts": requests, "counts": requests, "state_slots": requests}
+        shapes |= {"saves": (2, bucket.rows), "row_places": rows, "row_slots": rows}
+    return shapes
 
 
-def num_inputs(bucket: StepBucket, groups: int) -> int:
+def num_inputs(bucket: StepBucket, kinds: InputKinds) -> int:
     """Length of the vector."""
-    return sum(int(np.prod(shape)) for shape in shapes_of(bucket, groups).values())
+    return sum(int(np.prod(shape)) for shape in shapes_of(bucket, kinds).values())
 
 
-def unpack(vector: jax.Array, bucket: StepBucket, groups: int) -> PaddedInputs:
+def unpack(vector: jax.Array, bucket: StepBucket, kinds: InputKinds) -> PaddedInputs:
     """Split the vector into arrays, while JAX traces a step."""
     parts: dict[str, jax.Array] = {}
     start = 0
-    for name, shape in shapes_of(bucket, groups).items():
+    for name, shape in shapes_of(bucket, kinds).items():
         stop = start + int(np.prod(shape))
         parts[name] = vector[start:stop].reshape(shape)
         start = stop
     rows = None if bucket.decodes else parts["tile_rows"]
     tiles = [
         Tiles(rows, parts["places"], parts["ends"], parts["tables"][group])
-        for group in range(groups)
+        for group in range(kinds.groups)
     ]
     sources = {
         Source.IDS: parts["ids"],
         Source.POSITIONS: parts["positions"],
         Source.TOKEN_TYPES: parts["types"],
     }
-    return PaddedInputs(sources, parts["slots"], tiles, parts["sample_rows"], parts["tokens"][0])
+    states = None
+    if kinds.states:
+        states = StateRows(
+            starts=parts["starts"],
+            counts=parts["counts"],
+            slots=parts["state_slots"],
+            saves=parts["saves"],
+            places=parts["row_places"],
+            row_slots=parts["row_slots"],
+            single=bucket.decodes,
+        )
+    return PaddedInputs(
+        sources,
+        parts["slots"],
+        tiles,
+        parts["sample_rows"],
+        parts["tokens"][0],
+        state_rows=states,
+        adapters=parts.get("adapters"),
+    )
 
 
 def sizes_of(batch: ForwardBatch) -> StepSizes:
@@ -71,12 +113,19 @@ def sizes_of(batch: ForwardBatch) -> StepSizes:
     return StepSizes(batch.num_tokens, requests, batch.num_samples, max(pages, 1))
 
 
-def pack(batch: ForwardBatch, bucket: StepBucket) -> IntArray:
-    """Pack a step into a vector. Padding rows store to page 0 and attend to nothing."""
+def pack(
+    batch: ForwardBatch,
+    bucket: StepBucket,
+    kinds: InputKinds,
+    adapters: IntArray | None = None,
+) -> IntArray:
+    """Pack a step into a vector. Padding rows store to page 0 and attend to nothing.
+
+    `adapters` are the slots of the step's rows, (T,).
+    """
     host, tokens, requests = batch.host, batch.num_tokens, batch.num_reqs
-    groups = len(host.page_tables)
-    shapes = shapes_of(bucket, groups)
-    vector = np.zeros(num_inputs(bucket, groups), np.int32)
+    shapes = shapes_of(bucket, kinds)
+    vector = np.zeros(num_inputs(bucket, kinds), np.int32)
     parts: dict[str, IntArray] = {}
     start = 0
     for name, shape in shapes.items():
@@ -105,7 +154,33 @@ def pack(batch: ForwardBatch, bucket: StepBucket) -> IntArray:
     tables = host.page_tables[:, host.req_slots[:requests][of_tile]]
     width = min(bucket.pages, tables.shape[2])
     parts["tables"][:, :used, :width] = tables[:, :, :width]
+    if kinds.adapters:
+        parts["adapters"][:] = -1
+        if adapters is not None:
+            parts["adapters"][:tokens] = adapters
+    if kinds.states:
+        _pack_states(parts, batch, kinds.states)
     return vector
+
+
+def _pack_states(parts: Mapping[str, IntArray], batch: ForwardBatch, none: int) -> None:
+    """Which slots rows read and write; padding has `none`, which does not exist."""
+    work, tokens, requests = batch.state_work, batch.num_tokens, batch.num_reqs
+    assert work is not None, "a step without states"
+    starts = batch.host.q_starts[: requests + 1]
+    counts = np.diff(starts)
+    for name in ("state_slots", "saves", "row_slots"):
+        parts[name][:] = none
+    parts["starts"][:requests], parts["counts"][:requests] = starts[:-1], counts
+    parts["state_slots"][:requests] = work.slots
+    parts["row_slots"][:tokens] = np.repeat(work.slots, counts)
+    parts["row_places"][:tokens] = np.arange(tokens) - np.repeat(starts[:-1], counts)
+    for request, rows, slot in work.saves:
+        column = parts["saves"][:, starts[request] + rows - 1]
+        free = np.flatnonzero(column == none)
+        if not len(free):
+            raise RuntimeError("more than two copies of the state after one row")
+        column[free[0]] = slot
 
 
 def _tiles(starts: IntArray, ends: IntArray, bucket: StepBucket) -> tuple[IntArray, IntArray]:

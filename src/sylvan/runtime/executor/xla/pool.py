@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from sylvan.kernels.xla.values import Pages
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.memory import Checksums, Region, Transfer
+from sylvan.runtime.executor.xla.copies import PageCopies
 from sylvan.runtime.executor.xla.weights import AXIS
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.pages import check_of_import, checksums_of
 from sylvan.runtime.pool.transfers import HostTransfers
-
-_COPIES = 8
-"""Page copies per call; a constant of the compiled function."""
 
 
 class XlaPool:
@@ -52,7 +50,6 @@ class XlaPool:
         divided = not shape.num_kv_heads % mesh.size
         spec = PartitionSpec(None, AXIS) if divided else PartitionSpec()
         self._sharding = NamedSharding(mesh, spec)
-        self._whole = NamedSharding(mesh, PartitionSpec())
         self.arrays: dict[int, Pages] = {}
         for group in shape.kv_groups:
             size = group.num_pages, shape.num_kv_heads, shape.page_size, shape.head_dim
@@ -62,33 +59,12 @@ class XlaPool:
         self.groups: Sequence[XlaPages] = [
             XlaPages(self, group.layers, group.num_pages) for group in shape.kv_groups
         ]
-        self._copy = [self._copying(group.layers) for group in shape.kv_groups if group.layers]
+        self._copies = [PageCopies(self.arrays, group.layers, mesh) for group in shape.kv_groups]
 
-    def of(self, layers: Sequence[int]) -> dict[int, Pages]:
-        """The arrays of some layers."""
-        return {layer: self.arrays[layer] for layer in layers}
-
-    def copy(self, layers: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages, one after another."""
-        if not layers:
-            return
-        number = self.layer_groups[layers[0]]
-        for start in range(0, len(copies), _COPIES):
-            numbers = self._numbers(copies[start : start + _COPIES])
-            self.arrays |= self._copy[number](self.of(layers), numbers)
-
-    def _copying(self, layers: Sequence[int]) -> Any:
-        """The compiled copy function for the arrays of a group."""
-        arrays = self.of(layers)
-        kept = jax.tree.map(lambda x: x.sharding, arrays)
-        function = jax.jit(_copied, donate_argnums=0, out_shardings=kept)
-        return function.lower(arrays, self._numbers([])).compile()
-
-    def _numbers(self, copies: Sequence[tuple[int, int]]) -> jax.Array:
-        """Sources and targets, padded with copies of page 0 to itself."""
-        found = np.zeros((_COPIES, 2), np.int32)
-        found[: len(copies)] = np.array(copies, np.int32).reshape(-1, 2)
-        return jax.device_put(found, self._whole)
+    def copy_pages(self, layers: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages of the layers of a group, one after another."""
+        if layers:
+            self._copies[self.layer_groups[layers[0]]].run(copies)
 
     def _zeros(self, size: tuple[int, ...], dtype: Any) -> jax.Array:
         make = functools.partial(jnp.zeros, size, dtype)
@@ -111,14 +87,15 @@ class XlaPool:
         raise NotImplementedError("pages of JAX are copied as a whole")
 
 
-def _copied(arrays: dict[int, Pages], copies: jax.Array) -> dict[int, Pages]:
-    """Apply all copies, one after another."""
+class ArrayStore(Protocol):
+    """What `XlaPages` moves pages of."""
 
-    def one(number: Any, found: dict[int, Pages]) -> dict[int, Pages]:
-        source, target = copies[number, 0], copies[number, 1]
-        return jax.tree.map(lambda x: x.at[target].set(x[source]), found)
+    arrays: dict[int, Pages]
+    page_size: int
 
-    return jax.lax.fori_loop(0, _COPIES, one, arrays)
+    def copy_pages(self, layers: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, one after another."""
+        ...
 
 
 class XlaPages:
@@ -128,7 +105,7 @@ class XlaPages:
     scatters are queued in the order of the steps; only copies to the host use a thread.
     """
 
-    def __init__(self, pool: XlaPool, layers: Sequence[int], num_pages: int) -> None:
+    def __init__(self, pool: ArrayStore, layers: Sequence[int], num_pages: int) -> None:
         self._pool, self._layers = pool, layers
         self.num_pages, self.page_size = num_pages, pool.page_size
         self.page_bytes = sum(x.nbytes // num_pages for x in self._arrays())
@@ -148,7 +125,7 @@ class XlaPages:
             raise ValueError(
                 f"copies of {given[:, 2].tolist()} tokens: pages have {self.page_size}"
             )
-        self._pool.copy(self._layers, [(source, target) for source, target, _ in copies])
+        self._pool.copy_pages(self._layers, [(source, target) for source, target, _ in copies])
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
         return self._transfers.host_memory(num_pages * self.page_bytes)

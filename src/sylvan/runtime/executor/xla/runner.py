@@ -6,22 +6,41 @@ Shapes: T rows of tokens, S sampled rows, R rows, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
-from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.core.step import EMBEDDINGS, StepPlan
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.results import hopeless
-from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, StepFunctions
+from sylvan.runtime.executor.xla.adapters import XlaAdapters
+from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, StepFunctions
 from sylvan.runtime.executor.xla.inputs import pack, sizes_of
-from sylvan.runtime.executor.xla.sizes import BucketUse, StepBuckets
-from sylvan.runtime.sampling.api import SampleOutput, TokenSampler
+from sylvan.runtime.executor.xla.rotary import RotaryTables
+from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
+from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks
+from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingSlots
 from sylvan.runtime.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class StepExtras:
+    """What steps of a model may have beside tokens.
+
+    Attributes:
+        adapters: Of the model's layers.
+        edits: Layers whose outputs vectors may change, in order (`EMBEDDINGS`: embeddings).
+        tables: Rotary tables with rows of the step's own; None: there are none.
+    """
+
+    adapters: XlaAdapters
+    edits: Sequence[int] = ()
+    tables: RotaryTables | None = None
 
 
 class XlaRunner:
@@ -33,6 +52,7 @@ class XlaRunner:
         layers: Layers whose outputs are kept.
         loads: Counters of rows per expert, int64 (E,), in the order of `Outputs.loads`.
         use: Counts steps and their padding.
+        extras: What steps may have beside tokens.
     """
 
     verifies_drafts = True
@@ -44,8 +64,10 @@ class XlaRunner:
         layers: Sequence[int],
         loads: Sequence[np.ndarray],
         use: BucketUse,
+        extras: StepExtras,
     ) -> None:
         self._functions, self._buckets = functions, buckets
+        self._adapters, self._edits, self._tables = extras.adapters, extras.edits, extras.tables
         self._layers = {layer: number for number, layer in enumerate(layers)}
         self._loads, self.use = loads, use
         self._outputs = None
@@ -60,15 +82,39 @@ class XlaRunner:
 
     def compute(self, batch: ForwardBatch) -> None:
         """Start a step and leave its results on the device."""
-        if batch.input_embeds:
-            raise RuntimeError("input embeddings have no lowering to JAX")
         step = sizes_of(batch)
-        bucket = self._buckets.of(step)
+        bucket = self._buckets.of(step, edited=bool(batch.input_embeds))
+        edits = self._edited(batch, bucket) if batch.input_embeds else ()
         self.use.count(step, bucket)
         self._host.clear()
-        found = self._outputs = self._functions.step(bucket, pack(batch, bucket))
+        if self._tables is not None and batch.rotary_positions is not None:
+            self._tables.copy()
+        slots = (
+            self._adapters.slots_of(np.arange(step.rows, dtype=np.int32))
+            if self._adapters.rows
+            else None
+        )
+        vector = pack(batch, bucket, self._functions.kinds, slots)
+        found = self._outputs = self._functions.step(bucket, vector, edits)
         for counts, added in zip(self._loads, found.loads, strict=True):
             np.add(counts, np.asarray(added), out=counts)
+
+    def _edited(self, batch: ForwardBatch, bucket: StepBucket) -> Edits:
+        """Vectors that replace embeddings, or are added to the outputs of layers."""
+        assert self._edits, "the program was lowered without edits of its inputs"
+        size = bucket.rows, batch.input_embeds[0].vectors.shape[1]
+        found = {
+            layer: (np.zeros(size, np.float32), np.zeros(size[0], bool)) for layer in self._edits
+        }
+        for part in batch.input_embeds:
+            vectors, there = found[part.layer]
+            rows = slice(part.row, part.row + len(part.vectors))
+            if part.layer == EMBEDDINGS:
+                vectors[rows] = part.vectors
+            else:
+                vectors[rows] += part.vectors
+            there[rows] = True
+        return tuple(found.values())
 
     def read_logits(self, count: int) -> torch.Tensor:
         """Logits of the step's sampled rows, float32 (S, V); a copy."""
@@ -96,7 +142,9 @@ class XlaRunner:
         return XlaStep(self, batch, last_token, params)
 
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
-        return self._heads(self._read(-1)[np.asarray(rows)])
+        numbers = np.asarray(rows)
+        slots = self._adapters.slots_of(numbers) if self._adapters.rows else None
+        return self._heads(self._read(-1)[numbers], slots)
 
     def hidden(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._read(-1)[np.asarray(rows)])
@@ -110,9 +158,12 @@ class XlaRunner:
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def _heads(self, vectors_RD: np.ndarray) -> torch.Tensor:
-        starts = range(0, len(vectors_RD), HEAD_ROWS)
-        parts = [self._functions.head(vectors_RD[start : start + HEAD_ROWS]) for start in starts]
+    def _heads(self, vectors_RD: np.ndarray, slots_R: IntArray | None = None) -> torch.Tensor:
+        parts: list[np.ndarray] = []
+        for start in range(0, len(vectors_RD), HEAD_ROWS):
+            some = slice(start, start + HEAD_ROWS)
+            slots = None if slots_R is None else slots_R[some]
+            parts.append(self._functions.head(vectors_RD[some], slots))
         return torch.from_numpy(np.concatenate(parts))
 
     def _read(self, number: int) -> np.ndarray:
@@ -169,8 +220,6 @@ class XlaStep:
         ids[plan.in_flight] = self._last_token[plan.in_flight_slots]
         # An id outside the vocabulary fails its request at the next sample.
         np.clip(ids, 0, self._params.vocab_size - 1, out=ids)
-        types = plan.token_types
-        host.token_types[: plan.num_tokens] = 0 if types is None else types
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _edits(self, plan: StepPlan, slots: IntArray) -> bool:

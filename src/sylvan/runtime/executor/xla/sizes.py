@@ -77,14 +77,17 @@ class StepBuckets:
     def __len__(self) -> int:
         return len(self._all)
 
-    def of(self, step: StepSizes) -> StepBucket:
+    def of(self, step: StepSizes, *, edited: bool = False) -> StepBucket:
         """The bucket with the fewest rows, then the fewest requests and pages.
+
+        `edited`: vectors stand in for tokens, which only steps with prompts have functions for.
 
         Raises:
             ValueError: the step is larger than the limits.
         """
         for bucket in self._all:
-            if bucket.decodes and not step.rows == step.requests == step.samples:
+            each_one = step.rows == step.requests == step.samples
+            if bucket.decodes and (edited or not each_one):
                 continue
             if all(getattr(bucket, f.name) >= getattr(step, f.name) for f in fields(StepSizes)):
                 return bucket

@@ -8,8 +8,8 @@ experts, are replicated on each device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -70,6 +70,18 @@ def load_weights(graph: Graph, mesh: Mesh) -> Weights:
     graph.weights.clear()
     graph.tables.clear()
     return Weights(matrices, vectors)
+
+
+def load_tensors(weights: Weights, tensors: Sequence[torch.Tensor], mesh: Mesh) -> Weights:
+    """Add what modules of PyTorch read, whole on each device; frees the memory of parameters."""
+    found: list[jax.Array] = []
+    for tensor in tensors:
+        kind = tensor.dtype if tensor.is_floating_point() else torch.int32
+        kind = torch.float32 if kind == torch.float64 else kind
+        found.append(_put(to_numpy(tensor.detach().to(kind, copy=True).contiguous()), mesh, WHOLE))
+        if isinstance(tensor, torch.nn.Parameter) and tensor.dim():
+            tensor.untyped_storage().resize_(0)
+    return replace(weights, tensors=found)
 
 
 def _put(part: np.ndarray, mesh: Mesh, spec: PartitionSpec) -> jax.Array:

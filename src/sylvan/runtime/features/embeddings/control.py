@@ -24,6 +24,7 @@ class PoolSlice(msgspec.Struct, frozen=True):
     normalize: bool
     form: VectorForm = "text"
     ids: tuple[int, ...] = ()  # of its tokens, where single ones count: `steps`
+    spans: tuple[tuple[int, int], ...] = ()  # see `EmbedRequest`
 
 
 class NoEmbeddings(Capability):
@@ -53,7 +54,8 @@ class EmbeddingCapability(Capability):
     def cache_limit(self, req: Req) -> int | None:
         if not isinstance(req.request, EmbedRequest):
             return None
-        return 0 if self._pools_all or req.request.form != "text" else None
+        reads_all = req.request.form != "text" or req.request.spans
+        return 0 if self._pools_all or reads_all else None
 
     def plan_work(self, batch: Batch) -> tuple[PoolSlice, ...] | None:
         if batch.decodes:
@@ -64,7 +66,14 @@ class EmbeddingCapability(Capability):
             if isinstance(request, EmbedRequest):
                 asked = request.dimensions, request.normalize, request.form
                 ids = request.input_ids[piece.start : piece.stop] if asked[-1] == "steps" else ()
-                mine = PoolSlice(index, piece.start, piece.samples, *asked, tuple(map(int, ids)))
+                mine = PoolSlice(
+                    index,
+                    piece.start,
+                    piece.samples,
+                    *asked,
+                    tuple(map(int, ids)),
+                    request.spans,
+                )
                 found.append(mine)
         return tuple(found) or None
 

@@ -51,7 +51,7 @@ class Pooler:
         self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
         """Add the rows of a slice; return the embedding once the text is complete."""
-        if work.form != "text":
+        if work.form != "text" or work.spans:
             return self._add_rows(step, slot, rows, work)
         if self.spec.reads_all:
             words = self.spec.reads_words
@@ -88,6 +88,8 @@ class Pooler:
 
     def _of_tokens(self, rows_SD: torch.Tensor, work: PoolSlice) -> torch.Tensor:
         heads = self.spec.tokens
+        if work.spans:
+            return self._of_spans(rows_SD, work)
         if work.form == "steps":
             assert self.head is not None, "labels of steps need the head"
             found = [self.head(row_D[None]).float().cpu() for row_D in rows_SD]
@@ -103,6 +105,15 @@ class Pooler:
         if heads.normalize and work.normalize:
             rows_SD = rows_SD / rows_SD.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         return rows_SD.contiguous()
+
+    def _of_spans(self, rows_SD: torch.Tensor, work: PoolSlice) -> torch.Tensor:
+        """The mean of each span, one row after another, as of whole texts. Shape: (spans, D)."""
+        wide = rows_SD.numpy().astype(np.float64)
+        means = [
+            np.add.reduce(wide[start:stop], axis=0) / (stop - start) for start, stop in work.spans
+        ]
+        vectors = [torch.from_numpy(mean.astype(np.float32)) for mean in means]
+        return torch.stack([self._finished(vector, work) for vector in vectors])
 
     def _add(self, slot: int, hidden: torch.Tensor, start: int) -> None:
         rows = hidden.cpu().numpy()

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sylvan.config.tree import GrammarConfig
-from sylvan.protocol.errors import ConfigError, RequestError
-from sylvan.runtime.core.req import Req
-from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.cache import GrammarStore, store_folder
-from sylvan.runtime.features.grammar.compiler.client import (
-    CompilerStats,
-    GrammarCompiler,
-    Setup,
-)
-from sylvan.runtime.features.grammar.control import GrammarControl
-from sylvan.runtime.features.grammar.data import Matchers
-from sylvan.runtime.features.grammar.libraries import library_version
-from sylvan.runtime.features.grammar.limits import Limits
-from sylvan.runtime.features.grammar.loaders import Loaders
-from sylvan.runtime.features.grammar.spec import spec_of
+from sylvan.runtime.features.grammar.compiler.client import CompilerStats
+from sylvan.runtime.features.grammar.parts import GrammarParts, grammar_parts
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.worker import GrammarWorker
-from sylvan.runtime.sched.capability import Capability, Verdict
+from sylvan.runtime.sched.capability import Capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,73 +31,16 @@ def build_grammar(
     *,
     free_core: bool = False,
 ) -> Grammar:
-    """Build the capability; nothing is loaded or started before the first grammar request.
+    """Build the capability; see `grammar_parts`."""
+    return with_worker(grammar_parts(config, read_vocabulary, vocab_size, free_core=free_core))
 
-    Args:
-        config: Resolved; not `auto`.
-        read_vocabulary: Reads the model's vocabulary; called in another thread.
-        vocab_size: Number of IDs in the model's logits.
-        free_core: Whether a core is idle during the forward pass; see `overlap`.
-    """
-    name = config.backend
 
-    @functools.cache
-    def vocabulary() -> Vocabulary:
-        found = read_vocabulary()
-        if not found.eos_ids:
-            raise ConfigError("the tokenizer has no token that ends an output; grammars need one")
-        return found
-
-    def loaders() -> Loaders:
-        return Loaders(vocabulary(), limits)
-
-    limits = Limits(timeout_s=config.compile_timeout_s, max_states=config.max_states)
-    grammars: dict[str, CompiledGrammar | str] = {}
-    jumps = config.jump_forward and name != "none"
-    matchers = Matchers(grammars, vocabulary, vocab_size, jumps=jumps, free_core=free_core)
-    if name == "none":  # thinking budgets need no library
-        without = GrammarWorker(matchers, grammars, loaders)
-        return Grammar(NoGrammar(), without, CompilerStats, without.close)
-
-    def setup() -> Setup:
-        return Setup(loaders(), _store(config, name, vocabulary()))
-
-    compiler = GrammarCompiler(name, setup, limits)
-    control = GrammarControl(compiler)
-    worker = GrammarWorker(matchers, grammars, loaders, control.loaded)
+def with_worker(parts: GrammarParts) -> Grammar:
+    """Build the worker half."""
+    worker = GrammarWorker(parts.matchers, parts.grammars, parts.loaders, parts.loaded)
 
     def close() -> None:
-        compiler.close()
+        parts.close()
         worker.close()
 
-    def counts() -> Mapping[str, int | float]:
-        stats = compiler.stats
-        hits = stats.cache_hits + stats.disk_hits
-        return {
-            **control.counts(),
-            "grammars": stats.compiled + stats.refused + hits,
-            "grammar_cache_hits": hits,
-            "grammars_refused": stats.refused,
-            "grammar_timeouts": stats.timeouts,
-            "grammar_seconds": stats.compile_s,
-        }
-
-    return Grammar(control, worker, lambda: compiler.stats, close, counts=counts)
-
-
-class NoGrammar(Capability):
-    """Rejects requests with a grammar."""
-
-    def gate(self, req: Req) -> Verdict:
-        spec = spec_of(req.request)
-        if spec is not None:
-            message = f"{spec.kind} cannot be honoured: this server runs with grammar.backend none"
-            raise RequestError(message, param=spec.kind)
-        return Verdict.READY
-
-
-def _store(config: GrammarConfig, name: str, vocabulary: Vocabulary) -> GrammarStore | None:
-    if config.cache_dir is None:
-        return None
-    root = Path(config.cache_dir).expanduser()
-    return GrammarStore(store_folder(root, library_version(name), vocabulary))
+    return Grammar(parts.control, worker, parts.stats, close, counts=parts.counts)

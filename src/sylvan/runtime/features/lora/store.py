@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.lora.work import AdapterFiles, LoraReport
-from sylvan.runtime.models.adapters import AdapterTargets, Content, num_bytes
+from sylvan.runtime.models.adapters import AdapterTargets, Content
 from sylvan.runtime.models.lora import read_adapter
 
 _DIGITS = 16  # digits of a digest in an ID
@@ -55,9 +55,9 @@ class AdapterStore:
             ConfigError: This model cannot serve it.
         """
         adapter = read_adapter(Path(path), _FILE_PER_COPY * self._most_bytes, _FILE_BOUND)
-        content = self._targets.prepare(adapter, self._max_rank)
+        found = self._targets.prepare(adapter, self._max_rank)
         made = f"{name}@{adapter.digest[:_DIGITS]}"
-        copy = HostCopy(made, content, num_bytes(content), adapter.max_rank)
+        copy = HostCopy(made, found.content, found.num_bytes, adapter.max_rank)
         if copy.num_bytes > self._most_bytes:
             raise ConfigError(
                 f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is {self._most_bytes:,}"

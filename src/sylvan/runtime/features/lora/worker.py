@@ -45,6 +45,7 @@ class LoraWorker(CapabilityWorker):
     """Applies adapters in the linear layers of its model."""
 
     name: ClassVar = "lora"
+    in_layers: ClassVar = True
 
     def __init__(self, site: ModelSite, room: LoraRoom) -> None:
         self._site, self._room = site, room

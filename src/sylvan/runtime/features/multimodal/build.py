@@ -19,6 +19,7 @@ from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
+from sylvan.runtime.platform.find import load_kinds
 
 
 def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> CapabilityWorker | None:
@@ -34,11 +35,16 @@ def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> Capabi
     settings = settings or MediaConfig()
     if site.config.media is None or not _has_vectors(settings):
         return None
+    if site.config.media.decoder_prompt:
+        from sylvan.runtime.features.multimodal.text_encoder import PromptEncoder
+
+        dummy = site.load_format == "dummy"
+        return MultimodalWorker(site, PromptEncoder(site.model_dir, site.dtype, dummy=dummy))
     if settings.encoder_urls:
         return MultimodalWorker(site, NoEncoder())
     native = settings.encoder_backend == "auto" and site.device.type == "cpu"
     dummy = site.load_format == "dummy"
-    encoder = _encoder(site.model_dir, site.dtype, dummy=dummy, native=native)
+    encoder = _encoder(site.model_dir, site.dtype, site.device, dummy=dummy, native=native)
     return MultimodalWorker(site, encoder)
 
 
@@ -51,6 +57,8 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
     media = model.media
     if media is not None and media.cross and not _has_vectors(settings):
         raise ConfigError(f"media.encoder_backend none: {media.architecture} needs its encoder")
+    if media is not None and media.decoder_prompt and settings.encoder_urls:
+        raise ConfigError(f"media.encoder_urls: {media.architecture} encodes texts itself")
     if media is None or not _has_vectors(settings):
         return ()
     return (
@@ -60,6 +68,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
             whole=media.whole,
             prefix=media.prefix,
             cross=media.cross,
+            one=media.one,
         ),
     )
 
@@ -75,20 +84,25 @@ def encoder_of(config: Config) -> MediaEncoder:
     """
     folder = model_dir(config.model)
     model = load_config(folder, trusted=config.trust_remote_code)
-    if model.media is None:
-        raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder")
+    if model.media is None or model.media.decoder_prompt:
+        raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder of items")
     if config.media.encoder_backend == "none":
         raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
-    native = config.media.encoder_backend == "auto"
-    return _encoder(folder, getattr(torch, config.dtype), dummy=False, native=native)
+    on_cpu = config.device == "cpu"
+    kind = "cpu" if on_cpu else load_kinds()[config.device].facts.device_type
+    native = on_cpu and config.media.encoder_backend == "auto"
+    dtype = getattr(torch, config.dtype)
+    return _encoder(folder, dtype, torch.device(kind), dummy=False, native=native)
 
 
-def _encoder(folder: Path, dtype: torch.dtype, *, dummy: bool, native: bool) -> MediaEncoder:
-    if not dummy and LlavaEncoder.fits(folder):
+def _encoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool, native: bool
+) -> MediaEncoder:
+    if device.type == "cpu" and not dummy and LlavaEncoder.fits(folder):
         return LlavaEncoder(folder, dtype, native=native)
     from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 
-    return TransformersEncoder(folder, dtype, dummy=dummy, native=native)
+    return TransformersEncoder(folder, dtype, dummy=dummy, native=native, device=device)
 
 
 def _has_vectors(settings: MediaConfig) -> bool:

@@ -18,7 +18,12 @@ from sylvan.runtime.features.multimodal.plan import (
     row_ends,
     row_positions,
 )
-from sylvan.runtime.features.multimodal.work import MediaReport, MediaWork, VectorRows
+from sylvan.runtime.features.multimodal.work import (
+    CrossRows,
+    MediaReport,
+    MediaWork,
+    VectorRows,
+)
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 
@@ -52,6 +57,7 @@ class Multimodal(Capability):
             only, and slices must not split a prompt.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
+        one: Whether all rows do so, to those of a request's only item.
     """
 
     name: ClassVar = "multimodal"
@@ -66,8 +72,10 @@ class Multimodal(Capability):
         whole: bool = False,
         prefix: bool = False,
         cross: bool = False,
+        one: bool = False,
     ) -> None:
         self._axes, self._whole, self._cross = axes, whole or prefix, cross
+        self._one = one
         self._prefix = prefix
         self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
@@ -110,8 +118,10 @@ class Multimodal(Capability):
         req.request = msgspec.structs.replace(request, media=light)
 
     def cache_namespace(self, req: Req) -> str:
-        """Where a token also sees later ones, its KV depends on the whole prompt."""
-        if not self._prefix:
+        """Say what the KV of every token of a prompt depends on, besides the tokens before it."""
+        if self._one:
+            return "".join(item.digest.hex() for item in req.request.media)
+        if not self._prefix:  # a token also sees later ones
             return ""
         return hashlib.sha256(req.request.input_ids.tobytes()).hexdigest()
 
@@ -121,8 +131,8 @@ class Multimodal(Capability):
         if prompt is None:
             return Verdict.READY
         assert self._port is not None
-        if self._cross and len(prompt.keys) > 1:
-            raise RequestError("this model accepts one audio item per prompt.", param="media")
+        if self._one and len(prompt.keys) > 1:
+            raise RequestError("this model accepts one item per prompt.", param="media")
         cached = 0 if self._cross else self._port.cached_tokens(req)
         ready = True
         for key in prompt.needed(cached):
@@ -144,16 +154,16 @@ class Multimodal(Capability):
         dropped, jobs = self._encodings.next_jobs()
         rows: list[VectorRows] = []
         positions = ends = None
-        cross: tuple[bytes, ...] = ()
+        cross: list[CrossRows] = []
         if self._prompts and batch.slices:
             prompts = [self._prompts.get(piece.req.rid) for piece in batch.slices]
             if self._cross:
-                cross = tuple(p.keys[0] if p else b"" for p in prompts)
+                cross = self._cross_rows(batch, prompts)
             else:
                 rows = self._rows(batch, prompts)
             positions = row_positions(batch, prompts) if self._axes else None
             ends = row_ends(batch, prompts) if self._whole else None
-        if not (dropped or jobs or rows or positions or any(cross) or self._encodings.has_work):
+        if not (dropped or jobs or rows or positions or cross or self._encodings.has_work):
             return None
         return MediaWork(
             drop=dropped,
@@ -161,7 +171,7 @@ class Multimodal(Capability):
             rows=tuple(rows),
             positions=positions,
             ends=ends,
-            cross=cross,
+            cross=tuple(cross),
         )
 
     def on_result(self, batch: Batch, report: MediaReport | None) -> None:
@@ -179,6 +189,18 @@ class Multimodal(Capability):
         if prompt is not None:
             for key in set(prompt.keys):
                 self._encodings.leave(req.rid, key)
+
+    def _cross_rows(self, batch: Batch, prompts: Sequence[MediaPrompt | None]) -> list[CrossRows]:
+        found: list[CrossRows] = []
+        row = 0
+        for piece, prompt in zip(batch.slices, prompts, strict=True):
+            count = num_rows(piece)
+            if prompt is not None and self._one:
+                found.append(CrossRows(row, count, prompt.keys))
+            elif prompt is not None:
+                found += prompt.cross(piece.start, count, row)
+            row += count
+        return found
 
     def _rows(self, batch: Batch, prompts: Sequence[MediaPrompt | None]) -> list[VectorRows]:
         found: list[VectorRows] = []

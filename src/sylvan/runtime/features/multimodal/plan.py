@@ -10,7 +10,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.media import MediaItem
 from sylvan.runtime.core.req import Batch, Slice
 from sylvan.runtime.features.multimodal.positions import PromptPositions, prompt_positions
-from sylvan.runtime.features.multimodal.work import RowPositions, VectorRows
+from sylvan.runtime.features.multimodal.work import CrossRows, RowPositions, VectorRows
 
 
 class MediaPrompt:
@@ -69,6 +69,24 @@ class MediaPrompt:
             if low < high:
                 found[low - piece.start : high - piece.start] = end
         return found
+
+    def cross(self, start: int, count: int, row: int) -> Iterator[CrossRows]:
+        """Return which rows attend to which items: those right before, up to the text before them.
+
+        Args:
+            start: Position of the first row.
+            count: Rows.
+            row: Number of the first row in the step.
+        """
+        starts = [int(places[0]) for places in self._places]
+        stops = [*starts[1:], start + count]
+        first = 0
+        for item, (begin, stop) in enumerate(zip(starts, stops, strict=True)):
+            if item and starts[item - 1] + 1 != begin:
+                first = item
+            low, high = max(begin, start), min(max(stop, begin), start + count)
+            if low < high:
+                yield CrossRows(row + low - start, high - low, self.keys[first : item + 1])
 
     def rows(self, piece: Slice, row: int) -> Iterator[VectorRows]:
         """Return the embeddings that a slice reads; its first row is `row`."""

@@ -18,6 +18,8 @@ from sylvan.runtime.features.multimodal.native_blocks import use_native_blocks
 
 logger = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
+
 _METHODS: Mapping[MediaKind, str] = {
     "image": "get_image_features",
     "video": "get_video_features",
@@ -32,7 +34,8 @@ class TransformersEncoder:
         model_dir: Directory of the checkpoint.
         dtype: dtype of the model.
         dummy: Random weights instead of the checkpoint's.
-        native: Native kernels compute the transformer blocks that they can.
+        native: Native kernels compute the transformer blocks that they can; CPUs only.
+        device: Holds and runs it.
 
     Attributes:
         native_blocks: How many blocks they compute.
@@ -42,7 +45,13 @@ class TransformersEncoder:
     """
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False, native: bool = False
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        *,
+        dummy: bool = False,
+        native: bool = False,
+        device: torch.device = _CPU,
     ) -> None:
         try:
             model = _load(model_dir, dtype, dummy=dummy)
@@ -53,8 +62,8 @@ class TransformersEncoder:
             ) from None
         except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
             raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
-        self._model = model
-        self._dtype = dtype
+        self._model: Any = model.to(device)
+        self._dtype, self._device = dtype, device
         self.native_blocks = 0
         if native:
             self.native_blocks = use_native_blocks(model, dtype, torch.get_num_threads())
@@ -66,13 +75,13 @@ class TransformersEncoder:
         known = inspect.signature(forward).parameters
         takes_all = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
         given = {
-            name: _tensor(array, self._dtype)
+            name: self._tensor(array)
             for name, array in features.items()
             if takes_all or name in known
         }
         found = method(**given)
         deep = getattr(found, "deepstack_features", None) or ()
-        return [_rows(_vectors(found)), *map(_rows, deep)]
+        return [_rows(vectors).cpu() for vectors in (_vectors(found), *deep)]
 
     def _qwen2_audio(
         self, input_features: torch.Tensor, feature_attention_mask: torch.Tensor
@@ -85,13 +94,72 @@ class TransformersEncoder:
         inside = (feature_attention_mask.sum(-1) - 1) // 2 + 1  # length after its convolutions
         outside = (inside - 2) // 2 + 1  # length after its pooling
         length = (input_features.shape[-1] - 2) // 2 + 1
-        seen = (torch.arange(length)[None] < inside[:, None]).long()
-        like = torch.zeros((len(seen), length, 1), dtype=self._dtype)
+        places = torch.arange(length, device=self._device)
+        seen = (places[None] < inside[:, None]).long()
+        like = torch.zeros((len(seen), length, 1), dtype=self._dtype, device=self._device)
         mask = create_bidirectional_mask(
             config=tower.config, inputs_embeds=like, attention_mask=seen
         )
         found = tower(input_features, attention_mask=mask).last_hidden_state
         return inner.multi_modal_projector(found)[0, : int(outside[0])]
+
+    def _phi4_images(
+        self,
+        image_pixel_values: torch.Tensor,
+        image_sizes: torch.Tensor,
+        image_attention_mask: torch.Tensor,
+        num_img_tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run Phi-4-multimodal's encoder, which writes into a prompt of placeholders."""
+        embed = self._model.get_submodule("model.embed_tokens_extend.image_embed")
+        token = self._model.config.vision_config.image_token_id
+        ids, nothing = self._placeholders(token, num_img_tokens)
+        return embed(
+            ids,
+            nothing,
+            image_pixel_values=image_pixel_values,
+            image_sizes=image_sizes,
+            image_attention_mask=image_attention_mask,
+        )
+
+    def _phi4_sounds(
+        self,
+        audio_input_features: torch.Tensor,
+        audio_embed_sizes: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `_phi4_images`, with the projection for prompts without images."""
+        embed = self._model.get_submodule("model.embed_tokens_extend.audio_embed")
+        token = self._model.config.audio_config.audio_token_id
+        ids, nothing = self._placeholders(token, audio_embed_sizes)
+        return embed(
+            ids,
+            nothing,
+            audio_input_features=audio_input_features,
+            audio_embed_sizes=audio_embed_sizes,
+            audio_attention_mask=audio_attention_mask,
+        )
+
+    def _placeholders(self, token: int, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of a prompt, (1, N), and empty embeddings."""
+        ids = torch.full((1, int(count.sum())), token, device=self._device)
+        width = self._model.config.hidden_size
+        return ids, torch.zeros(*ids.shape, width, dtype=self._dtype, device=self._device)
+
+    def _mllama(
+        self,
+        pixel_values: torch.Tensor,
+        aspect_ratio_ids: torch.Tensor,
+        aspect_ratio_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run Llama 3.2's encoder; tiles that an image has not are left out."""
+        inner: Any = self._model.model
+        tiles = inner.vision_model(
+            pixel_values=pixel_values,
+            aspect_ratio_ids=aspect_ratio_ids,
+            aspect_ratio_mask=aspect_ratio_mask,
+        ).last_hidden_state
+        return inner.multi_modal_projector(tiles)[aspect_ratio_mask.bool()]
 
     def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Run Llama 4's encoder as its forward does: its method leaves the projector out."""
@@ -100,11 +168,22 @@ class TransformersEncoder:
         tiles = inner.get_image_features(pixel_values).last_hidden_state
         return inner.multi_modal_projector(tiles.flatten(0, -2))
 
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        kept = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self._device, kept)
+
     def _method(self, kind: MediaKind) -> Callable[..., Any]:
         name = _METHODS[kind]
         model: Any = self._model
         config: Any = model.config
-        own = {"llama4": self._llama4, "qwen2_audio": self._qwen2_audio}.get(config.model_type)
+        own = {
+            ("llama4", "image"): self._llama4,
+            ("mllama", "image"): self._mllama,
+            ("phi4_multimodal", "audio"): self._phi4_sounds,
+            ("phi4_multimodal", "image"): self._phi4_images,
+            ("qwen2_audio", "audio"): self._qwen2_audio,
+        }.get((config.model_type, kind))
         if own is not None:
             return own
         for holder in (getattr(model, "model", None), model):
@@ -120,6 +199,9 @@ def _vectors(found: Any) -> Any:
     if isinstance(found, torch.Tensor | list | tuple):
         return found
     pooled = getattr(found, "pooler_output", None)
+    heard = getattr(found, "attention_mask", None)  # of sounds with padding (Gemma 4)
+    if pooled is not None and heard is not None:
+        return pooled[heard.bool()]
     return found.last_hidden_state if pooled is None else pooled
 
 
@@ -128,11 +210,6 @@ def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     if not isinstance(vectors, torch.Tensor):
         vectors = torch.cat([part.flatten(0, -2) for part in vectors])
     return vectors.flatten(0, -2)
-
-
-def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
@@ -149,6 +226,9 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         text.num_hidden_layers = 0  # weights that are not loaded take no memory
         if getattr(text, "layer_types", None):
             text.layer_types = []
+        for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
+            if getattr(text, name, None):
+                setattr(text, name, 0)
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:

@@ -29,6 +29,14 @@ class VectorRows(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class CrossRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows [row, row + count) of the step attend to the vectors of these items."""
+
+    row: int
+    count: int
+    keys: tuple[bytes, ...]
+
+
 class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary positions of a step with parts of multimodal prompts.
 
@@ -44,17 +52,14 @@ class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work for the worker half in a step, in this order; `ends`: `ForwardBatch.row_ends`.
-
-    `cross` names what each slice cross-attends to; empty: nothing.
-    """
+    """Work for the worker half in a step, in this order; `ends`: `ForwardBatch.row_ends`."""
 
     drop: tuple[bytes, ...] = ()
     encode: tuple[EncodeJob, ...] = ()
     rows: tuple[VectorRows, ...] = ()
     positions: RowPositions | None = None
     ends: np.ndarray | None = None
-    cross: tuple[bytes, ...] = ()
+    cross: tuple[CrossRows, ...] = ()
 
 
 class MediaReport(msgspec.Struct, frozen=True, kw_only=True):

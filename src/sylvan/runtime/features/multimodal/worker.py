@@ -14,7 +14,7 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import CrossMemory
+from sylvan.runtime.core.forward import CrossMemory, CrossSpan
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
@@ -23,6 +23,7 @@ from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.positions import prompt_positions
 from sylvan.runtime.features.multimodal.work import (
+    CrossRows,
     EncodeJob,
     MediaReport,
     MediaWork,
@@ -52,10 +53,11 @@ class MultimodalWorker(CapabilityWorker):
         self._vectors: dict[bytes, Sequence[np.ndarray]] = {}
         assert site.config.media is not None
         self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
+        self._scale = site.config.media.vector_scale
         self._width = site.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
         self._ropes: list[Rope] = []
-        self._axes = np.array(site.config.rope_axes, np.int64)
+        self._axes = torch.tensor(site.config.rope_axes, dtype=torch.int64, device=site.device)
 
     def adapt(self, model: nn.Module) -> None:
         """Find the rotary tables, if rows need positions of their own."""
@@ -87,17 +89,17 @@ class MultimodalWorker(CapabilityWorker):
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
         batch = step.batch
-        step.may_use_graph &= not work.rows
+        step.may_use_graph &= not (work.rows or work.cross)
         batch.input_embeds = tuple(
             InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
             for part in work.rows
-            for layer, vectors in zip(self._layers, self._vectors[part.key], strict=True)
+            for layer, vectors in zip(self._layers, self._vectors[part.key], strict=False)
         )
         if work.positions is not None:
-            batch.rotary_positions = self._placed(work.positions)
+            batch.rotary_positions = self._placed(step, work.positions)
         media = self._site.config.media
         if media is not None and media.cross:
-            batch.cross = self._memories(work.cross)
+            batch.cross = self._spans(work.cross)
         if work.ends is not None:
             if not batch.attention.caps.row_ends:
                 raise ValueError("attention.backend cannot let images see their later tokens")
@@ -119,15 +121,23 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
-    def _memories(self, keys: Sequence[bytes]) -> tuple[CrossMemory | None, ...]:
-        """Return what slices cross-attend to; drop cached KV that no slice uses."""
+    def _spans(self, parts: Sequence[CrossRows]) -> tuple[CrossSpan, ...]:
+        """Return what rows cross-attend to; drop cached KV that none uses."""
         known = self._cross
+        keys = dict.fromkeys(key for part in parts for key in part.keys)
         self._cross = {
-            key: known.get(key) or CrossMemory(torch.from_numpy(self._vectors[key][0]))
+            key: known.get(key) or CrossMemory(self._on_device(self._vectors[key][0]))
             for key in keys
-            if key
         }
-        return tuple(self._cross.get(key) for key in keys)
+        return tuple(
+            CrossSpan(
+                slice(part.row, part.row + part.count), tuple(self._cross[key] for key in part.keys)
+            )
+            for part in parts
+        )
+
+    def _on_device(self, vectors: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(vectors).to(self._site.device)
 
     def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
         if VECTORS in job.features:
@@ -137,7 +147,7 @@ class MultimodalWorker(CapabilityWorker):
             with torch.inference_mode():
                 found = self._encoder.encode(job.kind, job.features)
                 layers = [vectors.float().numpy() for vectors in found]
-        if len(layers) != len(self._layers):
+        if job.kind != "audio" and len(layers) != len(self._layers):  # layers add no sounds
             raise ValueError(f"there are vectors for {len(layers)} layers, not {len(self._layers)}")
         for vectors in layers:
             if job.count and len(vectors) != job.count:
@@ -146,7 +156,8 @@ class MultimodalWorker(CapabilityWorker):
                 raise ValueError(f"vectors have {vectors.shape[1]} numbers, not {self._width}")
             if not np.isfinite(vectors).all():
                 raise ValueError("vectors are not finite")
-        return layers
+        scale = self._scale
+        return layers if scale == 1.0 else [layers[0] * np.float32(scale), *layers[1:]]
 
     def _report(self) -> MediaReport | None:
         done = [future for future in self._running if future.done()]
@@ -163,15 +174,21 @@ class MultimodalWorker(CapabilityWorker):
             encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
-    def _placed(self, found: RowPositions) -> np.ndarray:
+    def _placed(self, step: StepContext, found: RowPositions) -> np.ndarray:
         """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
         count, first = len(found.rows), self._site.build.length
         positions[found.rows] = np.arange(first, first + count)
-        half = np.arange(len(self._axes))
-        places = torch.from_numpy(found.axes[self._axes].T.astype(np.int64))  # (K, angles)
-        for rope in self._ropes:
-            table = self._site.constant(rope.cos_sin)
-            for columns in (torch.from_numpy(half), torch.from_numpy(half + len(half))):
-                table[first : first + count, columns] = table[places, columns]
+        tables = [self._site.constant(rope.cos_sin) for rope in self._ropes]
+
+        def write(arrays: Sequence[torch.Tensor]) -> None:
+            places_KH = arrays[0].long().index_select(0, self._axes).T.to(tables[0].device)
+            half = len(self._axes)
+            for table in tables:
+                for columns in (slice(half), slice(half, None)):
+                    numbers = table[:, columns].gather(0, places_KH)
+                    table[first : first + count, columns] = numbers
+
+        if count and tables:
+            step.prepare(write, found.axes)
         return positions

@@ -15,7 +15,7 @@ class RocmKind:
     facts: ClassVar = PlatformFacts(
         name="rocm",
         device_type="cuda",
-        attention=("triton", "torch", "reference"),
+        attention=("triton", "aiter", "torch", "reference"),
         runners=("graph", "eager"),
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         float8=(

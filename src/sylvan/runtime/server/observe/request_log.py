@@ -7,7 +7,6 @@ and 3 only.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import orjson
 
 from sylvan.config.tree import ObserveConfig
 from sylvan.protocol.errors import ConfigError
@@ -98,7 +98,7 @@ class RequestLog:
         line = {name: value for name, value in line.items() if name not in self.settings.hidden}
         if self.settings.style == "json":
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            text = json.dumps({"time": now, **line}, ensure_ascii=False)
+            text = orjson.dumps({"time": now, **line}).decode()
         else:
             words = (f"{name}={value!r}" for name, value in line.items() if name != "event")
             text = f"{datetime.now().astimezone():%H:%M:%S} {event} {' '.join(words)}"

@@ -13,7 +13,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.platform.accelerator import DeviceGraph
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -289,7 +289,7 @@ def test_launching_does_not_wait(model_dir, gpu):
 def test_requests_survive_a_step_that_does_not_fit(model_dir, gpu, overlap, at):
     asked = {"max_new_tokens": 10, "frequency_penalty": 0.3}
     serving = serve(model_dir, gpu, graph=False, overlap=overlap)
-    model, passes = serving.executor._worker._parts.runner._model, []
+    model, passes = serving.executor._worker._backend._parts.runner._model, []
     embed = model.embed
 
     def hungry(batch):

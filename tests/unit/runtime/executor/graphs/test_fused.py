@@ -84,7 +84,7 @@ class Served:
     def logits(self) -> torch.Tensor:
         """Of the last step."""
         fused = self.backend._fused
-        return self.backend._logits_SV if fused is None else fused.logits()
+        return self.backend.logits_SV if fused is None else fused.logits()
 
     def run(self, work: StepPlan, masks: Masks | None = None) -> tuple[list[int], list[bytes]]:
         found = self.backend.step(work, masks).wait()

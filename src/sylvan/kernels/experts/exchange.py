@@ -1,0 +1,77 @@
+"""All-to-all: outputs of experts go only to the rank that adds them up, not to all ranks.
+
+Every rank has all rows of a step, and an equal share of them to add up. Because all know which rank
+has which expert, they know who sends how much to whom without asking.
+
+Shapes: T rows, K experts of a row, P pairs of a row and one of its experts, D columns, N ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sylvan.kernels.api import ExpertRanks
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Of all T K pairs, in order: the rank that computes each, and the one that adds it up."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    room: int  # pairs that a rank sends to another, at most
+
+    def of(self, source: int, target: int) -> torch.Tensor:
+        """Numbers of the pairs that one rank sends to another."""
+        return ((self.source == source) & (self.target == target)).nonzero().flatten()
+
+
+def sum_by_owner(
+    spread: ExpertRanks,
+    ids_TK: torch.Tensor,
+    outputs_PD: torch.Tensor,
+    pairs: torch.Tensor,
+    shares_TK: torch.Tensor,
+) -> torch.Tensor:
+    """The weighted sums of all rows, each added up by one rank, in the order of the experts.
+
+    Args:
+        spread: Who has which expert; each rank has whole experts.
+        ids_TK: The experts of each row.
+        outputs_PD: Outputs of this rank's pairs.
+        pairs: Their numbers, int64.
+        shares_TK: Weight of each pair, float32.
+
+    Returns: (T, D) in the dtype of the outputs, on every rank.
+    """
+    ranks, (num_rows, top_k), columns = spread.ranks, ids_TK.shape, outputs_PD.shape[1]
+    each = -(-num_rows // ranks.size)
+    way = _way(spread, ids_TK, each)
+    place = torch.empty(num_rows * top_k, dtype=torch.int64, device=pairs.device)
+    place[pairs] = torch.arange(len(pairs), device=pairs.device)
+    sent = outputs_PD.new_zeros(ranks.size, way.room, columns)
+    for target in range(ranks.size):
+        own = way.of(ranks.rank, target)
+        sent[target, : len(own)] = outputs_PD[place[own]]
+    found = ranks.all_to_all(sent)
+    first = min(ranks.rank * each, num_rows)
+    mine = slice(first, min(first + each, num_rows))
+    got = outputs_PD.new_zeros((mine.stop - first) * top_k, columns)
+    for source in range(ranks.size):
+        own = way.of(source, ranks.rank)
+        got[own - first * top_k] = found[source, : len(own)]
+    weighted = got.float().unflatten(0, (-1, top_k)) * shares_TK[mine, :, None]
+    sums = outputs_PD.new_zeros(each, columns)
+    sums[: mine.stop - first] = weighted.sum(1).to(outputs_PD.dtype)
+    return ranks.all_gather(sums).flatten(0, 1)[:num_rows]
+
+
+def _way(spread: ExpertRanks, ids_TK: torch.Tensor, each: int) -> _Way:
+    size = spread.ranks.size
+    source = (spread.slots(ids_TK) // spread.per_group).flatten()
+    rows = torch.arange(len(ids_TK), device=ids_TK.device) // each
+    target = rows.repeat_interleave(ids_TK.shape[1])
+    counts = (source * size + target).bincount(minlength=size * size)
+    return _Way(source, target, int(counts.max()))

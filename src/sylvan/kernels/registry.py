@@ -1,0 +1,164 @@
+"""Which kernels compute which op, and what they need: Sylvan's own, and those of other packages.
+
+Imports no torch. What no kernel takes, the op's PyTorch reference computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+
+GROUP = "sylvan.kernels"
+"""Entry points of other packages: each is a `KernelSpec`, or several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSpec:
+    """A kernel of an op, and what it can run on.
+
+    Attributes:
+        op: Folder of the op and name of its reference, as `norm.rms_norm`. A folder alone: kernels
+            that are not chosen by call, but with a step program, a sampler or a pool.
+        backend: How it is made, for display.
+        device: Type of the tensors' device, as torch calls it.
+        target: `module:function`, with the arguments and results of the reference.
+        package: A module that must be installed for it, if any.
+        dtypes: Types of the first tensor; empty: any.
+        chips: Beginnings of names of chips, as `sm_9` or `gfx94`; empty: any.
+        takes: `module:function` that gets the arguments of a call (shapes, formats), and says
+            whether the kernel computes it.
+    """
+
+    op: str
+    backend: str
+    device: str
+    target: str
+    package: str = ""
+    dtypes: frozenset[str] = frozenset()
+    chips: tuple[str, ...] = ()
+    takes: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Folder of the op."""
+        return self.op.partition(".")[0]
+
+    def obstacle(self) -> str:
+        """Why it cannot be used in this installation; "" if it can."""
+        if self.package and not is_installed(self.package):
+            return f"{self.package} is not installed"
+        return ""
+
+    def fits(self, device: str, dtype: str, chip: str) -> bool:
+        """Whether it computes on tensors of this type there; `chip` is "" where none is asked."""
+        return (
+            device == self.device
+            and (not self.dtypes or dtype in self.dtypes)
+            and (not self.chips or chip.startswith(self.chips))
+        )
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported; does not import it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def load(target: str) -> Any:
+    """What `module:name` names; a module if there is no name."""
+    module, _, name = target.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
+
+
+_NATIVE = (
+    *("cast", "collective", "copy", "embed", "experts", "gating", "latent", "lora", "matmul"),
+    *("norm", "paged", "rows", "sample", "scan", "sparse"),
+)
+_TRITON: Mapping[str, str] = MappingProxyType(
+    {
+        "copy": "copy.triton_copy",
+        "embed.embedding": "embed.triton_embed",
+        "experts.experts": "experts.triton_experts",
+        "gating.activation": "gating.triton_gating",
+        "gating.glu": "gating.triton_gating",
+        "lora.lora": "lora.triton_lora",
+        "matmul.gated_linear": "matmul.triton_linear",
+        "matmul.linear": "matmul.triton_linear",
+        "norm.layer_norm": "norm.triton_norm",
+        "norm.rms_norm": "norm.triton_norm",
+        "paged": "paged.triton_attention",
+        "rows.add": "rows.triton_rows",
+        "rows.scale": "rows.triton_rows",
+        "rows.softcap": "rows.triton_rows",
+        "rows.take_rows": "rows.triton_rows",
+        "sample": "sample.triton_sample",
+        "scan": "scan.triton_scan",
+    }
+)
+
+
+def _triton(op: str, module: str) -> KernelSpec:
+    name = op.partition(".")[2]
+    target = f"sylvan.kernels.{module}" + (f":{name}" if name else "")
+    # CUDA and ROCm devices are both `cuda`.
+    return KernelSpec(op=op, backend="triton", device="cuda", target=target, package="triton")
+
+
+OWN: tuple[KernelSpec, ...] = (
+    *(KernelSpec(op=op, backend="native", device="cpu", target="") for op in _NATIVE),
+    *(_triton(op, module) for op, module in _TRITON.items()),
+)
+"""Kernels of this package. Native ones are compiled into one library for all ops."""
+
+
+class KernelRegistry:
+    """Kernels by op, those of other packages before Sylvan's own.
+
+    Args:
+        others: Instead of the entry points of installed packages.
+
+    Raises:
+        ConfigError: a package's kernels cannot be loaded; names it.
+    """
+
+    def __init__(self, others: Iterable[EntryPoint] | None = None) -> None:
+        found = entry_points(group=GROUP) if others is None else others
+        self.specs = (*(spec for entry in found for spec in _loaded(entry)), *OWN)
+
+    def of(self, op: str, device: str) -> Sequence[KernelSpec]:
+        """Kernels of an op (or of all in a folder) for a type of device, best first."""
+        return [s for s in self.specs if op in (s.op, s.folder) and s.device == device]
+
+    def usable(self, op: str, device: str) -> Sequence[KernelSpec]:
+        """Those of them that this installation can run."""
+        return [spec for spec in self.of(op, device) if not spec.obstacle()]
+
+
+@functools.cache
+def registry() -> KernelRegistry:
+    """The kernels of all installed packages."""
+    return KernelRegistry()
+
+
+def _loaded(entry: EntryPoint) -> Sequence[KernelSpec]:
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the kernels {entry.name!r} cannot be loaded from {entry.value!r}: {error}; uninstall "
+            "or fix the package that provides them"
+        ) from None
+    specs = (found,) if isinstance(found, KernelSpec) else tuple(found)
+    for spec in specs:
+        if not isinstance(spec, KernelSpec) or not spec.target:
+            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are no kernel specs")
+    return specs

@@ -1,0 +1,1 @@
+"""Steps of a saved program, until something needs PyTorch. Loads no torch."""

@@ -1,0 +1,19 @@
+"""Which configurations may start without PyTorch."""
+
+from __future__ import annotations
+
+from sylvan.config import Config
+
+
+def may_start_early(config: Config) -> bool:
+    """Whether programs of this resolved configuration are saved, and steps run without PyTorch."""
+    absent = (config.lora, config.speculative, config.disagg, config.pdmux, config.tiers)
+    return (
+        config.load_cache is not None
+        and config.load_format != "dummy"
+        and config.device == "cpu"
+        and config.task == "generate"
+        and config.parallel.ranks == 1
+        and not config.trust_remote_code
+        and all(section is None for section in absent)
+    )

@@ -1,0 +1,137 @@
+"""An executor that runs a saved program, and becomes a whole one when something needs that."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sylvan.protocol.commands import CheckHealth, CommandResult, ExecutorCommand
+from sylvan.protocol.errors import ExecutorError
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.api import Carried, Executor, ExecutorCaps, Pending, PendingCommand
+from sylvan.runtime.executor.early.needs import exceeds_program
+from sylvan.runtime.executor.early.steps import FinishedStep, SavedSteps
+from sylvan.runtime.executor.local import StepExecutor
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyExecutor:
+    """Implements `Executor`. Importing PyTorch takes as long as all else that a start does.
+
+    The whole executor is built in a thread, over the same memory, when a command or a request
+    first needs it; the steps of other requests go on meanwhile. The first step after that is its.
+
+    Args:
+        caps: Of both.
+        steps: Run the saved program.
+        build: Builds the whole executor, which continues with `steps.memory`.
+        overlap: See `StepExecutor`.
+    """
+
+    def __init__(
+        self,
+        caps: ExecutorCaps,
+        steps: SavedSteps,
+        build: Callable[[], Executor],
+        *,
+        overlap: bool,
+    ) -> None:
+        self.caps = caps
+        self._early = StepExecutor(steps, overlap=overlap)
+        self._build = build
+        self._thread = ThreadPoolExecutor(1, "sylvan-whole")  # starts when it is needed
+        self._building: Future[Executor] | None = None
+        self._whole: Executor | None = None
+        self._last: Pending | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every step can run now, without waiting."""
+        return self._building is not None and self._building.done() and not self.failure
+
+    @property
+    def failure(self) -> str:
+        """Why there is no whole executor; empty: none was needed, or nothing failed."""
+        if self._building is None or not self._building.done():
+            return ""
+        error = self._building.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def prepare(self) -> None:
+        """Build the whole executor, if that has not begun; returns at once."""
+        if self._building is None:
+            logger.info("importing PyTorch: a request or a command needs it")
+            self._building = self._thread.submit(self._build)
+            self._building.add_done_callback(_log_failure)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        if self._whole is None:
+            if exceeds := exceeds_program(plan):
+                self.prepare()
+            if exceeds or self.whole:
+                self._take_over()
+            if exceeds and self._whole is None:
+                why = f"PyTorch is needed, and cannot be used: {self.failure}"
+                return FinishedStep(None, ExecutorError(why))
+        executor = self._early if self._whole is None else self._whole
+        self._last = executor.launch(plan)
+        return self._last
+
+    def control(self, command: ExecutorCommand) -> PendingCommand:
+        if self._building is None and isinstance(command, CheckHealth):
+            return Carried(CommandResult({"healthy": True, "reason": ""}))
+        self.prepare()
+        assert self._building is not None
+        return _LateCommand(self._building, command)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._early.close()
+        if self.whole:
+            assert self._building is not None
+            self._building.result().close()
+
+    def _take_over(self) -> None:
+        """Have the whole executor, for which this waits, run all later steps."""
+        assert self._building is not None
+        if self._last is not None:
+            with contextlib.suppress(ExecutorError):  # whoever waits for the step is told
+                self._last.wait()
+        if self._building.exception() is None:
+            self._whole = self._building.result()
+            self._early.close()
+
+
+@dataclass(slots=True, eq=False)
+class _LateCommand:
+    """Implements `PendingCommand`: runs once there is an executor for it."""
+
+    building: Future[Executor]
+    command: ExecutorCommand
+    running: PendingCommand | None = None
+
+    def done(self) -> bool:
+        if not self.building.done():
+            return False
+        return self._start().done()
+
+    def wait(self) -> CommandResult:
+        return self._start().wait()
+
+    def _start(self) -> PendingCommand:
+        if self.running is None:
+            error = self.building.exception()
+            if error is None:
+                self.running = self.building.result().control(self.command)
+            else:
+                self.running = Carried(CommandResult(error=str(error), status=500))
+        return self.running
+
+
+def _log_failure(building: Future[Executor]) -> None:
+    if not building.cancelled() and (error := building.exception()) is not None:
+        logger.error("PyTorch is needed, and cannot be used", exc_info=error)

@@ -1,0 +1,130 @@
+"""Saved programs: what a start without PyTorch needs to know of a model, in one file."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sylvan.kernels.blob import Blob, BlobError, blob_digest, read_blob, write_blob
+from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.native.binding import OP
+from sylvan.kernels.native.image import BufferSource, ProgramImage
+from sylvan.runtime.core.host import BatchLimits
+from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.early.key import SUFFIX
+
+logger = logging.getLogger(__name__)
+
+MOST_FILES = 8
+"""In a directory; the least recently used are deleted."""
+
+
+class SavedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as an executor knows it.
+
+    Attributes:
+        facts: Of `EngineCore`.
+        exact: Whether answers never depend on the batch.
+        caps: Of the executor; its only KV group may have another number of pages.
+        limits: Of a step.
+        page_bytes: Of KV, in all layers.
+        vocab_size: Columns of logits.
+        weights: Name of the file of packed weights, in the same directory.
+        weights_digest: See `Blob.digest`.
+    """
+
+    facts: dict[str, str | int | float | bool | None]
+    exact: bool
+    caps: ExecutorCaps
+    limits: BatchLimits
+    page_bytes: int
+    vocab_size: int
+    weights: str
+    weights_digest: str
+
+    def with_pages(self, num_pages: int) -> ExecutorCaps:
+        """Capabilities with so many pages of KV."""
+        [group] = self.caps.kv_groups
+        return replace(self.caps, kv_groups=(replace(group, num_pages=num_pages),))
+
+
+class _About(msgspec.Struct, frozen=True):
+    """The first array holds the ops."""
+
+    model: SavedModel
+    pieces: list[BufferSource]
+    logits: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProgram:
+    """A model, its program and its packed weights, as an earlier start has left them."""
+
+    model: SavedModel
+    image: ProgramImage
+    weights_file: Path
+    weights: Blob
+
+    def pages(self, num_pages: int) -> Bytes:
+        """New memory for KV, (pages, bytes of a page)."""
+        return allocate(num_pages * self.model.page_bytes).reshape(num_pages, -1)
+
+
+def save_program(path: Path, model: SavedModel, image: ProgramImage) -> None:
+    """Leave a program for later starts; a failure is logged only."""
+    about = msgspec.json.encode(_About(model, list(image.pieces), image.logits))
+    arrays = [np.ascontiguousarray(image.records).view(np.uint8), *image.arrays]
+    said: dict[str, Any] = {"text": about.decode(), "sum": xxhash.xxh3_64_hexdigest(about)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path)
+        write_blob(path, said, arrays)
+    except OSError as error:
+        logger.warning("load_cache: the program is not saved: %s", error)
+
+
+def read_program(path: Path) -> SavedProgram | None:
+    """What an earlier start has left; None: nothing of use."""
+    try:
+        blob = read_blob(path)
+        about = _about(blob)
+        weights_file = path.with_name(about.model.weights)
+        if blob_digest(weights_file) != about.model.weights_digest:
+            return None
+        weights = read_blob(weights_file)
+        path.touch()
+        weights_file.touch()
+    except FileNotFoundError:
+        return None
+    except (BlobError, OSError, msgspec.ValidationError, KeyError) as error:
+        logger.warning("load_cache: compiling again: %s", error)
+        return None
+    records = blob.arrays[0].view(OP)
+    image = ProgramImage(records, about.pieces, blob.arrays[1:], about.logits)
+    return SavedProgram(about.model, image, weights_file, weights)
+
+
+def _about(blob: Blob) -> _About:
+    text = blob.about["text"].encode()
+    if xxhash.xxh3_64_hexdigest(text) != blob.about["sum"] or not blob.arrays:
+        raise BlobError("a saved program is damaged: a checksum is wrong")
+    return msgspec.json.decode(text, type=_About)
+
+
+def _make_room(path: Path) -> None:
+    others = [file for file in path.parent.glob(f"*{SUFFIX}") if file != path]
+    for old in sorted(others, key=_used)[: max(0, len(others) - MOST_FILES + 1)]:
+        old.unlink(missing_ok=True)
+
+
+def _used(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # another start deleted it
+        return 0.0

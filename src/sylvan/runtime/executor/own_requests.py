@@ -1,0 +1,132 @@
+"""The requests of a step whose KV this rank has, where groups of ranks have different ones.
+
+Plans number the pages of all groups of ranks in one row: those of the first group, then those of
+the second. So the pages of a request say which group has it. Each rank sees its own pages from 1
+on; those of other groups are page 0, which takes the writes of padding rows.
+
+Shapes: T rows of the step, R slices.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sylvan.protocol.arrays import IntArray
+from sylvan.runtime.core.forward import ForwardBatch, OwnRows
+from sylvan.runtime.core.step import StepPlan
+from sylvan.runtime.executor.api import Pending
+from sylvan.runtime.executor.inputs import fill_step
+from sylvan.runtime.executor.local import PlanWorker
+from sylvan.runtime.layers.mesh import Mesh
+
+_Index = NDArray[np.int64]
+
+
+class OwnRequests:
+    """Finds the requests of this rank in each plan, and lays out their rows for attention.
+
+    Args:
+        batch: Of whole steps.
+        group: Number of the group of ranks that this rank is in.
+        count: Number of groups.
+    """
+
+    def __init__(self, batch: ForwardBatch, group: int, count: int) -> None:
+        self._whole, self._group, self._count = batch, group, count
+        sizes = [memory.num_pages - 1 for memory in batch.kv.groups]
+        self._sizes: IntArray = np.array(sizes, np.int32)  # pages of this rank, by KV group
+        self._owners: IntArray = np.zeros(batch.limits.max_reqs, np.int32)  # by request slot
+        self._own = ForwardBatch(batch.limits, batch.kv, batch.attention)
+        self._own.host.page_tables, self._own.page_tables = (
+            batch.host.page_tables,
+            batch.page_tables,
+        )
+
+    def localised(self, plan: StepPlan) -> StepPlan:
+        """The plan with the page numbers of this rank. Call it for each plan, in order."""
+        pages, copies = plan.pages, plan.copies
+        if pages.size:
+            kv_groups, slots, entries, numbers = pages
+            owners = (numbers - 1) // self._sizes[kv_groups]
+            exist = numbers > 0
+            self._owners[slots[exist]] = owners[exist]
+            own = exist & (owners == self._group)
+            local = np.where(own, numbers - self._group * self._sizes[kv_groups], 0)
+            pages = np.stack((kv_groups, slots, entries, local.astype(np.int32)))
+        if copies:
+            copies = tuple(
+                copy._replace(source=copy.source - first, target=copy.target - first)
+                for copy in copies
+                if 0 < copy.source - (first := self._first(copy.group)) <= self._sizes[copy.group]
+            )
+        return msgspec.structs.replace(plan, pages=pages, copies=copies)
+
+    def lay_out(self, plan: StepPlan) -> None:
+        """Set `ForwardBatch.own` once the batch of the whole step is filled."""
+        whole, own = self._whole, self._own
+        lens = plan.stops - plan.starts
+        owners_R = self._owners[plan.slots]
+        owners_T = np.repeat(owners_R, lens)
+        counts = np.bincount(owners_T, minlength=self._count)
+        places_T = np.empty(plan.num_tokens, np.int64)
+        for group, count in enumerate(counts.tolist()):
+            places_T[owners_T == group] = np.arange(count) + group * int(counts.max())
+        rows = np.flatnonzero(owners_T == self._group).astype(np.int64)
+        mine = np.flatnonzero(owners_R == self._group).astype(np.int64)
+        self._fill(plan, mine, rows)
+        own.row_ends = None if whole.row_ends is None else whole.row_ends[rows]
+        whole.own = OwnRows(
+            batch=own,
+            rows=torch.from_numpy(rows),
+            most_rows=int(counts.max()),
+            places_T=torch.from_numpy(places_T),
+        )
+
+    def _first(self, kv_group: int) -> int:
+        return self._group * int(self._sizes[kv_group])
+
+    def _fill(self, plan: StepPlan, mine: _Index, rows: _Index) -> None:
+        own, host = self._own, self._own.host
+        part = _slices_of(plan, mine, rows)
+        fill_step(vars(host), part, host.page_tables, own.kv.page_size)
+        host.positions[: len(rows)] = self._whole.host.positions[rows]  # shifts and drafts included
+        host.input_ids[: len(rows)] = self._whole.host.input_ids[rows]
+        own.ready(len(rows), len(mine), 0)
+
+
+def own_requests(batch: ForwardBatch, mesh: Mesh) -> OwnRequests | None:
+    """The requests that this rank attends for; None: all of them."""
+    if (groups := mesh.row_groups) is None:
+        return None
+    return OwnRequests(batch, groups.group, mesh.attention_dp)
+
+
+def _slices_of(plan: StepPlan, mine: _Index, rows: _Index) -> StepPlan:
+    """Some slices of a plan and their rows; nothing is sampled, and no capability has work."""
+    numbers = (plan.slots[mine], plan.starts[mine], plan.stops[mine], plan.input_ids[rows])
+    return StepPlan(
+        num_slices=len(mine),
+        num_tokens=len(rows),
+        num_samples=0,
+        num_in_flight=0,
+        numbers=np.concatenate(numbers).astype(np.int32),
+        number=plan.number,
+    )
+
+
+class OwnPagesWorker:
+    """Implements `PlanWorker`: gives plans to a worker with the page numbers of this rank."""
+
+    def __init__(self, worker: PlanWorker, own: OwnRequests) -> None:
+        self._worker, self._own = worker, own
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Compute a step."""
+        return self._worker.launch(self._own.localised(plan))
+
+    def close(self) -> None:
+        """End helpers."""
+        self._worker.close()

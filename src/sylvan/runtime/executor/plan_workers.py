@@ -1,0 +1,43 @@
+"""Chooses what runs the plans of a rank: its stage may sample, and have some requests or all."""
+
+from __future__ import annotations
+
+from sylvan.runtime.executor.capability import CapabilityWorker
+from sylvan.runtime.executor.control import StepGate
+from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.local import PlanWorker
+from sylvan.runtime.executor.own_requests import OwnPagesWorker, own_requests
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.executor.stages import StageWorker
+from sylvan.runtime.executor.worker import StepWorker
+from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.pool.ahead import PagesAhead
+
+
+def plan_worker(
+    mesh: Mesh,
+    backend: ImmediateBackend,
+    slots: RequestSlots,
+    workers: tuple[CapabilityWorker, ...],
+    gate: StepGate,
+    ahead: PagesAhead,
+) -> PlanWorker:
+    """Build the worker of this rank.
+
+    Args:
+        mesh: The ranks that share the model.
+        backend: Computes the layers of this rank.
+        slots: Sampling parameters of requests.
+        workers: Worker halves of capabilities.
+        gate: Closed while no step may run.
+        ahead: Notified when steps run.
+    """
+    made: PlanWorker
+    if mesh.stage.is_last:
+        made = StepWorker(backend, slots, workers, gate, ahead)
+    else:
+        made = StageWorker(backend, workers, gate, ahead)
+    if (own := own_requests(backend.batch, mesh)) is None:
+        return made
+    backend.own = own
+    return OwnPagesWorker(made, own)

@@ -1,0 +1,242 @@
+"""Modules of a model that compute with PyTorch's functions, as parts of a step on JAX.
+
+Recurrent mixers and gated attention are such modules. While JAX traces a step their own Python
+runs once, on tensors that are JAX values (`sylvan.kernels.xla.tensors`).
+
+Shapes: T rows, H query heads, K key heads, D columns of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import jax
+import torch
+from torch import nn
+
+from sylvan.kernels.adapters import LoraLayer
+from sylvan.kernels.api import AttentionLayer, HostFunction, TracedTensor, Unsupported
+from sylvan.kernels.matmul.weights import QuantisedWeight
+from sylvan.kernels.native.opset import Source
+from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.kernels.xla import lora
+from sylvan.kernels.xla.attention import HeadSpec, store
+from sylvan.kernels.xla.spans import XlaScans, XlaSpans
+from sylvan.kernels.xla.tensors import JaxTensor, Leaves, TorchLowering
+from sylvan.kernels.xla.values import Values
+from sylvan.runtime.attention.jnp import JnpAttention
+from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.moe import MoE
+from sylvan.runtime.layers.recurrent import Recurrent
+from sylvan.runtime.models.checkpoint import load_deferred
+
+Array: TypeAlias = jax.Array
+
+
+class TorchModules:
+    """Computes the host calls of a traced graph. Implements `HostLowering`.
+
+    Args:
+        modules: The modules that are called.
+        functions: The graph's; they call them.
+        dtype: Of the rows.
+        groups: KV group of each attention layer.
+
+    Attributes:
+        leaves: Weights and tables that the modules read.
+        layers: Adapters of their linear layers, by numbers that no constant of the graph has.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        functions: Sequence[HostFunction],
+        dtype: torch.dtype,
+        groups: Mapping[int, int],
+    ) -> None:
+        self._functions, self._groups = functions, groups
+        self.leaves = Leaves()
+        self.layers: dict[int, LoraLayer] = {}
+        self._values: Values | None = None
+        self._finding = True
+        whole = nn.ModuleList(modules)
+        self._inner = [part for part in whole.modules() if isinstance(part, InnerProgram)]
+        load_deferred(whole)
+        for part in whole.modules():
+            _expand(part, dtype)
+            if isinstance(part, Recurrent):
+                part.scans = XlaScans()
+            if isinstance(part, Linear) and part.lora is not None:
+                number = -1 - len(self.layers)
+                self.layers[number] = part.lora
+                vars(part)["adapted"] = self._changes(number)  # of this one only
+
+    def found(self) -> None:
+        """All leaves are known from now on: steps read them among their arguments."""
+        self._finding = False
+
+    def __call__(self, values: Values, function: int, x: Array) -> Array:
+        leaf = self.leaves.meet if self._finding else self.leaves.among(values.weights.tensors)
+        lowering = TorchLowering(leaf)
+        batch = XlaBatch(values, self._groups, lowering)
+        self._enter(values)
+        with torch.no_grad(), lowering:
+            made = self._functions[function](JaxTensor(x), batch)
+        self._enter(None)
+        values.states |= {part: held.value for part, held in batch.states.held.items()}
+        return lowering.value(made)
+
+    def _enter(self, values: Values | None) -> None:
+        self._values = values
+        for part in self._inner:
+            part.values = values
+
+    def _changes(self, number: int) -> Any:
+        """What stands for `Linear.adapted` of one layer."""
+
+        def adapted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            values = self._values
+            assert isinstance(x, JaxTensor)
+            assert isinstance(y, JaxTensor)
+            assert values is not None
+            assert values.step.adapters is not None
+            stack = values.adapters[number]
+            inner = lora.shrink(x.value, stack, values.step.adapters)
+            ends = [sum(up.shape[3] for up in stack.up[: i + 1]) for i in range(len(stack.up) - 1)]
+            parts = jax.numpy.split(y.value, ends, -1)
+            found = lora.expand(parts, stack, inner)
+            return JaxTensor(jax.numpy.concatenate(found, -1))
+
+        return adapted
+
+
+class InnerProgram(nn.Module):
+    """Stands for a mixture of experts inside a host call: its ops, which JAX has lowerings of.
+
+    Attributes:
+        ops: Traced; they read weights of the graph.
+        run: `LoweredProgram.run_inner`.
+    """
+
+    run: Callable[[Values, Sequence[Op], int, int, Array], Array]
+
+    def __init__(self, ops: Sequence[Op], given: TracedTensor, made: TracedTensor) -> None:
+        super().__init__()
+        self.ops = ops
+        self.values: Values | None = None
+        self._given, self._made = given, made
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D)."""
+        assert isinstance(x_TD, JaxTensor)
+        assert self.values is not None
+        return JaxTensor(self.run(self.values, self.ops, self._given.id, self._made.id, x_TD.value))
+
+
+def inner_programs(modules: Sequence[nn.Module], tracer: NativeTracer) -> list[InnerProgram]:
+    """Put ops in place of the mixtures of experts inside `modules`.
+
+    Raises:
+        Unsupported: one cannot be traced.
+    """
+    found: list[InnerProgram] = []
+    for root in modules:
+        for name, part in list(root.named_modules()):
+            if name and isinstance(part, MoE):
+                first = len(tracer.graph.ops)
+                given = tracer.input(part.gate.weight.shape[1], tracer.dtype)
+                made: Any = part(cast("torch.Tensor", given))
+                inner = InnerProgram(tracer.graph.ops[first:], given, made)
+                del tracer.graph.ops[first:]
+                root.set_submodule(name, inner)
+                found.append(inner)
+    return found
+
+
+def _expand(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give a module matrices of numbers where it has quantised ones."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, QuantisedWeight):
+            delattr(module, name)
+            wide = value.numbers().to(dtype)
+            setattr(module, name, nn.Parameter(wide, requires_grad=False))
+
+
+class HeldStates:
+    """The parts of the states that the modules of one call have asked for."""
+
+    def __init__(self, arrays: Mapping[int, Array]) -> None:
+        self._arrays = arrays
+        self.held: dict[int, JaxTensor] = {}
+
+    def part(self, index: int) -> JaxTensor:
+        """All slots of one part; whoever writes it replaces its value."""
+        if index not in self.held:
+            self.held[index] = JaxTensor(self._arrays[index])
+        return self.held[index]
+
+
+class XlaBatch:
+    """Stands for `ForwardBatch` while JAX traces a step."""
+
+    def __init__(self, values: Values, groups: Mapping[int, int], lowering: TorchLowering) -> None:
+        sources = values.step.sources
+        self.input_ids_T = JaxTensor(sources[Source.IDS])
+        self.positions_T = JaxTensor(sources[Source.POSITIONS])
+        self.token_types_T = JaxTensor(sources[Source.TOKEN_TYPES])
+        self.states = HeldStates(values.states)
+        self.attention = XlaAttention(values, groups, lowering)
+        self._values, self._lowering = values, lowering
+
+    @property
+    def spans(self) -> XlaSpans:
+        """See `ForwardBatch.spans`."""
+        rows = self._values.step.state_rows
+        assert rows is not None, "a step without states"
+        return XlaSpans(rows, self._lowering.value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(f"{name} of a batch has no lowering to JAX")
+
+
+class XlaAttention:
+    """Stands for an attention backend while JAX traces a step."""
+
+    caps = JnpAttention.caps
+
+    def __init__(self, values: Values, groups: Mapping[int, int], lowering: TorchLowering) -> None:
+        self._values, self._groups, self._lowering = values, groups, lowering
+
+    def run(
+        self,
+        spec: AttentionLayer,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        batch: XlaBatch,
+    ) -> torch.Tensor:
+        """Store keys and values, then attend. Shape: (T, H, columns of a value)."""
+        del batch
+        values, leaf = self._values, self._lowering.value
+        group = self._groups[spec.index]
+        slots, tiles = values.step.slots[group], values.step.tiles[group]
+        keys, held = values.pages[spec.index]
+        if held is None or not spec.causal:
+            raise Unsupported("attention over latents or whole texts within a module of PyTorch")
+        keys, held = store(keys, slots, leaf(k_TKD)), store(held, slots, leaf(v_TKD))
+        values.pages[spec.index] = keys, held
+        own = HeadSpec(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            value_dim=spec.value_dim,
+            scale=spec.scale,
+            window=spec.window or 0,
+            softcap=spec.softcap or 0.0,
+        )
+        sinks = None if spec.sinks is None else leaf(spec.sinks).astype("float32")
+        q = leaf(q_THD)
+        found = values.attend(tiles.gather(q), keys, held, tiles, own, (sinks, None))
+        return JaxTensor(tiles.scatter(found, q.shape[0]))

@@ -1,0 +1,100 @@
+"""Control half: a block of a request is one step, whose places are guesses that are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.req import Batch, Draft, Req
+from sylvan.runtime.core.step import chain
+from sylvan.runtime.features.diffusion.work import FillSlice, FillWork
+from sylvan.runtime.sched.capability import Capability, Verdict
+
+
+class Diffusion(Capability):
+    """Plans blocks: prompts in whole blocks, and places after the newest token.
+
+    A token sees its own block, so its KV is final once the block is complete. The newest token of
+    a request is therefore computed together with the rest of its block, in the step that fills the
+    places after it.
+
+    Args:
+        block: Tokens of a block.
+        mask_id: The token that stands for a place.
+        context_len: Most tokens of a request.
+    """
+
+    name: ClassVar = "diffusion"
+    fills: ClassVar = True
+    work_type: ClassVar = FillWork
+
+    def __init__(self, block: int, mask_id: int, context_len: int) -> None:
+        self._block, self._mask_id = block, mask_id
+        self._context_len = context_len
+        self._final: dict[str, tuple[int, int]] = {}  # tokens with final KV, and retractions so far
+
+    def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
+        """Refuse what depends on the order of tokens, or is made for it."""
+        request = req.request
+        if not isinstance(request, GenerateRequest):
+            raise RequestError("this model makes no vectors.", param="input")
+        sampling, logprobs = request.sampling, request.logprobs
+        refused = {
+            "grammar": sampling.grammar is not None,
+            "max_thinking_tokens": request.thinking is not None,
+            "frequency_penalty": bool(sampling.frequency_penalty),
+            "presence_penalty": bool(sampling.presence_penalty),
+            "repetition_penalty": sampling.repetition_penalty != 1.0,
+            "logprob_start_len": logprobs is not None and logprobs.start is not None,
+            "lora_path": request.lora is not None,
+        }
+        for param, is_given in refused.items():
+            if is_given:
+                message = (
+                    f"{param}: this model fills blocks by diffusion, which has no such option."
+                )
+                raise RequestError(message, param=param)
+        return Verdict.READY
+
+    def cut(self, req: Req, size: int, most: int) -> int:
+        """Whole blocks; the last token is left to the step that fills the places after it."""
+        if req.lacking == 1:
+            return size
+        stop, last = req.computed + size, req.num_tokens - 1
+        if stop >= last:
+            return last - req.computed
+        stop = stop // self._block * self._block
+        if stop <= req.computed:  # no whole block fits: take one, or wait for a step with more room
+            stop = min((req.computed // self._block + 1) * self._block, last)
+        return stop - req.computed if stop - req.computed <= most else 0
+
+    def draft(self, req: Req, most: int) -> Draft | None:
+        """Places up to the end of the block after the newest token."""
+        known = req.tokens.length
+        end = min((known // self._block + 1) * self._block, self._context_len)
+        if end - known > most:
+            return None
+        return Draft((self._mask_id,) * (end - known), chain(end - known))
+
+    def plan_work(self, batch: Batch) -> FillWork | None:
+        """Tell which tokens before the newest are computed again."""
+        found: list[FillSlice] = []
+        for index, piece in enumerate(batch.slices):
+            req = piece.req
+            if piece.draft is None:
+                continue
+            start = (piece.stop - 1) // self._block * self._block
+            if self._final.get(req.rid) == (piece.stop, req.retractions):
+                start = piece.start
+            head = np.array(req.tokens.view(start, piece.start), np.int32)
+            found.append(FillSlice(index, head))
+            self._final[req.rid] = (piece.stop + len(piece.draft.tokens), req.retractions)
+        return FillWork(slices=tuple(found)) if batch.slices else None
+
+    def on_finish(self, req: Req) -> None:
+        """Forget it."""
+        self._final.pop(req.rid, None)

@@ -1,0 +1,22 @@
+"""Messages between the halves."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+
+class FillSlice(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of a slice's last known block whose KV is not final; its last token excluded.
+
+    `head` are those before the slice, int32; empty: their KV is final.
+    """
+
+    index: int
+    head: np.ndarray
+
+
+class FillWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Slices whose places are filled in this step."""
+
+    slices: tuple[FillSlice, ...] = ()

@@ -1,0 +1,276 @@
+"""Worker half: fills the places of a step, in as many forward passes as it takes.
+
+Each pass predicts all open places of a block. The most certain predictions become tokens, and the
+next pass sees them (arXiv:2503.09573 for blocks, arXiv:2502.09992 for the order). A last pass
+computes the KV of the complete block.
+
+Shapes: S rows of open places, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from sylvan.protocol.arrays import EMPTY_IDS, FloatArray, IntArray
+from sylvan.protocol.logprobs import join as join_logprobs
+from sylvan.protocol.messages import TokenLogprobs
+from sylvan.protocol.requests import GenerateRequest
+from sylvan.runtime.core.step import Join, SliceOutput, StepPlan
+from sylvan.runtime.executor.capability import CapabilityWorker, StepContext
+from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.rounds import Verified
+from sylvan.runtime.executor.slots import RequestSlots
+from sylvan.runtime.features.diffusion.control import Diffusion
+from sylvan.runtime.features.diffusion.work import FillWork
+from sylvan.runtime.models.config import BlockDiffusion
+from sylvan.runtime.sampling.api import SampleOutput
+from sylvan.runtime.sampling.params import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class FillSchedule:
+    """How many passes a block takes at most, and how certain a prediction must be to go first."""
+
+    steps: int
+    confidence: float
+
+    def quota(self, block: int, step: int) -> int:
+        """Places that pass `step`, from 0, fills at least, so that `steps` passes fill a block."""
+        each, more = divmod(block, self.steps)
+        return max(1, each + (step < more))
+
+
+def chosen(chances_S: FloatArray, quota: int, confidence: float) -> IntArray:
+    """Which open places become tokens: all certain ones, or at least the `quota` best."""
+    certain = np.flatnonzero(chances_S > confidence)
+    if len(certain) >= quota:
+        return certain.astype(np.int32)
+    return np.sort(np.argsort(-chances_S, kind="stable")[:quota]).astype(np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Filling:
+    """A slice whose places are being filled.
+
+    Attributes:
+        index: Its number in the step.
+        slot: Its request slot.
+        start: Position of the first row.
+        ids: Tokens of all rows; open places hold the mask.
+        open: Positions in `ids` that are open, ascending.
+    """
+
+    index: int
+    slot: int
+    start: int
+    ids: IntArray
+    open: IntArray
+    schedule: FillSchedule
+    first: int = 0
+    step: int = 0
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        self.first = int(self.open[0]) if len(self.open) else len(self.ids)
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.ids)
+
+    def output(self) -> SliceOutput:
+        """The tokens; the KV of the newest is computed once more, beside the next block."""
+        if self.error:
+            return SliceOutput(error=self.error)
+        tokens = tuple(self.ids[self.first :].tolist())
+        kept = [self.logprobs[place] for place in sorted(self.logprobs)]
+        logprobs = join_logprobs(kept) if kept else None
+        return SliceOutput(tokens, logprobs=logprobs, accepted=len(tokens) - 1)
+
+
+class DiffusionWorker(CapabilityWorker):
+    """Fills blocks on the CPU.
+
+    Args:
+        shape: Size of blocks, and the token that stands for a place.
+        schedule: The server's; requests may bring their own.
+    """
+
+    name: ClassVar = Diffusion.name
+
+    def __init__(self, shape: BlockDiffusion, schedule: FillSchedule) -> None:
+        self._block, self._mask_id = shape.block, shape.mask_id
+        self._default = schedule
+        self._schedules: dict[int, FillSchedule] = {}
+        self._work = FillWork()
+
+    @property
+    def filler(self) -> DiffusionWorker:
+        """Computes steps instead of one forward pass."""
+        return self
+
+    def join(self, join: Join) -> None:
+        """Note the schedule of a request."""
+        request = join.request
+        if not isinstance(request, GenerateRequest):
+            return
+        steps, confidence = request.denoising_steps, request.confidence
+        self._schedules[join.slot] = FillSchedule(
+            min(steps or self._default.steps, self._block),
+            self._default.confidence if confidence is None else confidence,
+        )
+
+    def before_forward(self, step: StepContext, work: FillWork) -> None:
+        """Note what this step fills."""
+        self._work = work
+
+    def fill(self, plan: StepPlan, backend: ImmediateBackend, slots: RequestSlots) -> Verified:
+        """Compute a step."""
+        fillings = self._fillings(plan)
+        others = [i for i in range(plan.num_slices) if i not in fillings]
+        if others:
+            self._forward(backend, self._prompts(plan, others))
+        for group in self._groups(list(fillings.values()), backend):
+            self._fill(group, backend, slots)
+        outputs = [
+            fillings[i].output() if i in fillings else SliceOutput() for i in range(plan.num_slices)
+        ]
+        return Verified(outputs, SampleOutput(np.zeros(plan.num_samples, np.int32), {}, {}))
+
+    # ---- inside
+
+    def _fillings(self, plan: StepPlan) -> dict[int, Filling]:
+        """The slices of a step with places, by index."""
+        places = {draft.index: len(draft.parents) for draft in plan.drafts}
+        ends, found = plan.ends, dict[int, Filling]()
+        for part in self._work.slices:
+            count, slot = places[part.index], int(plan.slots[part.index])
+            start = int(plan.starts[part.index])
+            rows = slice(int(ends[part.index]) - (int(plan.stops[part.index]) - start), None)
+            ids = plan.input_ids[rows][: int(plan.stops[part.index]) - start]
+            whole = np.concatenate([part.head, ids]).astype(np.int32)
+            whole[len(whole) - count :] = self._mask_id
+            open_ = np.arange(len(whole) - count, len(whole), dtype=np.int32)
+            found[part.index] = Filling(
+                part.index,
+                slot,
+                start - len(part.head),
+                whole,
+                open_,
+                self._schedules.get(slot, self._default),
+            )
+        return found
+
+    def _prompts(self, plan: StepPlan, indices: Sequence[int]) -> list[Filling]:
+        """Slices without places, as parts without open ones."""
+        ends, found = plan.ends, list[Filling]()
+        for i in indices:
+            start, stop = int(plan.starts[i]), int(plan.stops[i])
+            ids = plan.input_ids[int(ends[i]) - (stop - start) : int(ends[i])]
+            found.append(Filling(i, int(plan.slots[i]), start, ids, EMPTY_IDS, self._default))
+        return found
+
+    def _groups(
+        self, fillings: Sequence[Filling], backend: ImmediateBackend
+    ) -> Iterator[list[Filling]]:
+        """Cut into groups whose rows fit into a forward pass."""
+        limits, group = backend.batch.limits, list[Filling]()
+        rows = places = 0
+        for part in fillings:
+            rows, places = rows + len(part.ids), places + len(part.open)
+            full = rows > limits.max_tokens or places > limits.most_samples
+            if group and (full or len(group) >= limits.max_reqs):
+                yield group
+                group, rows, places = [], len(part.ids), len(part.open)
+            group.append(part)
+        if group:
+            yield group
+
+    def _fill(
+        self, group: Sequence[Filling], backend: ImmediateBackend, slots: RequestSlots
+    ) -> None:
+        left = list(group)
+        while left:
+            self._forward(backend, left)
+            todo = [part for part in left if len(part.open)]
+            if todo:
+                self._take(todo, backend, slots)
+            # a part without open places had its last pass, unless it was completed by this one
+            left = [part for part in todo if not part.error]
+
+    def _take(
+        self, todo: Sequence[Filling], backend: ImmediateBackend, slots: RequestSlots
+    ) -> None:
+        """Sample all open places, and keep the most certain ones."""
+        places = [part.start + part.open for part in todo]
+        each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
+        positions = np.concatenate(places).astype(np.int64)
+        batch = SamplingBatch(each.astype(np.int32), positions, slots.params)
+        drawn, chances_S = self._draw(batch, backend)
+        row = 0
+        for part in todo:
+            count = len(part.open)
+            some = slice(row, row + count)
+            wrong = (drawn.errors[r] for r in range(row, row + count) if r in drawn.errors)
+            part.error = next(wrong, "")
+            quota = part.schedule.quota(self._block, part.step)
+            kept = chosen(chances_S[some], quota, part.schedule.confidence)
+            for place in kept.tolist():
+                at = int(part.open[place])
+                part.ids[at] = drawn.token_ids[row + place]
+                if (logprobs := drawn.logprobs.get(row + place)) is not None:
+                    part.logprobs[at] = logprobs
+            part.open = np.delete(part.open, kept)
+            part.step += 1
+            row += count
+
+    def _draw(
+        self, batch: SamplingBatch, backend: ImmediateBackend
+    ) -> tuple[SampleOutput, FloatArray]:
+        """Sample all rows, never the mask; return how likely the model holds each sample."""
+        every = np.arange(len(batch.slots), dtype=np.int32)
+        with torch.inference_mode():
+            backend.logits_SV[:, self._mask_id] = -torch.inf
+            held_SV = backend.logits_SV.float().log_softmax(-1)
+        drawn = backend.draw_rows(every, batch, None)
+        with torch.inference_mode():
+            ids_S1 = torch.from_numpy(drawn.token_ids).long().clamp(min=0)[:, None]
+            return drawn, held_SV.gather(1, ids_S1)[:, 0].exp().numpy()
+
+    def _forward(self, backend: ImmediateBackend, parts: Sequence[Filling]) -> None:
+        """Run the rows of all parts; those of open places get logits."""
+        lens = np.array([len(part.ids) for part in parts], np.int32)
+        firsts = np.cumsum(lens, dtype=np.int32) - lens
+        samples = np.repeat(np.arange(len(parts)), [len(part.open) for part in parts])
+        rows = [first + part.open for first, part in zip(firsts, parts, strict=True)]
+        numbers = np.concatenate(
+            [
+                np.array([part.slot for part in parts], np.int32),
+                np.array([part.start for part in parts], np.int32),
+                np.array([part.stop for part in parts], np.int32),
+                samples.astype(np.int32),
+                *(part.ids for part in parts),
+            ]
+        )
+        plan = StepPlan(
+            num_slices=len(parts),
+            num_tokens=int(lens.sum()),
+            num_samples=len(samples),
+            num_in_flight=0,
+            numbers=numbers.astype(np.int32),
+            sample_rows=np.concatenate(rows).astype(np.int32),
+        )
+        backend.batch.drafts = ()
+        backend.batch.row_ends = np.concatenate([self._ends(part) for part in parts])
+        backend.forward(plan, graph=False)
+
+    def _ends(self, part: Filling) -> IntArray:
+        """A row sees its block, as far as it is there."""
+        positions = np.arange(part.start, part.stop, dtype=np.int32)
+        return np.minimum((positions // self._block + 1) * self._block, part.stop).astype(np.int32)

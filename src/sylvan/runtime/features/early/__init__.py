@@ -1,0 +1,1 @@
+"""Requests that need PyTorch wait until it has been imported."""

@@ -1,0 +1,107 @@
+"""Encoders of texts (T5, BART, Marian, NLLB): what the layers of their decoders attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.protocol.media import TEXT_IDS, MediaKind
+from sylvan.runtime.models.config import ModelConfig, ModelMedia
+from sylvan.utils.json_files import read_json
+
+_NO_DECODER = ("decoder_layers", "num_decoder_layers")
+"""Names of the number of layers that are not loaded."""
+
+
+class PromptEncoder:
+    """Implements `MediaEncoder` with transformers: a text alone, so no padding takes part.
+
+    Args:
+        model_dir: Directory of the checkpoint.
+        dtype: dtype of the model.
+        dummy: Random weights instead of the checkpoint's.
+
+    Raises:
+        ConfigError: transformers is not installed, or cannot build or load the encoder.
+    """
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False) -> None:
+        try:
+            self._encoder = _load(model_dir, dtype, dummy=dummy)
+        except ImportError as error:
+            raise ConfigError(
+                f"the encoder of this model runs through transformers, which is missing ({error}); "
+                "install sylvan[multimodal]"
+            ) from None
+        except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
+            raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
+
+    def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
+        if kind != "text":
+            raise ValueError(f"this model encodes texts, no {kind}")
+        ids_1N = torch.from_numpy(np.ascontiguousarray(features[TEXT_IDS], np.int64))[None]
+        return [self._encoder(input_ids=ids_1N).last_hidden_state[0]]
+
+
+def decoder_prompt(media: ModelMedia, model_dir: Path) -> tuple[int, ...]:
+    """Return what the decoder starts with: generation_config.json has the last word.
+
+    The first id is the start token; a forced first token of the answer follows, such as BART's
+    `<s>` or the language of a translator.
+    """
+    start, *forced = media.decoder_prompt
+    try:
+        said = read_json(model_dir / "generation_config.json")
+    except (OSError, ValueError):
+        said = {}
+    if not isinstance(said, dict):
+        said = {}
+    given: Any = said.get("decoder_start_token_id")
+    first: Any = said.get("forced_bos_token_id")
+    return (
+        given if isinstance(given, int) else start,
+        *([first] if isinstance(first, int) else forced),
+    )
+
+
+def encoder_facts(model: ModelConfig, model_dir: Path, context_len: int) -> dict[str, str | int]:
+    """Return what the API process must know of the encoder; empty: there is none.
+
+    Args:
+        model: The model's config.
+        model_dir: Directory of the checkpoint.
+        context_len: Most tokens of the decoder.
+    """
+    media = model.media
+    if media is None or not media.decoder_prompt:
+        return {}
+    prompt = ",".join(map(str, decoder_prompt(media, model_dir)))
+    return {"decoder_prompt": prompt, "encoder_len": media.encoder_len or context_len}
+
+
+def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+    from transformers.utils import logging as their_logging
+
+    config: Any = AutoConfig.from_pretrained(model_dir)
+    for name in _NO_DECODER:
+        if hasattr(config, name):
+            setattr(config, name, 0)
+    level = their_logging.get_verbosity()
+    their_logging.set_verbosity_error()  # it would log each layer that is not loaded
+    kind: Any = AutoModelForSeq2SeqLM
+    try:
+        if dummy:
+            model = kind.from_config(config).to(dtype)
+        else:
+            model = kind.from_pretrained(model_dir, config=config, dtype=dtype)
+    finally:
+        their_logging.set_verbosity(level)
+    encoder: nn.Module = model.get_encoder()
+    return encoder.eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,72 @@
+"""The text parts of models that see or hear, for those that no native family serves.
+
+The text part is a causal model of the transformers library, as `fallback` serves any. Vectors take
+the places of embeddings in the output of its embedding module; whatever else the model derives
+from ids sees the padding id there, as in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import ModelMedia, architecture_of
+from sylvan.runtime.models.multimodal import placeholders
+
+Raw = dict[str, Any]
+
+SERVED = frozenset({"gemma4", "gemma4_unified"})
+"""Model types whose vectors take the places of embeddings and change nothing else."""
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        r"^(model\.)?language_model\.lm_head\.": "lm_head.",
+        r"^language_model\.model\.": "model.",
+        r"^model\.language_model\.": "model.",
+    }
+)
+"""Names of tensors in such checkpoints, as patterns, and in a checkpoint of texts."""
+_OF_ALL = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaText:
+    """config.json of the text part, and what the whole reads besides texts."""
+
+    raw: Raw
+    media: ModelMedia
+
+
+def media_text(raw: Raw) -> MediaText | None:
+    """Split config.json of a model that sees or hears; None: of any other, or of one not served.
+
+    Raises:
+        ConfigError: transformers has no causal model of the text part, or its images do more than
+            to stand for embeddings.
+    """
+    if raw.get("model_type") not in SERVED or not raw.get("text_config"):
+        return None
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+
+    try:
+        config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"transformers refuses its config.json: {reason}") from None
+    text = config.get_text_config()
+    if type(text) not in CAUSAL:
+        raise ConfigError(f"transformers has no causal model of {type(text).__name__}")
+    if getattr(text, "use_bidirectional_attention", None):
+        raise ConfigError("the tokens of its images see each other in layers with a window only")
+    said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
+    model: Any = CAUSAL[type(text)]
+    found: Raw = text.to_dict() | said | {"architectures": [model.__name__]}
+    kinds = {
+        kind: token
+        for kind, token in placeholders(raw).items()
+        if raw.get("audio_config" if kind == "audio" else "vision_config")
+    }
+    return MediaText(found, ModelMedia(architecture=architecture_of(raw), token_ids=kinds))

@@ -1,0 +1,61 @@
+"""Which cores are near which memory, and which of them a rank should compute on. Never fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+Cores = frozenset[int]
+
+
+def memory_nodes(root: Path = Path("/")) -> list[Cores]:
+    """Cores of each NUMA node that has some; empty: unknown.
+
+    Args:
+        root: Where `sys` is, for tests.
+    """
+    folders = sorted(
+        (root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])
+    )
+    return [cores for folder in folders if (cores := _listed(folder / "cpulist"))]
+
+
+def cores_of_rank(nodes: Sequence[Cores], allowed: Cores, rank: int, ranks: int) -> Cores | None:
+    """The cores of the node, or the nodes, of one of several ranks of this machine.
+
+    Neighbouring ranks share a node where there are more ranks than nodes. Returns None if there is
+    nothing to choose: one rank, or one node that this process may use.
+    """
+    usable = [node & allowed for node in nodes if node & allowed]
+    if ranks < 2 or len(usable) < 2:
+        return None
+    first = rank * len(usable) // ranks
+    last = max(first + 1, (rank + 1) * len(usable) // ranks) if ranks < len(usable) else first + 1
+    return frozenset[int]().union(*usable[first:last])
+
+
+def settle(rank: int, ranks: int, threads: int, root: Path = Path("/")) -> Cores | None:
+    """Keep this thread, and those that it starts, on the cores of a rank.
+
+    What they write first then lies in the memory of that node: weights and KV of a rank are near
+    the threads that read them. Nothing changes where the node has fewer cores than `threads`.
+
+    Returns: the cores; None if nothing changed.
+    """
+    if not hasattr(os, "sched_setaffinity"):  # not on macOS and Windows
+        return None
+    mine = cores_of_rank(memory_nodes(root), frozenset(os.sched_getaffinity(0)), rank, ranks)
+    if mine is None or len(mine) < threads:
+        return None
+    os.sched_setaffinity(0, mine)
+    return mine
+
+
+def _listed(path: Path) -> Cores:
+    """Numbers of a list as `0-3,8`."""
+    try:
+        parts = [part.split("-") for part in path.read_text().strip().split(",") if part]
+        return frozenset(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))
+    except (OSError, ValueError):
+        return frozenset()

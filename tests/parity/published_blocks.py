@@ -1,0 +1,139 @@
+"""Models that fill blocks by diffusion: the published computation, and the published schedule.
+
+Sources: the modelling files of SDAR and of LLaDA 2, with their `generate`: a token sees its block
+and all before it, and logits in a row are for that row.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tests.parity.checkpoints import VOCAB
+from tests.parity.published import Published, Tensors, attend, gated, heads, rms, turned
+from tests.parity.published_models import SIZES, bailing
+
+Raw = dict[str, Any]
+MASK = VOCAB - 1
+SDAR: Raw = SIZES | {
+    "architectures": ["SDARForCausalLM"],
+    "model_type": "sdar",
+    "head_dim": 24,
+    "rope_theta": 10_000.0,
+    "block_size": 4,
+    "mask_token_id": MASK,
+}
+SDAR_MOE: Raw = SDAR | {
+    "architectures": ["SDARMoeForCausalLM"],
+    "model_type": "sdar_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+LLADA2: Raw = SIZES | {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "head_dim": 16,
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.5,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "block_size": 8,
+    "mask_token_id": MASK,
+}
+
+
+def sdar(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
+    """Qwen 3's layers, with or without experts."""
+    dim, eps, size = raw["hidden_size"], raw["rms_norm_eps"], raw["head_dim"]
+    queries, kv = raw["num_attention_heads"] * size, raw["num_key_value_heads"] * size
+    x = F.embedding(ids, w("model.embed_tokens.weight", VOCAB, dim))
+    for i in range(raw["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        h = rms(x, w(at + "input_layernorm.weight", dim), eps)
+        q, k, v = (
+            heads(F.linear(h, w(f"{at}self_attn.{name}_proj.weight", rows, dim)), size)
+            for name, rows in (("q", queries), ("k", kv), ("v", kv))
+        )
+        q = turned(rms(q, w(at + "self_attn.q_norm.weight", size), eps), raw["rope_theta"])
+        k = turned(rms(k, w(at + "self_attn.k_norm.weight", size), eps), raw["rope_theta"])
+        h = attend(q, k, v, block=raw["block_size"])
+        x = x + F.linear(h, w(at + "self_attn.o_proj.weight", dim, queries))
+        h = rms(x, w(at + "post_attention_layernorm.weight", dim), eps)
+        x = x + _feed_forward(raw, w, at + "mlp.", h)
+    x = rms(x, w("model.norm.weight", dim), eps)
+    return F.linear(x, w("lm_head.weight", VOCAB, dim))
+
+
+def _feed_forward(raw: Raw, w: Tensors, at: str, h: torch.Tensor) -> torch.Tensor:
+    dim = raw["hidden_size"]
+
+    def one(name: str, inner: int) -> torch.Tensor:
+        shapes = (("gate", (inner, dim)), ("up", (inner, dim)), ("down", (dim, inner)))
+        return gated(h, *(w(f"{at}{name}{part}_proj.weight", *shape) for part, shape in shapes))
+
+    if "num_experts" not in raw:
+        return one("", raw["intermediate_size"])
+    logits = F.linear(h, w(at + "gate.weight", raw["num_experts"], dim))
+    best = logits.softmax(-1).topk(raw["num_experts_per_tok"], -1)
+    shares = torch.zeros_like(logits).scatter(
+        1, best.indices, best.values / best.values.sum(-1, keepdim=True)
+    )
+    parts = [
+        one(f"experts.{e}.", raw["moe_intermediate_size"]) * shares[:, e, None]
+        for e in range(raw["num_experts"])
+    ]
+    return torch.stack(parts).sum(0)
+
+
+FILLING = {"sdar": (SDAR, sdar), "sdar-moe": (SDAR_MOE, sdar), "llada2": (LLADA2, bailing)}
+
+
+def filling(name: str, folder: Path) -> Published:
+    """Write a checkpoint; return its computation."""
+    raw, run = FILLING[name]
+    model = Published(raw, run, len(name)).eval()
+    model.write(folder)
+    return model
+
+
+def written(
+    model: Published, prompt: list[int], count: int, *, steps: int, confidence: float
+) -> tuple[list[int], int]:
+    """What the published schedule writes, greedily, and its forward passes; the mask never."""
+    block = model.raw["block_size"]
+    end = -(-(len(prompt) + count) // block) * block
+    ids = torch.full((end,), MASK)
+    ids[: len(prompt)] = torch.tensor(prompt)
+    passes = 0
+    for start in range(len(prompt) // block * block, end, block):
+        for step in range(block + 1):
+            open_ = torch.arange(block) + start >= len(prompt)
+            open_ &= ids[start : start + block] == MASK
+            if not open_.any():
+                break
+            with torch.inference_mode():
+                logits = model(ids[None, : start + block]).logits[0, start:]
+            passes, logits = passes + 1, logits.clone()
+            logits[:, MASK] = -math.inf
+            chance, best = logits.softmax(-1).max(-1)
+            chance[~open_] = -math.inf
+            quota = block // steps + (step < block % steps) or 1
+            take = chance > confidence
+            if take.sum() < quota:
+                some = chance.topk(min(quota, int(open_.sum()))).indices
+                take = torch.zeros(block, dtype=torch.bool).scatter(0, some, value=True)
+            ids[start : start + block][take] = best[take]
+    return ids[len(prompt) : len(prompt) + count].tolist(), passes
