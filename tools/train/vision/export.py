@@ -142,7 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("build/vision/model"), help="model directory")
+    usual = Path("build/vision/model")
+    parser.add_argument("--output", type=Path, default=usual, help="model directory")
     chosen = parser.parse_args(arguments)
     count = export(chosen.weights, chosen.output)
     print(f"exported {count} parameters to {chosen.output}")
