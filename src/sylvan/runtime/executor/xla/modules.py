@@ -188,6 +188,7 @@ class XlaBatch:
         self.token_types_T = JaxTensor(sources[Source.TOKEN_TYPES])
         self.states = HeldStates(values.states)
         self.attention = XlaAttention(values, groups, lowering)
+        self.state_spans = None  # rows and slots are values here, see `spans`
         self._values, self._lowering = values, lowering
 
     @property
