@@ -16,7 +16,9 @@ import torch
 from starlette.responses import Response
 
 from sylvan.api.validation import WireModel
+from sylvan.kernels import registry as kernel_registry
 from sylvan.kernels.matmul.weights import CodedWeight
+from sylvan.kernels.registry import KernelRegistry
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar import backends as grammar_backends
@@ -41,6 +43,7 @@ from sylvan.text.reasoning import ReasoningFamily, make_parser
 from sylvan.text.tools import ToolFamily, ToolParser, ToolSpec, parse
 from sylvan.text.tools.objects import ObjectGrammar
 from sylvan.text.tools.parser import ParsedTools
+from tests.contract import kernel_specs
 from tests.support.grammar import vocabulary
 from tests.support.http import Client, checkpoint, engine
 from tests.support.kv import request
@@ -304,17 +307,36 @@ def test_a_platform_is_an_entry_point():
     assert platform.memory().total > 0
 
 
+# ---- kernels of another package: tests/contract/kernel_specs.py
+
+
+def test_kernels_of_another_package_come_first():
+    value = f"{kernel_specs.__name__}:KERNELS"
+
+    found = KernelRegistry([EntryPoint("mine", value, kernel_registry.GROUP)])
+
+    mine, own = found.of("norm.rms_norm", "cuda")
+    assert (mine, own.backend) == (kernel_specs.KERNELS[0], "triton")
+    assert mine.fits("cuda", "bfloat16", "sm_90")
+    assert not mine.fits("cuda", "bfloat16", "sm_80")
+    assert not mine.fits("cuda", "float16", "sm_90")
+
+
 # ---- the page
 
 
 def test_the_page_quotes_code_that_is_tested():
     page = (ROOT / "docs/extend/index.md").read_text()
-    places = ("tests/contract/test_extensions.py", "tests/unit/runtime/models/test_plugin.py")
+    places = (
+        "tests/contract/test_extensions.py",
+        "tests/contract/kernel_specs.py",
+        "tests/unit/runtime/models/test_plugin.py",
+    )
     tested = "\n".join((ROOT / place).read_text() for place in places)
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
     assert [block for block in blocks if block.strip() not in tested] == []
-    assert len(blocks) == 9
+    assert len(blocks) == 10
 
 
 def test_the_page_about_kernels_shows_an_op_that_is_compiled():

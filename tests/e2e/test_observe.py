@@ -401,7 +401,7 @@ def test_steps_are_shown_on_a_timeline(observed: Observed) -> None:
 def test_requests_are_logged_without_secrets(observed: Observed) -> None:
     observed.generate("logged")
     file = observed.folder / "logs" / "requests.log"
-    until(lambda: '"finish", "rid": "logged"' in file.read_text())
+    until(lambda: '"finish","rid":"logged"' in file.read_text())
     text = file.read_text()
     assert KEY not in text
     lines = [json.loads(line) for line in text.splitlines()]

@@ -18,11 +18,12 @@ def write_random_model(
     context_len: int = 2048,
     *,
     hidden: int = HIDDEN,
-    inner: int = INNER,
+    inner: int | None = None,
     heads: int = HEADS,
 ) -> Path:
     """Write the model directory; the same weights every time."""
     write_checkpoint(folder)
+    inner = inner or INNER  # which tests may replace
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -11,7 +11,7 @@ from sylvan.config.values import Count
 
 
 class DiffusionConfig(Section, frozen=True):
-    """How models that fill blocks by diffusion do it; requests may set the first two themselves."""
+    """How models that fill blocks by diffusion do it; requests may set the first two."""
 
     steps: Count | None = None
     """Most forward passes that a block takes; default: one for each of its tokens."""

@@ -117,7 +117,8 @@ def write_configs(folder: Path) -> None:
     shutil.copyfile(ASSETS / "generation_config.json", folder / "generation_config.json")
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """Write sapling's tokenizer with the token of pictures, and the template."""
     load_tokenizer().save(str(folder / "tokenizer.json"))
     config = json.loads((ASSETS / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["added_tokens_decoder"][str(IMAGE_TOKEN)] = {

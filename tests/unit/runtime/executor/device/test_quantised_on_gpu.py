@@ -11,7 +11,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.standard import STANDARD_WORKERS
+from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
