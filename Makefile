@@ -31,7 +31,7 @@ serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 3
 	$(BIN)/sylvan serve $(ARGS)
 
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
 
 test-all: test test-slow  ## run all tests that need no other chips, as CI does
 
@@ -40,7 +40,7 @@ test-slow: $(VENV)/.dev  ## run what `make test` leaves out: long runs of many p
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(ARGS)
 
 gpu-test: $(VENV)/.dev  ## run kernels, the executor and a server on this machine's NVIDIA GPU
-	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py $(ARGS)
+	$(BIN)/python -m pytest -n 8 --device cuda tests/unit/kernels/triton tests/unit/runtime/executor/device tests/e2e/test_gpu.py tests/e2e/test_multimodal_gpu.py tests/parity/test_on_gpu.py $(ARGS)
 
 sdk: $(VENV)/.runtime  ## quick tours with the clients that people use, over a real server; ARGS="openai2 npm" chooses
 	$(BIN)/python tests/sdk/run.py $(ARGS)

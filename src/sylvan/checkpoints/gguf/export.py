@@ -169,7 +169,9 @@ def _scaling(raw: Raw, head_dim: int) -> tuple[dict[str, int | float | str], tup
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule["factor"])}, ()
     if kind == "llama3" and all(isinstance(rule.get(key), int | float) for key in _LLAMA3):
-        return {}, _llama3(rule, float(raw.get("rope_theta") or rule.get("rope_theta")), head_dim)
+        return {}, _llama3(
+            rule, float(raw.get("rope_theta") or rule.get("rope_theta") or 10000.0), head_dim
+        )
     if kind == "yarn" and set(rule) <= {
         *("rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"),
     }:
