@@ -22,6 +22,7 @@ SECTIONS = {
     "decode",
     "prefill",
     "ablation",
+    "prompts",
     "start",
     "peer",
 }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.api import ActivationKind, TracedTensor, X
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.runtime.executor.graphs.native_modules import NativeRowsModule, RowProgram
@@ -35,6 +35,10 @@ class NativeLayerLinear(nn.Module):
         """Shape: (T, K) -> (T, N), in the model's dtype or float32."""
         y = (self._wide if self._default or out_f32 else self._own)(x)
         return y if self.lora is None else ops.lora(x, y, self.lora)
+
+    def gated(self, x: torch.Tensor, kind: ActivationKind) -> X:
+        """As `Linear.gated`."""
+        return ops.glu(self(x), kind)
 
 
 class NativeLayerNorm(nn.Module):
