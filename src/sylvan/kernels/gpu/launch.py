@@ -11,7 +11,7 @@ from triton.runtime import driver
 from sylvan.kernels.gpu.tiles import Arch
 
 EARLY: frozenset[Arch] = frozenset({"sm90"})
-"""Chips on which `launch_early` does as it says."""
+"""Architectures whose kernels may start early (programmatic dependent launch)."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:

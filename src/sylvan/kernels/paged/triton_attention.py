@@ -157,7 +157,7 @@ def extend(
         out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
-    # Scores with biases by distance take the other way.
+    # `fold_block`, which copies by descriptors, adds no ALiBi biases.
     descriptors = (
         None if layer.slopes is not None else _descriptors(q_TNH, pages, shape, sizes.cols)
     )

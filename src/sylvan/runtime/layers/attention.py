@@ -76,7 +76,7 @@ class SpecialAttention(PagedAttention):
     ) -> None:
         super().__init__(layer, rope, q_norm, k_norm)
         self._variant = variant
-        self._whole = replace(
+        self._with_variant = replace(
             layer, chunk=variant.chunk, slopes=variant.slopes, biases=variant.biases
         )
 
@@ -106,14 +106,14 @@ class SpecialAttention(PagedAttention):
         if not self.reads_pages:
             return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
         if batch.attention.caps.variants and variant.biases is None:
-            return batch.attention.run(self._whole, q, k, v, batch).flatten(1)
-        return _attend(self._whole, (q, k, v), batch).flatten(1)
+            return batch.attention.run(self._with_variant, q, k, v, batch).flatten(1)
+        return _attend(self._with_variant, (q, k, v), batch).flatten(1)
 
 
 def _name(layer: AttentionLayer) -> str:
     if layer.chunk is not None:
         return f"attention in chunks of {layer.chunk} tokens"
-    return "biases by distance"
+    return "relative position bias (T5)" if layer.biases is not None else "ALiBi"
 
 
 def _attend(
@@ -125,9 +125,10 @@ def _attend(
     q_TNH, k_TKH, v_TKH = heads
     if q_TNH.device.type != "cpu":
         shorter = f", or set context_len to {layer.chunk}" if layer.chunk else ""
+        way_out = "use device=cpu" if layer.biases is not None else "choose attention=triton"
         raise ConfigError(
             f"{_name(layer)} is not available on {q_TNH.device.type} with this attention backend: "
-            f"choose attention=triton{shorter}"
+            f"{way_out}{shorter}"
         )
     batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
     keys, values = batch.kv.layer(layer.index)

@@ -207,9 +207,9 @@ class Planner:
             return
         size = self._slice_size(req)
         draft, start = draft or self._draft(req, size), req.computed
-        if self._lacks_places(req, size, draft):
+        if self._lacks_block(req, size, draft):
             return
-        stop = start + size + self._places(draft)
+        stop = start + size + self._block_tokens(draft)
         while size and req.kv and not self._cache.extend(req.kv, stop, computed=start):
             victim = self._preemption.victim(self._slices, req.kv.rank)
             if victim is req and len(self._running) == 1:
@@ -267,12 +267,12 @@ class Planner:
         fits = verifiable and self._cache.extend(req.kv, stop, computed=req.computed)
         return draft if fits else None
 
-    def _lacks_places(self, req: Req, size: int, draft: Draft | None) -> bool:
-        """Whether the newest token would be computed without the places after it."""
+    def _lacks_block(self, req: Req, size: int, draft: Draft | None) -> bool:
+        """Whether a diffusion request would get its newest token computed, but not its block."""
         return self._hooks.fills and draft is None and size == req.lacking
 
-    def _places(self, draft: Draft | None) -> int:
-        """Places that a step fills: they need memory as tokens do."""
+    def _block_tokens(self, draft: Draft | None) -> int:
+        """Mask tokens of the block that a step fills; they need KV memory like any other token."""
         return len(draft.tokens) if draft and self._hooks.fills else 0
 
     def _fits_paths(self, draft: Draft, budget: int) -> bool:
@@ -372,12 +372,12 @@ class Planner:
         loads = kv.loading is not None or (verdict is Verdict.LOAD and req.may_load)
         size = req.lacking if loads else self._slice_size(req)
         draft = self._draft(req, size) if self._hooks.fills else None
-        if self._lacks_places(req, size, draft):
+        if self._lacks_block(req, size, draft):
             size = 0
         if kv.loading is not None:
             size = 0  # the handle has the pages that the load fills
         enough = (loads or size) and (self._cache.states is None or kv.state is not None)
-        stop, from_ = req.computed + size + self._places(draft), req.computed
+        stop, from_ = req.computed + size + self._block_tokens(draft), req.computed
         if loads and size:  # a load ends in its last page, so windows need no more memory
             from_ = max(from_, (stop - 1) // self._page_size * self._page_size)
         if not enough or not self._cache.extend(kv, stop, computed=from_):

@@ -1,4 +1,4 @@
-"""An executor that runs a saved program, and becomes a whole one when something needs that."""
+"""Runs a saved step program without PyTorch, until a request needs the full executor."""
 
 from __future__ import annotations
 
