@@ -168,7 +168,7 @@ def measure(setup: Setup, cache: Path, runs: int) -> dict[str, Any]:
     rows: dict[str, list[dict[str, float]]] = {"off": [], "load_cache": []}
     for _ in range(runs):
         torch_s.append(import_torch(setup))
-        for name, settings in (("off", ()), ("load_cache", warm)):
+        for name, settings in (("off", ("--load-cache", "none")), ("load_cache", warm)):
             found, same = serve(setup, *settings)
             assert same == tokens, "another answer"
             rows[name].append(found)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.sources import SOURCES as ALL
+from tests.support.sources import SourceFile, source_files
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-SOURCES = sorted(p for p in SRC.rglob("*.py") if not p.name.endswith("_pb2.py"))
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+SOURCES = [path for path in ALL if not path.name.endswith("_pb2.py")]
 NATIVE = sorted(p for p in (SRC / "sylvan/kernels").rglob("*") if p.suffix in {".h", ".cpp"})
 # Names that stood where the field has a term. Word -> the term.
 BANNED = {
@@ -101,22 +101,21 @@ def test_public_functions_have_a_docstring_where_they_are_declared():
     """An implementation needs none: that of its interface holds."""
     documented = set(CALLED_BY_LIBRARIES)
     silent: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES:
-        for function in _public_functions(ast.parse(path.read_text())):
-            if ast.get_docstring(function):
+    for file in files():
+        for function in file.functions:
+            if function.documented:
                 documented.add(function.name)
             else:
-                silent[function.name].append(f"{path.relative_to(SRC)}:{function.lineno}")
+                silent[function.name].append(f"{file.path.relative_to(SRC)}:{function.line}")
     missing = {name: places for name, places in silent.items() if name not in documented}
     assert missing == {}
 
 
 def test_public_classes_have_a_name_of_their_own():
     places: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and _public(node):
-                places[node.name].append(str(path.relative_to(SRC)))
+    for file in files():
+        for name in file.public_classes:
+            places[name].append(str(file.path.relative_to(SRC)))
     twice = {name: files for name, files in places.items() if len(files) > 1}
     assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
     assert set(SHARED_NAMES) - set(twice) == set(), "exceptions that nothing needs"
@@ -145,14 +144,10 @@ def test_phrases_that_were_removed_stay_away():
     assert pattern.search("The worker shows life; another one begins anew.")
 
 
+def files() -> list[SourceFile]:
+    """Those that people wrote."""
+    return [file for file in source_files() if not file.path.name.endswith("_pb2.py")]
+
+
 def _advice(phrase: str) -> str:
     return next(advice for known, advice in PHRASES.items() if re.match(known, phrase))
-
-
-def _public_functions(tree: ast.Module) -> Iterator[Function]:
-    bodies = [tree.body, *(n.body for n in tree.body if isinstance(n, ast.ClassDef) and _public(n))]
-    return (n for body in bodies for n in body if isinstance(n, Function) and _public(n))
-
-
-def _public(node: ast.ClassDef | Function) -> bool:
-    return not node.name.startswith("_")
