@@ -1,7 +1,9 @@
-// Weights of 4 or 8 bits that are expanded in registers to the bfloat16 numbers they stand for, exactly, and multiplied as
-// those: codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one scale for each output.
-// Where a group has a shift, that is multiplied by the sum of its inputs. A group's products are summed by themselves, then scaled; groups are added in order. A word holds pairs of neighbouring
-// inputs so that one shift puts both into the halves of a word: nibbles i and i + 4, bytes i and i + 2.
+// Weights of 4 or 8 bits that are expanded in registers to the bfloat16 numbers they stand for,
+// exactly, and multiplied as those: codes [N / 16][K / 8 or K / 4][16] words, scales and zero
+// points [N / 16][K / group][16], or one scale for each output. Where a group has a shift, that is
+// multiplied by the sum of its inputs. A group's products are summed by themselves, then scaled;
+// groups are added in order. A word holds pairs of neighbouring inputs so that one shift puts both
+// into the halves of a word: nibbles i and i + 4, bytes i and i + 2.
 #include "codes.h"
 #include "tiling.h"
 
@@ -17,20 +19,27 @@ struct Matrix {
     const float *shifts, *x_sums;
     int words, groups;  // per output; words of a group are words / groups
 
-    Matrix(const LinearCoded& op, const Step& s) : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
+    Matrix(const LinearCoded& op, const Step& s)
+        : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
         groups = op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
-        shifts = at(op.shifts, s), x_sums = at(op.x_sums, s);
-        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups, op.per_row ? 0 : 1};
+        shifts = at(op.shifts, s);
+        x_sums = at(op.x_sums, s);
+        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
+                  op.per_row ? 0 : 1};
     }
     vf shift(int64_t block, int g) const { return load<vf>(shifts + (block * groups + g) * LANES); }
     vf x_sum(int64_t row, int g) const { return splat(x_sums[row * groups + g]); }
-    const uint32_t* group(int64_t block, int g) const { return codes + (block * words + int64_t(g) * (words / groups)) * LANES; }
+    const uint32_t* group(int64_t block, int g) const {
+        return codes + (block * words + int64_t(g) * (words / groups)) * LANES;
+    }
 };
 
 // acc + a pair of weights times a pair of inputs, the second of one word (bf16) or two (float32).
 template <class E> static inline SYLVAN_INLINE vf add_pair(vf acc, vu pair, const uint32_t* x) {
-    if constexpr (E::ELEMENTS == 2) return E::dot(acc, pair, repeated(x));
-    else return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
+    if constexpr (E::ELEMENTS == 2)
+        return E::dot(acc, pair, repeated(x));
+    else
+        return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
 }
 
 // as many sums as fit the registers
@@ -43,7 +52,8 @@ template <class F> void by_blocks(const Block& b, F&& f) {
         for (; n + MOST_BLOCKS <= b.n1; n += MOST_BLOCKS)
             f(Spot{b.m0, n, n + b.shift, b.out}, M, std::integral_constant<int, MOST_BLOCKS>{});
         if constexpr (MOST_BLOCKS > 2)
-            for (; n < b.n1; n += 2) f(Spot{b.m0, n, n + b.shift, b.out}, M, std::integral_constant<int, 2>{});
+            for (; n < b.n1; n += 2)
+                f(Spot{b.m0, n, n + b.shift, b.out}, M, std::integral_constant<int, 2>{});
     });
 }
 
@@ -61,7 +71,8 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
             vf acc[M * N];
             vu zero[N];
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vf{}; });
-            unrolled<N>([&](auto j) SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
+            unrolled<N>([&](auto j)
+                            SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
             for (int k = g * words; k < (g + 1) * words; k++) {
                 vu v[N];
                 unrolled<N>([&](auto j) SYLVAN_INLINE {
@@ -71,19 +82,27 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
                     vu pair[N];
-                    unrolled<N>([&](auto j) SYLVAN_INLINE { pair[j] = code.template pair<i>(v[j], zero[j]); });
+                    unrolled<N>([&](auto j) SYLVAN_INLINE {
+                        pair[j] = code.template pair<i>(v[j], zero[j]);
+                    });
                     unrolled<M>([&](auto m) SYLVAN_INLINE {
                         const uint32_t* p = x + m * xs + (int64_t(k) * C::PAIRS + i) * X;
-                        unrolled<N>([&](auto j) SYLVAN_INLINE { acc[m * N + j] = add_pair<E>(acc[m * N + j], pair[j], p); });
+                        unrolled<N>([&](auto j) SYLVAN_INLINE {
+                            acc[m * N + j] = add_pair<E>(acc[m * N + j], pair[j], p);
+                        });
                     });
                 });
             }
             unrolled<N>([&](auto j) SYLVAN_INLINE {
                 vf scale = a.scales.scale(spot.w + j, g);
-                unrolled<M>([&](auto m) SYLVAN_INLINE { total[m][j] = fma(acc[m * N + j], scale, total[m][j]); });
+                unrolled<M>([&](auto m) SYLVAN_INLINE {
+                    total[m][j] = fma(acc[m * N + j], scale, total[m][j]);
+                });
                 if (a.shifts) {
                     vf shift = a.shift(spot.w + j, g);
-                    unrolled<M>([&](auto m) SYLVAN_INLINE { total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]); });
+                    unrolled<M>([&](auto m) SYLVAN_INLINE {
+                        total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]);
+                    });
                 }
             });
         }
@@ -93,18 +112,26 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
 }
 
 // One group of 16 outputs as words of dense weights.
-template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from, int words, vu zero) {
+template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from,
+                                        int words, vu zero) {
     for (int k = 0; k < words; k++) {
         vu v = load<vu>(from + k * LANES);
         unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
             vu pair = code.template pair<i>(v, zero);
-            if constexpr (E::ELEMENTS == 2) store(to, pair), to += LANES;
-            else store(to, pair << 16), store(to + LANES, pair & 0xffff0000u), to += 2 * LANES;
+            if constexpr (E::ELEMENTS == 2) {
+                store(to, pair);
+                to += LANES;
+            } else {
+                store(to, pair << 16);
+                store(to + LANES, pair & 0xffff0000u);
+                to += 2 * LANES;
+            }
         });
     }
 }
 
-// More: a group of two blocks is expanded once for all rows of the tile, in the first cache. The same chain of operations.
+// More: a group of two blocks is expanded once for all rows of the tile, in the first cache. The
+// same chain of operations.
 template <class E, class C> void many_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int SIZE = MOST_INPUTS / E::ELEMENTS * LANES;
     alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
@@ -118,7 +145,8 @@ template <class E, class C> void many_rows(const Matrix& a, const Step& s, const
             vf scale[2], shift[2];
             for (int j = 0; j < 2; j++) {
                 int64_t block = n + j + b.shift;
-                expand<E>(weights + j * SIZE, code, a.group(block, g), words, code.zero(a.scales, block, g));
+                expand<E>(weights + j * SIZE, code, a.group(block, g), words,
+                          code.zero(a.scales, block, g));
                 scale[j] = a.scales.scale(block, g);
                 if (a.shifts) shift[j] = a.shift(block, g);
             }
@@ -127,19 +155,22 @@ template <class E, class C> void many_rows(const Matrix& a, const Step& s, const
                 for (int j = 0; j < 2; j += TILE_COLS)
                     constant<TILE_ROWS>(std::min(TILE_ROWS, b.count() - m), [&](auto M) {
                         vf acc[M][TILE_COLS] = {};
-                        multiply<E, M, TILE_COLS>(acc, x + m * xs, xs, weights + j * SIZE, SIZE, LANES, inputs, 0);
+                        multiply<E, M, TILE_COLS>(acc, x + m * xs, xs, weights + j * SIZE, SIZE,
+                                                  LANES, inputs, 0);
                         for (int i = 0; i < M; i++)
                             for (int c = 0; c < TILE_COLS; c++) {
                                 float* to = sums[m + i] + (j + c) * LANES;
                                 vf total = fma(acc[i][c], scale[j + c], load<vf>(to));
-                                if (a.shifts) total = fma(a.x_sum(b.m0 + m + i, g), shift[j + c], total);
+                                if (a.shifts)
+                                    total = fma(a.x_sum(b.m0 + m + i, g), shift[j + c], total);
                                 store(to, total);
                             }
                     });
         }
         Spot spot{b.m0, n, n + b.shift, b.out};
         for (int i = 0; i < b.count(); i++)
-            for (int j = 0; j < 2; j++) write<typename E::row>(a.op, s, spot, i, j, load<vf>(sums[i] + j * LANES));
+            for (int j = 0; j < 2; j++)
+                write<typename E::row>(a.op, s, spot, i, j, load<vf>(sums[i] + j * LANES));
     }
 }
 
@@ -148,8 +179,10 @@ template <class E> void linear_coded(const LinearCoded& op, const Step& s, int t
     Matrix a(op, s);
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
-        if (b.count() <= MOST_ROWS) few_rows<E, C>(a, s, b);
-        else many_rows<E, C>(a, s, b);
+        if (b.count() <= MOST_ROWS)
+            few_rows<E, C>(a, s, b);
+        else
+            many_rows<E, C>(a, s, b);
     });
 }
 
@@ -174,6 +207,7 @@ void take_columns(const TakeColumns& op, const Step& s, int64_t r) {
 
 }  // namespace
 
-const Kernel linear_coded_kernel[2] = {tiled<linear_tiles, linear_coded<Bf16>>, tiled<linear_tiles, linear_coded<F32>>};
+const Kernel linear_coded_kernel[2] = {tiled<linear_tiles, linear_coded<Bf16>>,
+                                       tiled<linear_tiles, linear_coded<F32>>};
 const Kernel group_sums_kernel[2] = {per_row<group_sums<bf16>>, per_row<group_sums<float>>};
 const Kernel take_columns_kernel[2] = {per_row<take_columns>, per_row<take_columns>};

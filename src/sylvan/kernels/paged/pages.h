@@ -1,9 +1,10 @@
 // Layout of keys and values in pages. A word of E::ELEMENTS numbers (two bf16, or one float32) is
 // the unit of a dot product. int8 pages hold levels in the same order, one byte each, followed for
 // each head by a float32 scale per token. K: [page][head][token / 16][word of
-// columns][16][elements]; V: [page][head][token / elements][column][elements]. int4 pages have half of these columns: a byte's
-// low nibble is of the first half of the columns, its high one of the second. Heads are rotated first (QuaRot,
-// arXiv:2404.00456), which spreads large columns over all: keys and queries alike, and attention turns its results back.
+// columns][16][elements]; V: [page][head][token / elements][column][elements]. int4 pages have half
+// of these columns: a byte's low nibble is of the first half of the columns, its high one of the
+// second. Heads are rotated first (QuaRot, arXiv:2404.00456), which spreads large columns over all:
+// keys and queries alike, and attention turns its results back.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>
@@ -17,13 +18,20 @@ struct Heads {
     int64_t k_page, v_page;
 
     explicit Heads(const KVPages& kv)
-        : hq(kv.num_heads), hkv(kv.num_kv_heads), dim(kv.head_dim), v_dim(kv.value_dim), page(kv.page_size),
-          small(kv.format == PageFormat::INT8 || kv.format == PageFormat::INT4), nibbles(kv.format == PageFormat::INT4), shared(kv.format == PageFormat::SHARED), k_dim(round_up(dim, KEY_PAD)),
-          v_pad(round_up(v_dim, VALUE_PAD)), k_page(kv.key_step), v_page(kv.value_step) {}
+        : hq(kv.num_heads), hkv(kv.num_kv_heads), dim(kv.head_dim), v_dim(kv.value_dim),
+          page(kv.page_size), small(kv.format == PageFormat::INT8 || kv.format == PageFormat::INT4),
+          nibbles(kv.format == PageFormat::INT4), shared(kv.format == PageFormat::SHARED),
+          k_dim(round_up(dim, KEY_PAD)), v_pad(round_up(v_dim, VALUE_PAD)), k_page(kv.key_step),
+          v_page(kv.value_step) {}
     int64_t qkv_stride() const { return stride((hq + hkv) * dim + hkv * v_dim); }
-    int64_t k_head(int64_t page_id, int head) const { return page_id * k_page + head * page * (width(k_dim) + scale_bytes()); }
-    int64_t v_head(int64_t page_id, int head) const { return page_id * v_page + head * page * (width(v_pad) + scale_bytes()); }
-    int64_t width(int64_t cols) const { return nibbles ? cols / 2 : cols; }  // numbers of pages that columns take
+    int64_t k_head(int64_t page_id, int head) const {
+        return page_id * k_page + head * page * (width(k_dim) + scale_bytes());
+    }
+    int64_t v_head(int64_t page_id, int head) const {
+        return page_id * v_page + head * page * (width(v_pad) + scale_bytes());
+    }
+    // numbers of pages that columns take
+    int64_t width(int64_t cols) const { return nibbles ? cols / 2 : cols; }
     int64_t scale_bytes() const { return small ? sizeof(float) : 0; }
 };
 
@@ -35,7 +43,8 @@ static inline void hadamard(float* x, int cols) {
         for (int start = 0; start < cols; start += 2 * half)
             for (int i = start; i < start + half; i++) {
                 float a = x[i], b = x[i + half];
-                x[i] = a + b, x[i + half] = a - b;
+                x[i] = a + b;
+                x[i + half] = a - b;
             }
     vf norm = splat(1.f / std::sqrt(float(cols)));
     for (int i = 0; i < cols; i += LANES) store(x + i, load<vf>(x + i) * norm);
