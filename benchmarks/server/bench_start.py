@@ -8,14 +8,14 @@ loads, the scheduler's process holds at most 1.2 times the weights and 400 MB.
 MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B) with random weights, of
 which a checkpoint is written. Each run times, one after another: `import torch` alone, a start
 without a load cache, and one with a warm one; each until a first token has come. With
-`--quantization` a start that only reads the file, without rounding it, is timed too; the aim is that
-a rounded model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`). Python may
-write compiled files, as it does for installed packages; starts that are not measured make them, and
-fill the load cache. Processor time, of all processes and of the busiest one, tells how long it
-would take where other programs take none. With `--crowd` 32 requests of 500 tokens follow, and
-memory is measured under them, too. Linux; memory is what processes held at their peaks (VmHWM),
-files that they read from included, and of all processes together pages that they share count
-several times.
+`--quantization` a start that only reads the file, without rounding it, is timed too; the aim is
+that a rounded model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`).
+Python may write compiled files, as it does for installed packages; starts that are not measured
+make them, and fill the load cache. Processor time, of all processes and of the busiest one, tells
+how long it would take where other programs take none. With `--crowd` 32 requests of 500 tokens
+follow, and memory is measured under them, too. Linux; memory is what processes held at their peaks
+(VmHWM), files that they read from included, and of all processes together pages that they share
+count several times.
 """
 
 from __future__ import annotations

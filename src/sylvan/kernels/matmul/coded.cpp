@@ -80,6 +80,11 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
     const C code(a.op.code);
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
+        // Behind its end a block is followed by the one beside it, which is under way: what comes
+        // next is N blocks on. With few inputs that is a large part of all, and would be waited
+        // for.
+        const int64_t end = int64_t(a.words) * LANES - ahead,
+                      jump = int64_t(N - 1) * a.words * LANES;
         vf total[M][N] = {};
         const uint32_t *x = at<uint32_t>(a.op.x, s) + spot.m * xs, *w = a.group(spot.w, 0);
         for (int g = 0; g < a.groups; g++) {
@@ -89,11 +94,12 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
             unrolled<N>([&](auto j)
                             SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
             for (int k = g * words; k < (g + 1) * words; k++) {
+                int64_t next = ahead + (int64_t(k) * LANES < end ? 0 : jump);
                 vu v[N];
                 unrolled<N>([&](auto j) SYLVAN_INLINE {
                     const uint32_t* p = w + (int64_t(j) * a.words + k) * LANES;
                     v[j] = load<vu>(p);
-                    if (ahead) __builtin_prefetch(p + ahead);
+                    if (ahead) __builtin_prefetch(p + next);
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
                     vu pair[N];

@@ -34,7 +34,7 @@ class AttentionCaps:
     (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer. `runners`:
     step runners that it works with. `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes`
     and `max_head_dim`: what it computes with; None: anything. `from_projection`: it is a
-    `FusedAttention`.
+    `FusedAttention`. `kv_scales`: it stores and reads by the scales of a layer.
     """
 
     devices: frozenset[str]
@@ -49,6 +49,7 @@ class AttentionCaps:
     dtypes: frozenset[str] | None = None
     max_head_dim: int | None = None
     from_projection: bool = False
+    kv_scales: bool = False
 
 
 class KVCachePool(Protocol):
