@@ -157,11 +157,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
     whole = told_by_tools(cast("dict[str, Any]", config), path)
-    nested = whole.get("text_config")
+    inside = whole.get("vlm_config")  # of a retriever
+    outer = cast("dict[str, Any]", inside) if isinstance(inside, dict) else whole
+    nested = outer.get("text_config", outer.get("language_config"))
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
         _check_forms(part)
-    return used
+    named = whole.get("architectures")  # what the whole is for
+    return used | ({"architectures": named} if named else {})
 
 
 def _check_forms(config: dict[str, Any]) -> None:
