@@ -1,14 +1,14 @@
-"""Matrices of codes times a few rows on NVIDIA and AMD GPUs: what decoding does.
+"""Quantised matrices times a few rows on NVIDIA and AMD GPUs, for decoding.
 
-Reading the codes is the cost, so everything else must fit into its shadow. A tile of bytes gives
-two tiles of weights, those of even inputs and those of odd ones, which are multiplied by even and
-odd columns of the rows: nothing is interleaved. Codes are exact in the type of the rows; a
-group's sum is multiplied by its scale once, and a zero point is subtracted as its product with the
-sum of the inputs. On NVIDIA GPUs one instruction makes two integers numbers, by putting their bits
-below those of 128 (bfloat16) or 1024 (float16), as FasterTransformer and Marlin do. Programs may
-share the inputs of an output; a second kernel then adds their sums, in order.
+Reading the codes is the bottleneck; all other work must overlap with it. A tile of bytes yields two
+tiles of weights, of even and of odd inputs, which are multiplied by the even and odd columns of the
+rows, so nothing is interleaved. Codes are exact in the dtype of the rows. A group's sum is scaled
+once, and a zero point is subtracted as zero point times sum of inputs. On NVIDIA GPUs one
+instruction converts two integers, by placing their bits below those of 128 (bfloat16) or 1024
+(float16), as FasterTransformer and Marlin do. Programs may share the inputs of an output (split-K);
+a second kernel then adds their sums, in order.
 
-Shapes: T rows, K inputs, N outputs, G groups of inputs, S shares of the inputs.
+Shapes: T rows, K inputs, N outputs, G groups of inputs, S splits of the inputs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sylvan.kernels.matmul.triton_codes import codes_of, values_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
 FEW = 16  # rows of a matrix instruction
-_assembled: Any = tl.inline_asm_elementwise  # whose text may be a constant of a kernel
-_STEPS = 4  # over inputs, at least: fewer do not pay for the sum
+_assembled: Any = tl.inline_asm_elementwise  # Any, because its text is a constant of a kernel
+_STEPS = 4  # minimum steps over inputs per split: fewer do not pay for the sum
 _SUM_BLOCK = 256
 _TYPES: dict[torch.dtype, Any] = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _nibbles(one: int, magic: int, less: int) -> str:
-    """PTX: four bytes to four numbers of their low halves and four of their high ones.
+    """PTX that converts four bytes to four numbers of low nibbles and four of high nibbles.
 
-    `one`, `magic` and `less` are pairs of numbers: 1, what code 0 becomes, and minus the code that
-    is to be 0 plus that.
+    `one`, `magic` and `less` are packed pairs: 1, the number that code 0 becomes, and the negative
+    of the number that the zero code becomes.
     """
     lines = [
         f"{{ .reg .b32 a, b, one, less; mov.b32 one, 0x{one:08X}; mov.b32 less, 0x{less:08X};",
@@ -61,7 +61,7 @@ _ASSEMBLY: dict[tuple[str, torch.dtype], str] = {
 
 @triton.jit
 def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
-    """Numbers of the low and the high halves of bytes, by assembly if there is some."""
+    """Numbers of the low and high nibbles of bytes; by assembly on NVIDIA GPUs."""
     half: tl.constexpr = DTYPE
     if PTX != "" and half == tl.bfloat16:
         low, high = _assembled(
@@ -95,7 +95,7 @@ def _scaled(
     ZEROS: tl.constexpr,
     SHIFTS: tl.constexpr,
 ):
-    """Weights of numbers whose groups end within a tile, in the type of the numbers."""
+    """Scaled weights of a tile that spans several groups, in the dtype of the numbers."""
     w = value.to(tl.float32)
     if ZEROS:
         middle = 8.0 if CODE == "int4" else (128.0 if CODE == "int8" else 0.0)
@@ -136,9 +136,9 @@ def few_kernel(
     COLS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A tile of outputs, of the inputs of one share; x is pairs of numbers as int32 if FOUR.
+    """A tile of outputs over the inputs of one split; with FOUR, x has pairs of numbers as int32.
 
-    With AFTER each step of INNER inputs is of one group.
+    With AFTER each step of INNER inputs lies in one group, whose sum is scaled afterwards.
     """
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     piece = tl.program_id(1)
@@ -213,7 +213,7 @@ def _add_kernel(
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of all shares (S, T N), in order, plus a bias."""
+    """Add the sums of all splits (S, T N) in order, plus a bias."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     total = tl.zeros([BLOCK], tl.float32)
@@ -233,7 +233,7 @@ def few_rows(
     *,
     ptx: bool,
 ) -> None:
-    """Fill Y (T, N) with X (T, K), at most `FEW` rows of float16 or bfloat16, by a matrix."""
+    """Fill Y (T, N) with X (T, K) times a matrix; T <= `FEW`, float16 or bfloat16."""
     outputs, inputs = weight.shape
     tensors, constants = codes_of(weight)
     dtype = x.dtype
@@ -285,12 +285,12 @@ def few_rows(
 
 
 def _share(outputs: int, inputs: int, sizes: Tile) -> int:
-    """Inputs of a program: as many programs as wanted, but a few steps each."""
+    """Inputs per program: enough programs to fill the chip, but at least `_STEPS` steps each."""
     steps = ceil_div(inputs, sizes.inner)
     shares = max(1, min(steps // _STEPS, sizes.programs // ceil_div(outputs, sizes.cols)))
     return ceil_div(steps, shares) * sizes.inner
 
 
 def after(weight: CodedWeight, sizes: Tile) -> bool:
-    """Whether a step over inputs stays within a group, whose sum is scaled then."""
+    """Whether each step over inputs stays within a group, so that its sum can be scaled."""
     return weight.group == 0 or weight.group % sizes.inner == 0

@@ -18,8 +18,8 @@ class LayerKV:
 
     `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
     float8_e4m3fn, the last dimension contiguous. Values that are the first columns of the keys
-    themselves (latent attention) are read once. A stored fp8 number is a value divided by the
-    scale. `lens_R`: tokens with KV, those of this step included; 0 in a padding row.
+    themselves (latent attention) are read once. Stored fp8 numbers are values divided by the scale.
+    `lens_R`: tokens with KV, including those of this step; 0 in a padding row.
     """
 
     keys: torch.Tensor
@@ -46,7 +46,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Transformations of heads before attention; each part may be absent."""
+    """Norms and rotation of heads before attention; each part may be absent."""
 
     rope: Rope | None = None
     q_norm: HeadNorm | None = None

@@ -1,8 +1,8 @@
 """Shared by the attention kernels: KV slots of tokens, and one step of online softmax.
 
-A head of H columns is read in two parts, so that no block is much wider than the head: MAIN, the
-largest power of two in it, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in units
-of log2, because the hardware's exponential is 2^x.
+A head of H columns is read in two blocks, because block sizes are powers of two: MAIN, the largest
+power of two in H, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in log2 units,
+because the hardware computes 2^x.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     """KV slots of the tokens `token` = first + (0 .. BLOCK - 1).
 
-    If pages are whole blocks, one page number serves all; int64, because a pool may exceed 2^31
-    elements.
+    If pages consist of whole blocks, one page number serves all tokens. int64, because a pool may
+    exceed 2^31 elements.
     """
     if PAGE % BLOCK == 0:
         page = tl.load(table_ptr + first // PAGE).to(tl.int64)
@@ -31,7 +31,7 @@ def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def rows_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns first .. first + WIDTH - 1 of tokens, a row a token. Shape: (tokens, BLOCK)."""
+    """Columns first .. first + WIDTH - 1 of tokens, one row per token. Shape: (tokens, BLOCK)."""
     col = tl.arange(0, BLOCK)
     mask = valid[:, None] & (col < WIDTH)[None, :]
     return tl.load(ptr + place[:, None] * stride + (first + col)[None, :], mask=mask, other=0.0)
@@ -39,7 +39,7 @@ def rows_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Transposed tile, one column per token, as the product needs keys. Shape: (BLOCK, tokens)."""
+    """The transposed tile, one column per token, for Q K^T. Shape: (BLOCK, tokens)."""
     col = tl.arange(0, BLOCK)
     mask = valid[None, :] & (col < WIDTH)[:, None]
     return tl.load(ptr + place[None, :] * stride + (first + col)[:, None], mask=mask, other=0.0)
@@ -47,13 +47,13 @@ def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def capped(products, scale, cap):
-    """Scores under a soft cap, in log2 units; exp may be infinite, and 2 / inf is 0."""
+    """Soft-capped scores in log2 units. Does not overflow: if exp is infinite, 2 / inf is 0."""
     grown = tl.exp2(products * (2.0 * LOG2_E * scale / cap))
     return (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
 
 
 @triton.jit
-def fold(
+def softmax_update(
     state,
     q,
     q_tail,
@@ -107,7 +107,7 @@ def weighted(
     MASKED: tl.constexpr,
     SLOPED: tl.constexpr,
 ):
-    """The new peaks, weights of a block by them, and what earlier sums shrink by."""
+    """Return the new maxima, the block's weights relative to them, and the rescaling factors."""
     scale, cap, bias = numbers
     unit = scale * LOG2_E
     if CAPPED:
@@ -120,13 +120,13 @@ def weighted(
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1) * unit)
     level = higher
-    if MASKED:  # rows without a visible token have no peak yet: -inf - -inf is NaN
+    if MASKED:  # rows without a visible token have the maximum -inf, and -inf - -inf is NaN
         level = tl.where(higher == float("-inf"), 0.0, higher)
     return higher, tl.exp2(scores * unit - level[:, None]), tl.exp2(peak - level)
 
 
 @triton.jit
-def fold_block(
+def softmax_update_block(
     state,
     q,
     k_block,
@@ -138,7 +138,7 @@ def fold_block(
     VALUE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """`fold` by a block of visible tokens in consecutive slots, which tensor descriptors copy."""
+    """`softmax_update` for a block of visible tokens in consecutive slots, by descriptors."""
     peak, total, acc = state
     k = k_block.load([slot, kv_head * WIDTH])
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")

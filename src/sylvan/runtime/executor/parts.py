@@ -49,7 +49,7 @@ _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 
 
 _LEVELS = {"int8": torch.int8, "int4": NIBBLES}
-"""Of pages of step programs, by `cache.dtype`."""
+"""Page types of step programs, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 """Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
 
@@ -121,7 +121,7 @@ class ModelPlan:
 
     @property
     def paged_config(self) -> ModelConfig:
-        """What pages of KV are laid out for."""
+        """Layout of KV pages."""
         return stage_config(self.config, self.stage)
 
     def names(self, model: Any) -> ParameterNames:
@@ -214,7 +214,7 @@ class ModelPlan:
 
     @property
     def multiplier(self) -> Multiplier:
-        """Whose kernels multiply by quantised matrices."""
+        """Backend of the kernels for quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
             return "cpu"  # step programs support all formats on any platform
         kernels = registry().usable("matmul.linear", self.build.device.type)

@@ -53,7 +53,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def projection(model_dir: Path) -> Transform | None:
-    """What follows pooling; None: the checkpoint has no projection."""
+    """The projection after pooling; None: the checkpoint has none."""
     checkpoint = Checkpoint(model_dir)
     if _PROJECTION not in checkpoint.tensors:
         return None

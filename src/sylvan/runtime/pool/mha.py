@@ -19,7 +19,7 @@ from sylvan.runtime.pool.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Attention layers, by index, whose pages have the same numbers, and how many pages."""
+    """A KV group: indices of the attention layers that share page numbers, and number of pages."""
 
     layers: tuple[int, ...]
     num_pages: int
@@ -27,10 +27,10 @@ class GroupShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShape:
-    """What a pool stores for each token, and how many pages of how many tokens it has.
+    """The layout of a pool: storage per token, page size and number of pages.
 
-    `groups` divide the layers; none: all layers are one group of `num_pages` pages. `memory`: for
-    the pages of the only group, (pages, bytes of a page), with what is in them; None: new memory.
+    `groups` divide the layers; empty: all layers form one group of `num_pages` pages. `memory`:
+    existing pages of the only group, contents included, (pages, bytes of a page); None: new memory.
     """
 
     num_layers: int
@@ -69,7 +69,7 @@ NIBBLES = torch.uint8
 
 
 def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
-    """Bytes of so many numbers of keys and values; int8 and int4 have a scale for each head."""
+    """Bytes of this many numbers of keys and values; int8 and int4 add a scale per head."""
     scales = numbers // head_dim if dtype in (torch.int8, NIBBLES) else 0
     size = numbers // 2 if dtype == NIBBLES else numbers * dtype.itemsize
     return size + 4 * scales
@@ -78,9 +78,9 @@ def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
 class MHAPool:
     """One tensor (L, 2, P, page_size, K, H) for each group: keys, then values of each layer.
 
-    Layers come first, because the attention kernels of devices find a token by its slot and one
-    step from token to token. So a page lies in 2 L regions; exported, it is the layers one after
-    another, each its keys then its values, token by token.
+    Layers come first, because device attention kernels address tokens by slot with one stride. So a
+    page has 2 L regions. An exported page has one layer after another, keys then values, token by
+    token.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ def move_rows(tensors: Sequence[torch.Tensor], sources_N: IntArray, targets_N: I
 
 
 def fitted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert to the type of a pool; what 8 bits cannot hold becomes the largest they can."""
+    """Convert to the dtype of a pool; 8-bit floats saturate."""
     if dtype.itemsize > 1:
         return x
     most = torch.finfo(dtype).max
