@@ -115,7 +115,7 @@ def _onevision() -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """A family's config and what its processor is told."""
+    """A family's config and the arguments of its processor."""
 
     family: str
     config: Any
@@ -156,7 +156,7 @@ def write_shape(shape: Shape, folder: Path, dtype: torch.dtype) -> None:
 
 
 class Images:
-    """Images of a size that nobody has seen before."""
+    """New images of a size."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._size, self._rng = size, np.random.default_rng(0)

@@ -73,7 +73,7 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    """What transformers writes about a window of 30 s at most."""
+    """The transcription by transformers of a window of at most 30 s."""
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     )

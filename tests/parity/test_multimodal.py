@@ -58,7 +58,7 @@ class Eyes:
             self.prompts.append((ids, tuple(media)))
 
     def _tokens(self, rng, features, count) -> list[int]:
-        """What stands for an item: its placeholders, with text between times of some videos."""
+        """The placeholders of an item, for some videos with timestamps as text between them."""
         token = self.family.token
         if self.family.cross:
             return [token]

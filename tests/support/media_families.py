@@ -1,4 +1,4 @@
-"""What tiny models that see or hear are made of, and what they see, at random."""
+"""Random weights of tiny multimodal models, and random items."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Family:
         token: That stands for an item.
         parts: Whether text divides the times of a video.
         prefix: Whether all tokens of a prompt see each other.
-        types: How its code is told which tokens are items; empty: it is not.
+        types: Argument that marks item tokens for its code; empty: none.
         own: Inputs for the encoder alone; transformers counts by itself.
         join: Dimension along which inputs of several items are one tensor, if not the first.
         path: Of the text part.

@@ -141,7 +141,7 @@ def _mimo_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _widest(config: dict[str, Any]) -> dict[str, Any]:
-    """Of layers that differ in the columns of their mlp (Gemma 3n)."""
+    """Columns of the mlp by layer, if they differ (Gemma 3n)."""
     columns = [n for n in _entries(config.get("intermediate_size")) if _counts(n)]
     return {"intermediate_size": max(columns)} if columns else {}
 
@@ -152,7 +152,7 @@ def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _t5(config: dict[str, Any]) -> dict[str, Any]:
-    """Of the decoder; positions are distances, so the length is the one it was trained on."""
+    """Context length of the decoder: the trained one, because positions are distances."""
     names = {"head_dim": "d_kv", "intermediate_size": "d_ff", "num_attention_heads": "num_heads"}
     found = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
     layers = config.get("num_decoder_layers") or config.get("num_layers")

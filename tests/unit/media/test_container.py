@@ -1,4 +1,4 @@
-"""Files of videos and sounds: what is read of them, and what is refused."""
+"""Video and audio files: accepted streams, and refusals."""
 
 from __future__ import annotations
 

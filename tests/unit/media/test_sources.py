@@ -1,4 +1,4 @@
-"""What strings and parts in bodies mean, in the forms of all APIs."""
+"""Meaning of strings and parts in bodies, in the formats of all APIs."""
 
 from __future__ import annotations
 

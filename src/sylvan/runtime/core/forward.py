@@ -26,7 +26,7 @@ from sylvan.runtime.core.step import DraftRows, InputEmbeds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCaps:
-    """What a backend supports; config checks and `auto` read this instead of its name.
+    """Features of a backend; config checks and `auto` use these instead of its name.
 
     `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
@@ -205,7 +205,7 @@ class RowVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEdits:
-    """What capabilities change in one step that is queued on a device.
+    """Changes by capabilities in one step that is queued on a device.
 
     Attributes:
         vectors: Vectors in place of embeddings, or added to the outputs of layers.

@@ -44,7 +44,7 @@ def served_facts(
 
 
 def _forms(reported: Scalar) -> tuple[VectorForm, ...]:
-    """What a model makes of a text; `text` where the scheduler says nothing."""
+    """Forms of a text's embedding; the default if the scheduler reports none: `text`."""
     named = str(reported or "").split(",")
     return tuple(form for form in get_args(VectorForm) if form in named) or ("text",)
 

@@ -64,7 +64,7 @@ def _images(raw: Raw, architecture: str) -> ModelMedia | None:
 
 
 def projection(model_dir: Path) -> Transform | None:
-    """What follows pooling; None: the checkpoint has no projection."""
+    """The projection after pooling; None: the checkpoint has none."""
     checkpoint = Checkpoint(model_dir)
     if _PROJECTION not in checkpoint.tensors:
         return None

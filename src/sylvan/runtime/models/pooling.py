@@ -149,7 +149,7 @@ def _of_labels(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Pooli
 
 
 def _by_token(spec: PoolingSpec) -> tuple[Transform, ...]:
-    """Of a single token: what follows several poolings does not fit its vector."""
+    """Transforms of token vectors; none if several poolings are concatenated."""
     return spec.transforms if len(spec.modes) == 1 else ()
 
 

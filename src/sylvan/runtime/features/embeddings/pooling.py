@@ -83,7 +83,7 @@ class Pooler:
     def _add_rows(
         self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
-        """Keep the vectors of a slice; what comes of them is computed once, for the whole text."""
+        """Store the vectors of a slice; results are computed once, for the whole text."""
         read = step.hidden(rows).cpu()
         if work.form == "steps":
             read = read[torch.tensor(work.ids) == self.spec.tokens.step_token]
@@ -115,7 +115,7 @@ class Pooler:
         return rows_SD.contiguous()
 
     def _of_spans(self, rows_SD: torch.Tensor, work: PoolSlice) -> torch.Tensor:
-        """The mean of each span, one row after another, as of whole texts. Shape: (spans, D)."""
+        """The mean of each span, summed row by row as for whole texts. Shape: (spans, D)."""
         wide = rows_SD.numpy().astype(np.float64)
         means = [
             np.add.reduce(wide[start:stop], axis=0) / (stop - start) for start, stop in work.spans

@@ -53,7 +53,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
     """Return the control half; empty for text-only models.
 
     Raises:
-        ConfigError: There is to be no encoder, but the model reads nothing without.
+        ConfigError: The encoder is disabled, but the model cannot work without it.
     """
     media = model.media
     if media is not None and media.cross and not _has_vectors(settings):
@@ -75,7 +75,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
 
 
 def encoder_of(config: Config) -> MediaEncoder:
-    """Return the encoder of a model, without the rest.
+    """Return the encoder of a model, without its language model.
 
     Args:
         config: Resolved.
@@ -109,5 +109,5 @@ def _encoder(
 
 
 def _has_vectors(settings: MediaConfig) -> bool:
-    """Whether items are encoded, here or elsewhere."""
+    """Whether items are encoded, by this server or an encoder server."""
     return bool(settings.encoder_urls) or settings.encoder_backend != "none"

@@ -46,7 +46,7 @@ class MediaCounts:
 
 
 class Multimodal(Capability):
-    """Serves requests with media items (`GenerateRequest.media`), encoded beside the steps.
+    """Serves requests with media items (`GenerateRequest.media`), encoded concurrently.
 
     An item is identified by its digest and its tenant's salt, so timing reveals nothing about
     other tenants' items. A request whose items are in the prefix cache needs no encoder.
@@ -60,7 +60,7 @@ class Multimodal(Capability):
             only, and slices must not split a prompt.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
-        one: Whether all rows do so, to those of a request's only item.
+        one: Whether all rows cross-attend to the request's only item.
     """
 
     name: ClassVar = "multimodal"
@@ -122,7 +122,7 @@ class Multimodal(Capability):
         req.request = msgspec.structs.replace(request, media=light)
 
     def cache_namespace(self, req: Req) -> str:
-        """Say what the KV of every token of a prompt depends on, besides the tokens before it."""
+        """Return key spans: what the KV of prompt tokens depends on besides earlier tokens."""
         if self._one:
             return "".join(item.digest.hex() for item in req.request.media)
         if not self._prefix:  # a token also sees later ones

@@ -26,7 +26,7 @@ _NO_DECODER = ("decoder_layers", "num_decoder_layers")
 
 
 class PromptEncoder:
-    """Implements `MediaEncoder` with transformers: a text alone, so no padding takes part.
+    """Implements `MediaEncoder` with transformers; encodes each text alone, without padding.
 
     Args:
         model_dir: Directory of the checkpoint.
@@ -70,7 +70,7 @@ class PromptEncoder:
 
 
 def decoder_prompt(media: ModelMedia, model_dir: Path) -> tuple[int, ...]:
-    """Return what the decoder starts with: generation_config.json has the last word.
+    """Return the decoder's first tokens; generation_config.json overrides config.json.
 
     The first id is the start token; a forced first token of the answer follows, such as BART's
     `<s>` or the language of a translator.
@@ -91,7 +91,7 @@ def decoder_prompt(media: ModelMedia, model_dir: Path) -> tuple[int, ...]:
 
 
 def encoder_facts(model: ModelConfig, model_dir: Path, context_len: int) -> dict[str, str | int]:
-    """Return what the API process must know of the encoder; empty: there is none.
+    """Return the encoder's properties for the API process; empty: there is no encoder.
 
     Args:
         model: The model's config.

@@ -37,11 +37,11 @@ class TransformersEncoder:
         model_dir: Directory of the checkpoint.
         dtype: dtype of the model.
         dummy: Random weights instead of the checkpoint's.
-        native: Native kernels compute the transformer blocks that they can; CPUs only.
-        device: Holds and runs it.
+        native: Whether native kernels compute the blocks that they support; CPUs only.
+        device: Device of the encoder.
 
     Attributes:
-        native_blocks: How many blocks they compute.
+        native_blocks: Number of native blocks.
 
     Raises:
         ConfigError: transformers is not installed, or cannot build or load the encoder.
@@ -177,7 +177,7 @@ class TransformersEncoder:
         aspect_ratio_ids: torch.Tensor,
         aspect_ratio_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run Llama 3.2's encoder; tiles that an image has not are left out."""
+        """Run Llama 3.2's encoder, without the padding tiles of an image."""
         inner: Any = self._model.model
         tiles = inner.vision_model(
             pixel_values=pixel_values,
@@ -187,7 +187,7 @@ class TransformersEncoder:
         return inner.multi_modal_projector(tiles)[aspect_ratio_mask.bool()]
 
     def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Run Llama 4's encoder as its forward does: its method leaves the projector out."""
+        """Run Llama 4's encoder as its forward does: the method for images omits the projector."""
         inner: Any = self._model
         inner = getattr(inner, "model", inner)
         tiles = inner.get_image_features(pixel_values).last_hidden_state

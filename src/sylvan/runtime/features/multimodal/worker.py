@@ -1,4 +1,4 @@
-"""Worker half: encodes items beside the steps, and inserts their embeddings into rows."""
+"""Worker half: encodes items concurrently with steps, and inserts embeddings into rows."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class MultimodalWorker(CapabilityWorker):
             with torch.inference_mode():
                 found = self._encoder.encode(job.kind, job.features)
                 layers = [vectors.float().numpy() for vectors in found]
-        if job.kind != "audio" and len(layers) != len(self._layers):  # layers add no sounds
+        if job.kind != "audio" and len(layers) != len(self._layers):  # audio: input only
             raise ValueError(f"there are vectors for {len(layers)} layers, not {len(self._layers)}")
         for vectors in layers:
             if job.count and len(vectors) != job.count:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sylvan.runtime.features.multimodal.published.blocks import VisionBlock, BlockShape, side_of
+from sylvan.runtime.features.multimodal.published.blocks import BlockShape, VisionBlock, side_of
 
 _NAMES = (
     ("vision.patch_embed.proj.", "patch."),

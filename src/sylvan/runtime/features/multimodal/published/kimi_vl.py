@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sylvan.runtime.features.multimodal.published.blocks import VisionBlock, BlockShape, merged
+from sylvan.runtime.features.multimodal.published.blocks import BlockShape, VisionBlock, merged
 
 _NAMES = (
     ("vision_tower.patch_embed.proj.", "patch."),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sylvan.runtime.features.multimodal.published.blocks import VisionBlock, BlockShape
+from sylvan.runtime.features.multimodal.published.blocks import BlockShape, VisionBlock
 
 _HEAD_DIM = 128  # of the resampler
 _NAMES = (

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from sylvan.runtime.features.multimodal.published.blocks import (
-    VisionBlock,
     BlockShape,
+    VisionBlock,
     merged,
     side_of,
 )
