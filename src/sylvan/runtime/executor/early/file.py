@@ -85,7 +85,7 @@ def save_program(files: CacheFiles, name: str, model: SavedModel, image: Program
 
 
 def read_program(files: CacheFiles, name: str) -> SavedProgram | None:
-    """What an earlier start has left; None: nothing of use."""
+    """Read the file of an earlier start; None: there is no usable one."""
     path = files.folder / name
     try:
         blob = read_blob(path)

@@ -63,7 +63,8 @@ def code_digest() -> str:
     for folder in _DECIDING:
         for path, folders, names in os.walk(root / folder):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            stats = [(name, os.stat(f"{path}/{name}")) for name in names]
+            ours = [name for name in names if name.endswith((".py", ".so"))]
+            stats = [(name, os.stat(f"{path}/{name}")) for name in ours]
             found += [(f"{path}/{name}", s.st_size, s.st_mtime_ns) for name, s in stats]
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(sorted(found)))
 
@@ -73,9 +74,16 @@ def checkpoint_files(model_dir: Path) -> list[tuple[str, int, int, int]]:
     paths = [model_dir]
     if model_dir.is_dir():
         paths = [path for path in sorted(model_dir.iterdir()) if not path.name.startswith(".")]
-        paths += [inner for path in paths if path.is_dir() for inner in sorted(path.iterdir())]
+        paths += [inner for path in paths if path.is_dir() for inner in sorted(_inside(path))]
     found = [(str(path.relative_to(model_dir)), path.stat()) for path in paths if path.is_file()]
     return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found]
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # it is closed to us, so no weights are read from there
+        return []
 
 
 def _relevant(config: dict[str, Any]) -> dict[str, Any]:
