@@ -116,8 +116,8 @@ def build_executor(
         ConfigError: the model or an option is not supported; the message is one sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
-    mesh = on_stage(mesh, config)
     check_division(config, mesh)
+    mesh = on_stage(mesh, config)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
