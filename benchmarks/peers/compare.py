@@ -6,8 +6,8 @@
     python benchmarks/peers/compare.py --shapes 10M 0.5B --minutes 20 --resume --write
 
 Environments, converted models, results and logs are kept under `--cache`. A peer that cannot be
-installed, fails or takes too long is left out with its reason, and the rest goes on. `--resume`
-goes on with the results of a run that ended early. Run it on a quiet machine: nothing else may
+installed, fails or takes too long is left out with its reason, and the rest continues. `--resume`
+continues from the results of a run that ended early. Run it on a quiet machine: nothing else may
 compute.
 """
 
@@ -32,7 +32,7 @@ from stored_models import FILES
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line said."""
+    """Arguments of the command line."""
 
     cache: Path
     threads: int
@@ -43,7 +43,7 @@ class Setting:
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """What results depend on: only those of the same settings are resumed."""
+        """Settings that determine results: only results with equal ones are resumed."""
         return (f"threads {self.threads}", *self.words)
 
 
@@ -142,8 +142,8 @@ def measure(
 ) -> None:
     """All candidates in turn, `rounds` times, so that what drifts hits all alike.
 
-    What fails once is left out of the rounds that follow. Nothing starts that would, by its time in
-    another round, go on past the deadline.
+    A measurement that fails is left out of later rounds. Nothing starts that would, by its time in
+    another round, exceed the deadline.
     """
     todo = [(r, c, j) for r in range(rounds) for c in found for j in c.jobs]
     broken: set[tuple[str, str]] = set()
@@ -238,7 +238,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e6, help="start nothing after this time")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "sylvan-peers")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the cache")
-    parser.add_argument("--resume", action="store_true", help="go on with the results there are")
+    parser.add_argument("--resume", action="store_true", help="continue with existing results")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--setup", action="store_true", help="install and convert, measure nothing")
     only.add_argument("--check", action="store_true", help="compare answers, measure nothing")

@@ -24,9 +24,9 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker loads. `extra` is the converted model, where a peer needs one.
+    """The model that a worker loads. `extra` is the converted model, if a peer needs one.
 
-    What has to be ended by itself goes to `endings`.
+    Processes that must be ended separately are added to `endings`.
     """
 
     model: Path
@@ -56,7 +56,7 @@ class Peer:
 
     load: Callable[[Job], Generate]
     formats: Mapping[str, str]  # the column it is compared in -> its own name
-    distribution: str  # whose version is told
+    distribution: str  # whose version is reported
     packages: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
     convert: Callable[[Path, str, Path], None] | None = None

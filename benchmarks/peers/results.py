@@ -1,4 +1,4 @@
-"""What was measured: kept in a file as it comes, and written as tables."""
+"""Results: appended to a file as they arrive, and written as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each number format costs in quality, on the built-in model and held-out conversations.
+"""The loss of quality by each number format, on the built-in model and held-out conversations.
 
     python -m benchmarks.quality.bench_quantisation
 

@@ -62,7 +62,7 @@ def held_out(per_class: int, seed: int = 20_000) -> list[Text]:
 
 
 def losses(predictors: Sequence[Predictor], texts: Sequence[Text]) -> list[executor.Loss]:
-    """What each predictor loses; the first is what the others are compared with."""
+    """The loss of each predictor; the first one is the baseline."""
     count = sum(len(text.rows) for text in texts)
     totals = np.sum([sums for text in texts for sums in _compared(predictors, text)], axis=0)
     return [executor.Loss(kl, math.exp(nll), same) for kl, nll, same in (totals / count).tolist()]

@@ -58,7 +58,7 @@ class Setup:
 
 @contextmanager
 def directory(model: str, folder: Path) -> Iterator[str]:
-    """What `sylvan serve` is called with."""
+    """Arguments of `sylvan serve`."""
     if model not in SHAPES:
         yield model
         return
@@ -131,7 +131,7 @@ def import_torch(setup: Setup) -> float:
 
 
 def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
-    """What one start took, and the first tokens of an answer."""
+    """Times of one start, and the first tokens of an answer."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", setup.model, "--port", str(port)]

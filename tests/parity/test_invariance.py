@@ -24,7 +24,7 @@ OPTIONS = {"options": {"dtype": "bfloat16"}, "runner": "program"}
 
 @dataclass(frozen=True)
 class Life:
-    """What a request brought: its tokens, and every log probability of every step."""
+    """A request's tokens, and every log probability of every step."""
 
     tokens: list[int]
     logprobs: np.ndarray

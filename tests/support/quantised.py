@@ -169,7 +169,7 @@ CASES: Mapping[str, tuple[Callable[..., Stored], Mapping[str, Any], Mapping[str,
     "modelopt-fp8": (fp8, {}, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "modelopt-nvfp4": (nvfp4, {}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
 }
-"""What makes a matrix, with which arguments, and what config.json says of it."""
+"""A quantising function with its arguments, and its entry in config.json."""
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -272,7 +272,7 @@ def torchao_int(
 
 
 def torchao_int4(shape: tuple[int, int], seed: int, *, group: int = 64) -> Stored:
-    """Int4Tensor: two numbers in a byte, scales and what is added by group and output."""
+    """Int4Tensor: two numbers in a byte; scales and shifts by group and output."""
     (rows, cols), generator = shape, _generator(seed)
     q = torch.randint(-8, 8, shape, generator=generator)
     scale = ((torch.rand(cols // group, rows, generator=generator) + 0.5) * 0.01).bfloat16()

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
-from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, told_by_tools, weight_format
+from sylvan.checkpoints.formats import (
+    PT_WEIGHTS,
+    WeightFormat,
+    weight_format,
+    with_quantization_config,
+)
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
@@ -156,12 +161,15 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"model: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
-    whole = told_by_tools(cast("dict[str, Any]", config), path)
-    nested = whole.get("text_config")
+    whole = with_quantization_config(cast("dict[str, Any]", config), path)
+    inside = whole.get("vlm_config")  # of a retriever
+    outer = cast("dict[str, Any]", inside) if isinstance(inside, dict) else whole
+    nested = outer.get("text_config", outer.get("language_config"))
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
         _check_forms(part)
-    return used
+    named = whole.get("architectures")  # what the whole is for
+    return used | ({"architectures": named} if named else {})
 
 
 def _check_forms(config: dict[str, Any]) -> None:

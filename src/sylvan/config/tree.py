@@ -66,7 +66,7 @@ class CacheConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """What runs in one step."""
+    """Limits of a step."""
 
     policy: str = "auto"
     """Order of the waiting requests: `lpm` (longest cached prefix first, with ageing), `fcfs`,
@@ -372,7 +372,7 @@ class TiersConfig(Section, frozen=True):
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"
     )
-    """What is written to lower tiers: all KV that no request uses any more, KV used a second time,
+    """KV to write to lower tiers: all KV that no request uses any more, KV used a second time,
     or KV next to be evicted."""
     prefetch: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
     """How long a request waits for the part of its prompt that the store has: not at all, until all

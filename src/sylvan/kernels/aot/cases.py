@@ -1,7 +1,7 @@
-"""The shapes that kernels are compiled for: real models, every branch of every kernel once.
+"""Shapes that kernels are compiled for: those of real models, so that every branch is covered.
 
-A case calls the wrapper that the runtime calls, with tensors of the meta device, so what compiles
-here has the very types, strides and constants of the real call.
+A case calls the wrapper that the runtime calls, with meta tensors, so the kernel is compiled with
+the types, strides and constants of the real call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
 @dataclass(frozen=True, slots=True)
 class CompileCase:
-    """A call to compile. `sample`: part of the quick run."""
+    """A call to compile. `sample`: included in the quick run."""
 
     name: str
     call: Callable[[], object]
@@ -49,7 +49,7 @@ class CompileCase:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """A model's attention as it is served."""
+    """The attention shapes of a served model."""
 
     name: str
     layer: AttentionLayer
@@ -257,7 +257,7 @@ def _code_name(kind: tuple[Code, int, bool, bool]) -> str:
 
 
 def _code_cases() -> list[CompileCase]:
-    """Decoding, a few rows and prompts, by matrices of codes; experts of some."""
+    """Quantised matrices times one row, few rows and prompts; for some formats experts, too."""
     found: list[CompileCase] = []
     for kind in _CODES:
         for rows in (1, 16, 64, 512):
@@ -276,7 +276,7 @@ def _code_cases() -> list[CompileCase]:
 
 
 def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
-    """Rows of 8-bit floats by matrices of them; other chips round rows only."""
+    """FP8 rows times FP8 matrices; on chips without FP8 units only the rounding of rows."""
     found: list[CompileCase] = []
     for kind in (_CODES[4], _CODES[5]):
         weight = replace(_coded(kind, 6144, 4096), fp8_inputs=True)
@@ -448,7 +448,7 @@ def _scan_cases() -> list[CompileCase]:
 
 
 def cases(fp8: torch.dtype | None) -> list[CompileCase]:
-    """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
+    """All cases; `fp8` is the chip's dtype for an FP8 cache, if it has one."""
     return [
         *_attention_cases(fp8),
         *(_narrow_cases(fp8) if fp8 else []),

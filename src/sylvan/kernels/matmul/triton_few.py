@@ -1,4 +1,4 @@
-"""Matrices of codes times a few rows on NVIDIA and AMD GPUs: what decoding does.
+"""Quantised matrices times a few rows on NVIDIA and AMD GPUs, for decoding.
 
 Reading the codes is the cost, so everything else must fit into its shadow. Codes less their zero
 points are exact in the type of the rows; the sum of a group is multiplied by its scale once. If a
@@ -7,7 +7,7 @@ and those of odd ones, which are multiplied by even and odd columns of the rows:
 interleaved. Smaller groups are multiplied side by side, a product for each. Programs may share the
 inputs of an output; a second kernel then adds their sums, in order.
 
-Shapes: T rows, K inputs, N outputs, G groups of inputs, S shares of the inputs.
+Shapes: T rows, K inputs, N outputs, G groups of inputs, S splits of the inputs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def few_kernel(
     COLS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A tile of outputs, of the inputs of one share; x is pairs of numbers as int32 if FOUR.
+    """A tile of outputs over the inputs of one split; with FOUR, x has pairs of numbers as int32.
 
     PARTS: groups of a step of INNER inputs.
     """
@@ -151,7 +151,7 @@ def _add_kernel(
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of all shares (S, T N), in order, plus a bias."""
+    """Add the sums of all splits (S, T N) in order, plus a bias."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     total = tl.zeros([BLOCK], tl.float32)
@@ -207,7 +207,7 @@ def few_rows(
 
 
 def _share(outputs: int, inputs: int, sizes: Tile) -> int:
-    """Inputs of a program: as many programs as wanted, but a few steps each."""
+    """Inputs per program: enough programs to fill the chip, but at least `_STEPS` steps each."""
     steps = ceil_div(inputs, sizes.inner)
     shares = max(1, min(steps // _STEPS, sizes.programs // ceil_div(outputs, sizes.cols)))
     return ceil_div(steps, shares) * sizes.inner

@@ -81,7 +81,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Transformations of heads before attention; each part may be absent."""
+    """Norms and rotation of heads before attention; each part may be absent."""
 
     rope: Rope | None = None
     q_norm: HeadNorm | None = None

@@ -13,7 +13,7 @@ from sylvan.kernels.matmul.reference import quantise_rows
 
 
 def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
-    """RMSNorm over H of every head, or over all heads at once where the weight is so long.
+    """RMSNorm over H of every head, or over all heads at once if the weight has all columns.
 
     float32 in, float32 out.
     """
@@ -49,7 +49,7 @@ def split_heads(
     rope: Rope | None,
     norms: tuple[HeadNorm | None, HeadNorm | None],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values in the dtype of `qkv`, normed and turned."""
+    """Queries, keys and values in the dtype of `qkv`, normed and rotated."""
     sizes = [layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim]
     q, k, v = qkv.split([*sizes, layer.num_kv_heads * layer.value_dim], -1)
     q, k = (x.float().unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
@@ -123,7 +123,7 @@ def attend(
 ) -> torch.Tensor:
     """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H).
 
-    With ends a row also sees later tokens, those before its end. All tokens are of one chunk.
+    With `ends` a row also sees later tokens, up to its end. All tokens belong to one chunk.
     """
     group = layer.num_heads // layer.num_kv_heads
     q = q_TNH.float().transpose(0, 1)

@@ -1,8 +1,8 @@
 """Paged attention on GPUs: kernel arguments and launches.
 
 Shapes: T rows, R requests, S rows of the page table, N query heads, K key/value heads, H head dim,
-V value dim. No call waits for the GPU, and everything that a step changes lies on the device, so
-that a captured graph can be replayed for other lengths and pages.
+V value dim. No call waits for the GPU. Lengths and page numbers are read from device memory, so a
+captured graph can be replayed with others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # enough to fill any GPU several times over
-_WIDE_PROGRAMS = 512  # of a latent, each of which takes a whole multiprocessor
+_WIDE_PROGRAMS = 512  # latent attention: each takes a whole multiprocessor
 _MOST_SPLITS = 64
 _FEW = 8  # for the interpreter, which runs programs one by one
-_LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
+_LEAST_SPLIT = 128  # tokens: shorter ones cost large batches more than they gain small ones
 _LEAST_COLUMNS = 16  # smallest block of a matrix unit
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Blocks of a head's columns."""
+    """Block sizes of a head's columns."""
 
     main: int
     tail: int
@@ -46,24 +46,24 @@ class _Shape:
         return _Shape(main, tail, block, shared)
 
     def least_split(self, group: int) -> int:
-        """Tokens of a split at least: a part of many heads of a latent is as long as its KV."""
+        """Minimum tokens per split: for many latent heads a partial result is as large as KV."""
         return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
 
     def most_programs(self) -> int:
-        """Most programs of a decoding step; one without a split to do costs its start."""
+        """Most programs of a decode step; a program without a split costs only its launch."""
         return _WIDE_PROGRAMS if self.shared else _PROGRAMS
 
     def most_splits(self) -> int:
-        """Most KV splits of a request: the memory for partial results is sized by it."""
+        """Most KV splits of a request; sizes the memory for partial results."""
         return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
 
 
 def decode(
     q_RNH: torch.Tensor, pages: LayerKV, layer: AttentionLayer, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of one query a request, its last token. Shape: (R, N, H) -> (R, N, V).
+    """Decode attention: one query per request, its last token. Shape: (R, N, H) -> (R, N, V).
 
-    A row with no KV gives zeros.
+    A row without KV yields zeros.
     """
     q_RNH = _rows(q_RNH)
     requests, heads, value = len(q_RNH), layer.num_heads, pages.widths[1]
@@ -144,11 +144,11 @@ def extend(
 
     Args:
         q_TNH: Rows q_starts_R1[r] to q_starts_R1[r + 1] belong to request r.
-        pages: K and V of these tokens are stored already.
+        pages: KV of the requests; that of these tokens has been stored.
         q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
         layer: The layer.
         out: Output; zeros are allocated if None.
-        ends_T: int32; a causal row also sees later tokens of its request, those before its end.
+        ends_T: int32; a causal row also sees later tokens of its request, up to its end.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
@@ -160,7 +160,7 @@ def extend(
         out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
-    # `fold_block`, which copies by descriptors, adds no ALiBi biases.
+    # `softmax_update_block`, which copies by tensor descriptors, does not support ALiBi.
     descriptors = (
         None if layer.slopes is not None else _descriptors(q_TNH, pages, shape, sizes.cols)
     )
@@ -216,9 +216,9 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
 def _descriptors(
     q: torch.Tensor, pages: LayerKV, shape: _Shape, block: int
 ) -> tuple[TensorDescriptor, ...] | None:
-    """Of blocks of keys and of values, where a chip copies such; None elsewhere.
+    """Tensor descriptors for blocks of keys and values; None if the chip or layout has none.
 
-    Pages must be whole blocks, heads as wide as blocks, and of the type of q.
+    Pages must consist of whole blocks; heads must be as wide as blocks and have q's dtype.
     """
     sides = pages.keys, pages.values
     if arch_of(q) not in ("sm90", "interpreter") or shape.shared or shape.tail:

@@ -1,9 +1,9 @@
-"""Decode attention, one query per request: split-KV, so that few requests fill a GPU as well.
+"""Decode attention, one query per request. Split-KV, so that few requests fill a GPU, too.
 
-FlashDecoding (pytorch.org/blog/flash-decoding) over the pages of PagedAttention (arXiv:2309.06180),
-all query heads of a key head in one tile. Where a request's KV is split follows from its own length
-alone; how many programs share the splits follows from the batch. So a row's bits do not depend on
-the other rows, and a captured graph serves every length.
+FlashDecoding (pytorch.org/blog/flash-decoding) over the pages of PagedAttention (arXiv:2309.06180);
+a tile holds all query heads of a key head. The split points of a request depend on its own length
+only; the number of programs that share the splits depends on the batch. So a row's bits do not
+depend on other rows, and a captured graph serves every length.
 
 Shapes: R requests, N query heads, K key/value heads, G = N / K, S splits.
 """
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.gpu.triton_early import inputs_ready
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
+from sylvan.kernels.paged.triton_tile import LOG2_E, places, rows_of, softmax_update
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def decode_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Attend to every `lanes`-th split; write its mean of values and the log2 of its weight."""
+    """Attend to every `lanes`-th split; write its weighted mean and the log2 of its weight."""
     inputs_ready(EARLY)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
@@ -140,7 +140,7 @@ def decode_kernel(
                 if SLOPED:
                     bias = slope[:, None] * (token - (length - 1))[None, :]
                 place = places(table_ptr, start, token, valid, PAGE, BLOCK)
-                peak, total, acc = fold(
+                peak, total, acc = softmax_update(
                     (peak, total, acc),
                     q,
                     q_tail,
@@ -192,7 +192,7 @@ def merge_kernel(
     CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Mean of a head's splits by their weights; a sink has a weight and no value."""
+    """Combine the splits of a head by their weights; a sink has a weight but no value."""
     inputs_ready(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)

@@ -1,9 +1,9 @@
-"""Many queries a request over its pages, cached prefix included; any mix of lengths in one launch.
+"""Prefill attention over pages, cached prefix included; requests of any lengths in one launch.
 
 FlashAttention-2 (arXiv:2307.08691) over pages. A tile holds a few tokens times the query heads of
-one key head, so that a short extension fills it too. A program finds its request from the tile's
-number: a request that starts at row s of the step owns tiles from s / BQ + its index on, which is
-at least as many as it needs and requires no plan on the host.
+one key head, so that short extensions fill it, too. A program derives its request from the tile's
+number: a request that starts at row s of the step owns tiles from s / BQ + its index on. These are
+enough, and need no plan on the host.
 
 Shapes: T rows, R requests, N query heads, K key/value heads, G = N / K, BQ tokens a tile.
 """
@@ -13,7 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, fold_block, places, rows_of
+from sylvan.kernels.paged.triton_tile import (
+    LOG2_E,
+    places,
+    rows_of,
+    softmax_update,
+    softmax_update_block,
+)
 
 _SEARCH = tl.constexpr(128)
 
@@ -85,7 +91,7 @@ def extend_kernel(
 
     With BLOCKS, keys and values that every row sees are copied by descriptors `k_block`, `v_block`.
     """
-    # Late tiles of a causal request are the long ones: start with them.
+    # Late tiles of a causal request take longest, so they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(1) // head_blocks
@@ -142,7 +148,7 @@ def extend_kernel(
         elif SEGMENT > 0:
             begin = lowest // SEGMENT * SEGMENT // BLOCK * BLOCK
             clear = begin
-        elif SHARED:  # one loop: the registers of a second are wanted for the values
+        elif SHARED:  # one loop only: the values need the registers of a second one
             clear = begin
         elif CAUSAL:
             clear = (lowest + 1) // BLOCK * BLOCK
@@ -154,11 +160,11 @@ def extend_kernel(
         slope = 0.0
         if SLOPED:
             slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
-        # ---- tokens visible to every query of the tile: no mask
+        # ---- tokens visible to all queries of the tile: no mask
         if BLOCKS:
             for at in range(begin, clear, BLOCK):
                 slot = tl.load(table_ptr + at // PAGE) * PAGE + at % PAGE
-                peak, total, acc = fold_block(
+                peak, total, acc = softmax_update_block(
                     (peak, total, acc),
                     q,
                     k_block,
@@ -178,7 +184,7 @@ def extend_kernel(
                 if SLOPED:
                     bias = slope[:, None] * (token[None, :] - own[:, None])
                 place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
-                peak, total, acc = fold(
+                peak, total, acc = softmax_update(
                     (peak, total, acc),
                     q,
                     q_tail,
@@ -217,7 +223,7 @@ def extend_kernel(
             if SLOPED:
                 bias = slope[:, None] * (token[None, :] - own[:, None])
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
-            peak, total, acc = fold(
+            peak, total, acc = softmax_update(
                 (peak, total, acc),
                 q,
                 q_tail,

@@ -1,7 +1,7 @@
 """From the fused projection to attention in one launch: head norms, rotary positions, KV store.
 
-A program does a few heads of one row. Rotary positions pair a column with a partner: each column
-is computed from itself and its partner, which is loaded again (from the cache) instead of shuffled.
+A program does a few heads of one row. Rotation combines a column with its partner, which is loaded
+a second time (from the cache) instead of shuffled.
 
 Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 """
@@ -19,7 +19,7 @@ from sylvan.kernels.gpu.triton_early import inputs_ready
 from sylvan.kernels.paged.pages import SCALED, Cache, Rotary
 from sylvan.kernels.paged.triton_scaled import store_scaled
 
-_ELEMENTS = 2048  # of a program's block
+_ELEMENTS = 2048  # block of a program
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _turned(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Heads of a row, normed ("head": each, "all": together) and turned; float32."""
+    """Heads of a row, normed ("head": separately, "all": together) and rotated; float32."""
     at = head[:, None] * WIDTH + col[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     inverse = tl.zeros_like(head).to(tl.float32) + 1.0
@@ -137,7 +137,7 @@ def _heads_kernel(
     if ROTARY > 0:
         angle_ptr += tl.load(position_ptr + row).to(tl.int64) * ROTARY
     col = tl.arange(0, WIDTH_BLOCK)
-    # Names are per branch: Triton requires one shape per name on both sides of a condition.
+    # Names differ by branch: Triton requires one shape per name on both sides of a condition.
     if block < q_blocks:
         q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
         q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
@@ -232,14 +232,14 @@ def store_heads(
     rotary: Rotary,
     cache: Cache,
 ) -> torch.Tensor:
-    """Queries normed and turned, their keys and values stored: `split_heads` and the store.
+    """Norm and rotate queries and keys, store keys and values, and return the queries.
 
     Args:
         qkv: (T, N H + K H + K V), rows contiguous.
-        layer: Counts and sizes of heads.
+        layer: Numbers and sizes of heads.
         positions_T: Positions of the rows, int32 or int64.
         rotary: Norms and the table of angles.
-        cache: Where to store.
+        cache: Where to store keys and values.
 
     Returns: (T, N, H) in the dtype of `qkv`.
     """
@@ -356,7 +356,7 @@ def _store(
 
 
 def _most(dtype: torch.dtype) -> float:
-    """Largest number of a type of 8 bits; 0: a wider one, which needs no care."""
+    """Largest number of an 8-bit dtype, to saturate at; 0 for wider dtypes."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 
 

@@ -1,8 +1,8 @@
 """Shared by the attention kernels: KV slots of tokens, and one step of online softmax.
 
-A head of H columns is read in two parts, so that no block is much wider than the head: MAIN, the
-largest power of two in it, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in units
-of log2, because the hardware's exponential is 2^x.
+A head of H columns is read in two blocks, because block sizes are powers of two: MAIN, the largest
+power of two in H, and TAIL, the rest (576 = 512 + 64, 96 = 64 + 32). Scores are in log2 units,
+because the hardware computes 2^x.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NIBBLE_MIDDLE = tl.constexpr(7.5)  # levels are 0 .. 15
 def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constexpr):
     """KV slots of the tokens `token` = first + (0 .. BLOCK - 1).
 
-    If pages are whole blocks, one page number serves all; int64, because a pool may exceed 2^31
-    elements.
+    If pages consist of whole blocks, one page number serves all tokens. int64, because a pool may
+    exceed 2^31 elements.
     """
     if PAGE % BLOCK == 0:
         page = tl.load(table_ptr + first // PAGE).to(tl.int64)
@@ -86,13 +86,13 @@ def columns_of(
 
 @triton.jit
 def capped(products, scale, cap):
-    """Scores under a soft cap, in log2 units; exp may be infinite, and 2 / inf is 0."""
+    """Soft-capped scores in log2 units. Does not overflow: if exp is infinite, 2 / inf is 0."""
     grown = tl.exp2(products * (2.0 * LOG2_E * scale / cap))
     return (1.0 - 2.0 / (grown + 1.0)) * (cap * LOG2_E)
 
 
 @triton.jit
-def fold(
+def softmax_update(
     state,
     q,
     q_tail,
@@ -155,7 +155,7 @@ def weighted(
     MASKED: tl.constexpr,
     SLOPED: tl.constexpr,
 ):
-    """The new peaks, weights of a block by them, and what earlier sums shrink by."""
+    """Return the new maxima, the block's weights relative to them, and the rescaling factors."""
     scale, cap, bias = numbers
     unit = scale * LOG2_E
     if CAPPED:
@@ -168,13 +168,13 @@ def weighted(
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1) * unit)
     level = higher
-    if MASKED:  # rows without a visible token have no peak yet: -inf - -inf is NaN
+    if MASKED:  # rows without a visible token have the maximum -inf, and -inf - -inf is NaN
         level = tl.where(higher == float("-inf"), 0.0, higher)
     return higher, tl.exp2(scores * unit - level[:, None]), tl.exp2(peak - level)
 
 
 @triton.jit
-def fold_block(
+def softmax_update_block(
     state,
     q,
     k_block,
@@ -186,7 +186,7 @@ def fold_block(
     VALUE: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """`fold` by a block of visible tokens in consecutive slots, which tensor descriptors copy."""
+    """`softmax_update` for a block of visible tokens in consecutive slots, by descriptors."""
     peak, total, acc = state
     k = k_block.load([slot, kv_head * WIDTH])
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")

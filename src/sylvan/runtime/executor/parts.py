@@ -136,7 +136,7 @@ class ModelPlan:
 
     @property
     def paged_config(self) -> ModelConfig:
-        """What pages of KV are laid out for."""
+        """Layout of KV pages."""
         return stage_config(self.config, self.stage)
 
     def names(self, model: Any) -> ParameterNames:
@@ -236,7 +236,7 @@ class ModelPlan:
 
     @property
     def multiplier(self) -> Multiplier:
-        """Whose kernels multiply by quantised matrices."""
+        """Backend of the kernels for quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
             return "cpu"  # step programs support all formats on any platform
         kernels = registry().usable("matmul.linear", self.build.device.type)

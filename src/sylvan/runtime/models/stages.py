@@ -20,7 +20,7 @@ from sylvan.runtime.models.slots import slots
 
 
 class AbsentLayer(nn.Module):
-    """In place of a layer or norm that another stage has: passes everything on."""
+    """Placeholder for a layer or norm of another stage: returns its input."""
 
     def forward(
         self, x_TD: X, residual_TD: X | None = None, batch: ForwardBatch | None = None
@@ -30,7 +30,7 @@ class AbsentLayer(nn.Module):
 
 
 def check_stages(config: ModelConfig, count: int) -> None:
-    """Refuse a model that cannot be cut into so many stages.
+    """Reject a model that cannot be divided into this many stages.
 
     Raises:
         ConfigError: says why, and how many stages there can be.
@@ -116,7 +116,7 @@ def cut(model: Any, stage: Stage) -> Any:
             "one stream; use parallel.pp=1"
         )
     whole = _modules_read(model)
-    left: Any = model  # modules of other types take the places of those that are left out
+    left: Any = model  # placeholders replace the removed modules
     layers, own = model.layers, stage.layers
     for layer in range(len(layers)):
         if layer in own:

@@ -23,7 +23,7 @@ from sylvan.runtime.pool.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Attention layers, by index, whose pages have the same numbers, and how many pages."""
+    """A KV group: indices of the attention layers that share page numbers, and number of pages."""
 
     layers: tuple[int, ...]
     num_pages: int
@@ -31,10 +31,10 @@ class GroupShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShape:
-    """What a pool stores for each token, and how many pages of how many tokens it has.
+    """The layout of a pool: storage per token, page size and number of pages.
 
-    `groups` divide the layers; none: all layers are one group of `num_pages` pages. `memory`: for
-    the pages of the only group, (pages, bytes of a page), with what is in them; None: new memory.
+    `groups` divide the layers; empty: all layers form one group of `num_pages` pages. `memory`:
+    existing pages of the only group, contents included, (pages, bytes of a page); None: new memory.
     """
 
     num_layers: int
@@ -143,7 +143,7 @@ def move_rows(tensors: Sequence[torch.Tensor], sources_N: IntArray, targets_N: I
 
 
 def fitted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert to the type of a pool; what 8 bits cannot hold becomes the largest they can."""
+    """Convert to the dtype of a pool; 8-bit floats saturate."""
     if dtype.itemsize > 1:
         return x
     most = torch.finfo(dtype).max

@@ -96,7 +96,7 @@ class Formats:
 
 
 Multiplier = Literal["cpu", "triton", "none"]
-"""Whose kernels multiply by quantised matrices: the CPU's, Triton's on a GPU, or nobody's."""
+"""Kernels for quantised matrices: the CPU's, Triton's on a GPU, or none."""
 
 
 def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") -> Formats:

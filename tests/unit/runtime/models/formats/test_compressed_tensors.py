@@ -1,4 +1,4 @@
-"""What compressed-tensors writes is read as compressed-tensors itself reads it."""
+"""Files by compressed-tensors are read as by compressed-tensors itself."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_a_matrix_is_what_its_tool_takes_it_for(file):
 
     assert weight.shape == numbers.shape
     of_tool = weight.numbers()
-    # NF4's numbers are rounded to bfloat16, and tools round what they give to their own types
+    # NF4's numbers are rounded to bfloat16, and tools round their results to their own types
     limit = 2**-8 if "nf4" in file.stem else 2**-10
     torch.testing.assert_close(of_tool, numbers, rtol=limit, atol=1e-4)
     rest = tensors.keys() - set(parts)
