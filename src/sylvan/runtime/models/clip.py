@@ -56,7 +56,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _images(raw: Raw, architecture: str) -> ModelMedia | None:
-    """What becomes of images; None: the checkpoint has the half for texts only."""
+    """Outputs for images; None: the checkpoint has the half for texts only."""
     if not raw.get("vision_config"):
         return None
     size = int(raw.get("projection_dim") or 512)
