@@ -27,6 +27,7 @@ from checkpoints import SHAPES, write_checkpoint
 from environments import CommandFailedError, Environment, end_with_processes
 from peers import PEERS
 from results import COLUMNS, Journal, Result, parsed, report, write_docs
+from stored_models import FILES
 
 
 @dataclass(frozen=True)
@@ -109,21 +110,31 @@ def _converted(
 ) -> Iterator[Candidate]:
     form = PEERS[name].formats[column]
     model = setting.cache / "models" / shape
-    extra = setting.cache / "converted" / f"{name}-{shape}-{form}"
+    shared = form in FILES
+    called = f"{shape}-{FILES[form]}" if shared else f"{name}-{shape}-{form}"
+    extra = setting.cache / "converted" / called
     candidate = Candidate(shape, name, column, environment, (name, form, str(model), str(extra)))
-    if PEERS[name].convert and not extra.exists():
+    if (shared or PEERS[name].convert) and not extra.exists():
         say(f"{candidate.label}: converting")
         extra.parent.mkdir(parents=True, exist_ok=True)
-        part = extra.with_name(extra.name + ".partial")
-        shutil.rmtree(part, ignore_errors=True)
+        part = extra.with_name(f"partial-{extra.name}")
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
         words = (name, form, str(model), str(part))
+        job, maker = ("write", _own(setting)) if shared else ("convert", environment)
         try:
-            environment.work("convert", *words, limit_s=setting.setup_limit_s)
+            maker.work(job, *words, limit_s=setting.setup_limit_s)
         except CommandFailedError as why:
             out.add(f"{name}, {shape}, {column}: cannot be converted: {why}")
             return
         part.rename(extra)
     yield candidate
+
+
+def _own(setting: Setting) -> Environment:
+    """Sylvan's, which writes files that several peers read."""
+    return Environment("sylvan", PEERS["sylvan"], setting.cache, setting.threads)
 
 
 def measure(

@@ -18,6 +18,7 @@ import tokenizers
 import torch
 
 from sylvan.config.checkpoint import ASSETS
+from sylvan.kernels.paged.cache import SmallNumbers
 from sylvan.runtime.executor import predictor as executor
 from tools.train.data.mix import evaluation_set
 from tools.train.tokenizer import encode_example
@@ -48,7 +49,7 @@ class Predictor(executor.Predictor):
         quantization: str | None = None,
         model: Path = SAPLING,
         *,
-        kv: Literal["model", "int8", "int4"] = "model",
+        kv: Literal["model"] | SmallNumbers = "model",
     ) -> None:
         super().__init__(model, dtype, LONGEST, quantization, kv=kv)
 

@@ -49,7 +49,7 @@ BANNED = {
     "ReachError": "RemoteReadError",
     "_ToldRanks": "_RankRound",
     "_JobShown": "_RegistrationView",
-    "told_by_modelopt": "with_modelopt_quantization",
+    "told_by_modelopt": "with_quantization_config",
     "settle_tree": "record_tree",
     "_told_apart": "_properties_disjoint",
     "TOLD_EVERY": "PROGRESS_EVERY",

@@ -24,12 +24,18 @@ PICKLED = (
 """Error for a directory whose weights need the operator's consent to read."""
 
 
-def with_modelopt_quantization(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Add ModelOpt's quantisation settings, which older exports have in a separate file.
+def with_quantization_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with what tools say of quantisation elsewhere than in `quantization_config`.
+
+    That is `quantization` of mlx-lm, and a file of its own of older ModelOpts.
 
     Raises:
         ConfigError: The file cannot be read.
     """
+    mlx, beside = config.get("quantization"), config.get("quantization_config") or {}
+    unnamed = isinstance(beside, dict) and "quant_method" not in beside
+    if unnamed and isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys():
+        return {**config, "quantization_config": {**mlx, "quant_method": "mlx"}}
     file = folder / _MODELOPT
     if "quantization_config" in config or not file.is_file():
         return dict(config)

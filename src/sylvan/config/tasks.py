@@ -10,7 +10,8 @@ from typing import Any, cast
 ENCODERS = frozenset(
     {
         *("Bert", "Camembert", "Contriever", "Data2VecText", "DistilBert", "Electra", "Ernie"),
-        *("Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+        *("Gte", "ModernBert", "NomicBert", "Roberta", "Siglip", "Siglip2", "Siglip2Text"),
+        *("SiglipText", "XLMRoberta"),
     }
 )
 """Prefixes of architectures with bidirectional attention."""
@@ -45,7 +46,7 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     if architecture.endswith(_SCORES):
         return ("classify",)
     bare = architecture.endswith(_BARE) and not architecture.endswith(_WITH_HEAD)
-    if _stem(architecture) in ENCODERS or bare:
+    if _stem(architecture) in ENCODERS or bare or architecture.endswith("ForRetrieval"):
         return ("embed",)
     if (folder / "modules.json").is_file():
         return ("embed", "generate", "both")

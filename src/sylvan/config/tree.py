@@ -56,8 +56,9 @@ class CacheConfig(Section, frozen=True):
     request, the rest for cached prefixes."""
     dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8", "int4"] = "model"
     """Data type of keys and values: the model's, or a smaller one, which saves memory and costs
-    accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU `int8`
-    or `int4` (heads are rotated first) with a scale per token and head."""
+    accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, by the scales of the checkpoint if it
+    has some; `fp8_e5m2`), or `int8` or `int4` (heads are rotated first) with a scale per token and
+    head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"

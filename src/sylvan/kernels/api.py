@@ -75,12 +75,23 @@ class LinearWeight(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KVScales:
+    """Scales of a layer's keys and values in e4m3, float32 (K,): a number is its code times them.
+
+    They come from the checkpoint; there they were measured.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayer:
     """Definition of an attention layer; constant over the life of a model.
 
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
-    `causal`, the window also covers later tokens.
+    `causal`, the window also covers later tokens. `kv_scales`: for pages of e4m3.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
     those of an `AttentionVariant`, set only for backends that compute them.
@@ -99,6 +110,7 @@ class AttentionLayer:
     chunk: int | None = None
     slopes: torch.Tensor | None = None
     biases: torch.Tensor | None = None
+    kv_scales: KVScales | None = None
 
     @property
     def value_dim(self) -> int:

@@ -31,6 +31,12 @@ class Tile:
     programs: int = 0
     split: int = 0
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Constants and launch options of a kernel of matrix products."""
+        sizes = {"ROWS": self.rows, "COLS": self.cols, "INNER": self.inner}
+        return sizes | {"num_warps": self.warps, "num_stages": self.stages}
+
 
 @dataclass(frozen=True, slots=True)
 class TileEntry:

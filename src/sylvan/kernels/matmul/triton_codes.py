@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.gpu.launch import arch_of, launch
-from sylvan.kernels.gpu.tiles import ceil_div, tile
+from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.matmul.codes import bits_of, table_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
@@ -170,6 +170,22 @@ def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, A
     }
 
 
+def arguments(
+    x: torch.Tensor,
+    weight: CodedWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    sizes: Tile,
+) -> tuple[tuple[object, ...], dict[str, Any]]:
+    """What kernels of products with codes are started with: arguments, and constants by name."""
+    tensors, constants = codes_of(weight)
+    outputs, inputs = weight.shape
+    about = len(x), outputs, inputs, weight.scale.shape[-1], x.stride(0)
+    given = x, *tensors, weight.q if bias is None else bias, y, *about
+    whole = inputs % sizes.inner == 0
+    return given, constants | {"BIAS": bias is not None, "WHOLE": whole} | sizes.options
+
+
 @triton.jit
 def _expand_kernel(
     q_ptr,
@@ -241,29 +257,8 @@ def expanded(weight: CodedWeight, dtype: torch.dtype) -> torch.Tensor:
 def tiled_linear(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, y: torch.Tensor
 ) -> None:
-    """Fill Y (T, N) with X (T, K) times a quantised matrix; X is in the order of its inputs."""
-    outputs, inputs = weight.shape
-    rows = len(x)
-    sizes = tile("coded", rows, x.element_size(), arch_of(x))
-    tensors, constants = codes_of(weight)
-    launch(
-        _coded_kernel,
-        (ceil_div(rows, sizes.rows) * ceil_div(outputs, sizes.cols),),
-        x,
-        *tensors,
-        weight.q if bias is None else bias,
-        y,
-        rows,
-        outputs,
-        inputs,
-        weight.scale.shape[-1],
-        x.stride(0),
-        BIAS=bias is not None,
-        WHOLE=inputs % sizes.inner == 0,
-        **constants,
-        ROWS=sizes.rows,
-        COLS=sizes.cols,
-        INNER=sizes.inner,
-        num_warps=sizes.warps,
-        num_stages=sizes.stages,
-    )
+    """Fill Y (T, N) with X (T, K) by a matrix of codes, whose inputs X has in their order."""
+    sizes = tile("coded", len(x), x.element_size(), arch_of(x))
+    given, constants = arguments(x, weight, bias, y, sizes)
+    programs = ceil_div(len(x), sizes.rows) * ceil_div(weight.shape[0], sizes.cols)
+    launch(_coded_kernel, (programs,), *given, **constants)

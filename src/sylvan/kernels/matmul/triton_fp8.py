@@ -207,10 +207,6 @@ def fp8_product(
         scale.shape[1],
         BIAS=bias is not None,
         GROUPED=weight.group != 0,
-        ROWS=sizes.rows,
-        COLS=sizes.cols,
-        INNER=sizes.inner,
-        num_warps=sizes.warps,
-        num_stages=sizes.stages,
+        **sizes.options,
     )
     return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -12,6 +13,9 @@ _KEY_PAD, _VALUE_PAD = 32, 16
 PAGE_MULTIPLE = 16
 ROTATED_HEADS = frozenset({32, 64, 128, 256})
 """Head sizes that can be stored in four bits."""
+
+SmallNumbers = Literal["int8", "int4", "fp8_e4m3", "fp8_e5m2"]
+"""What pages may hold, with a float32 scale for each token and head; int4 heads are rotated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +32,12 @@ class PageShape:
     page_size: int  # tokens, a multiple of 16
     dtype: torch.dtype  # of the model's rows: bfloat16 or float32
     shared: bool = False  # values are the first columns of the keys, and have no pages
-    int8: bool = False  # pages hold int8 levels, and a float32 scale for each token and head
-    int4: bool = False  # the same in four bits; heads are rotated, so they have 2^n columns
+    small: SmallNumbers | None = None  # instead of the dtype
     tokens: bool = False
 
     def __post_init__(self) -> None:
         assert self.page_size % PAGE_MULTIPLE == 0
-        assert not self.int4 or {self.head_dim, self.value_dim} <= ROTATED_HEADS
+        assert self.small != "int4" or {self.head_dim, self.value_dim} <= ROTATED_HEADS
 
     @property
     def key_bytes(self) -> int:
@@ -48,13 +51,13 @@ class PageShape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes per number in pages."""
-        return 1 if self.int8 or self.int4 else self.dtype.itemsize
+        """Bytes of a number in pages."""
+        return 1 if self.small else self.dtype.itemsize
 
     def _bytes(self, width: int) -> int:
         of_token = width * self.dtype.itemsize
-        if self.int8 or self.int4:
-            of_token = width // (2 if self.int4 else 1) + 4
+        if self.small:
+            of_token = width // (2 if self.small == "int4" else 1) + 4
         return self.num_kv_heads * self.page_size * of_token
 
 

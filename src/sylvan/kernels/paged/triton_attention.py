@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.gpu.launch import arch_of, launch, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
-from sylvan.kernels.paged.pages import LayerKV
+from sylvan.kernels.paged.pages import LayerKV, token_scales
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
@@ -38,7 +38,7 @@ class _Shape:
 
     @staticmethod
     def of(pages: LayerKV) -> _Shape:
-        width, value = pages.keys.shape[-1], pages.values.shape[-1]
+        width, value = pages.widths
         main = max(_LEAST_COLUMNS, 1 << (width.bit_length() - 1))
         tail = 0 if main >= width else max(_LEAST_COLUMNS, power_of_two(width - main))
         shared = pages.shared and value <= main <= width
@@ -66,7 +66,7 @@ def decode(
     A row without KV yields zeros.
     """
     q_RNH = _rows(q_RNH)
-    requests, heads, value = len(q_RNH), layer.num_heads, pages.values.shape[-1]
+    requests, heads, value = len(q_RNH), layer.num_heads, pages.widths[1]
     group = heads // layer.num_kv_heads
     shape = _Shape.of(pages)
     sizes = _sizes(q_RNH, pages, layer, "decode")
@@ -90,11 +90,12 @@ def decode(
         pages.rows_R,
         pages.lens_R,
         part if layer.slopes is None else layer.slopes,
+        *_scales(pages, part),
         part,
         peak,
         q_RNH.stride(0),
         *_strides(pages),
-        layer.scale * pages.k_scale,
+        layer.scale,
         layer.softcap or 1.0,
         lanes,
         **_constants(layer, pages, shape),
@@ -112,9 +113,11 @@ def decode(
         peak,
         pages.lens_R,
         part if layer.sinks is None else layer.sinks,
+        _scales(pages, part)[1],
         out,
-        pages.v_scale,
         NUM_HEADS=heads,
+        GROUP=group,
+        SCALED=pages.scaled,
         VALUE=value,
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
@@ -149,7 +152,7 @@ def extend(
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
-    requests, heads, value = len(pages.lens_R), layer.num_heads, pages.values.shape[-1]
+    requests, heads, value = len(pages.lens_R), layer.num_heads, pages.widths[1]
     group = heads // layer.num_kv_heads
     mine = min(group, sizes.rows)
     tokens = sizes.rows // mine
@@ -175,13 +178,13 @@ def extend(
         q_starts_R1 if layer.sinks is None else layer.sinks,
         q_starts_R1 if ends_T is None else ends_T,
         q_starts_R1 if layer.slopes is None else layer.slopes,
+        *_scales(pages, q_starts_R1),
         out,
         requests,
         q_TNH.stride(0),
         *_strides(pages),
-        layer.scale * pages.k_scale,
+        layer.scale,
         layer.softcap or 1.0,
-        pages.v_scale,
         **_constants(layer, pages, shape),
         CAUSAL=layer.causal,
         BLOCKS=descriptors is not None,
@@ -206,8 +209,8 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
     if _Shape.of(pages).shared:
         group = layer.num_heads // layer.num_kv_heads
         return tile(f"latent {op}", group, pages.keys.element_size(), arch)
-    # Convert fp8 elements to the type of q before multiplying.
-    return tile(op, pages.keys.shape[-1], q.element_size(), arch)
+    # Elements are converted to the type of q. Expanding pairs takes registers, as wide heads do.
+    return tile(op, pages.widths[0] * pages.pairs, q.element_size(), arch)
 
 
 def _descriptors(
@@ -240,18 +243,28 @@ def _rows(q: torch.Tensor) -> torch.Tensor:
     return q if dense else q.contiguous()
 
 
+def _scales(pages: LayerKV, nothing: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of keys and of values, by head, or by token and head."""
+    if pages.scaled == "token":
+        return token_scales(pages.keys), token_scales(pages.values)
+    return (nothing, nothing) if pages.scales is None else (pages.scales.keys, pages.scales.values)
+
+
 def _strides(pages: LayerKV) -> tuple[int, ...]:
     keys, values = pages.keys, pages.values
     strides = (keys.stride(1), keys.stride(2), values.stride(1), values.stride(2))
-    return (*strides, pages.table_SP.stride(0))
+    steps = (0, 0)  # from a token's scales to the next one's
+    if pages.scaled == "token":
+        steps = (keys.stride(1) // 4, values.stride(1) // 4)
+    return (*strides, *steps, pages.table_SP.stride(0))
 
 
 def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str, object]:
     return {
         "GROUP": layer.num_heads // layer.num_kv_heads,
         "KV_HEADS": layer.num_kv_heads,
-        "WIDTH": pages.keys.shape[-1],
-        "VALUE": pages.values.shape[-1],
+        "WIDTH": pages.widths[0],
+        "VALUE": pages.widths[1],
         "MAIN": shape.main,
         "TAIL": shape.tail,
         "VALUE_BLOCK": shape.value,
@@ -261,4 +274,6 @@ def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str
         "SLOPED": layer.slopes is not None,
         "SHARED": shape.shared,
         "CAPPED": layer.softcap is not None,
+        "SCALED": pages.scaled,
+        "PAIRS": pages.pairs,
     }

@@ -47,6 +47,8 @@ def decode_kernel(
     rows_ptr,
     lens_ptr,
     slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     part_ptr,
     peak_ptr,
     q_stride,
@@ -54,6 +56,8 @@ def decode_kernel(
     k_head,
     v_stride,
     v_head,
+    k_step,
+    v_step,
     table_stride,
     scale,
     cap,
@@ -73,6 +77,8 @@ def decode_kernel(
     LEAST: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
@@ -92,11 +98,24 @@ def decode_kernel(
         in_group = member < GROUP
         head = kv_head * GROUP + member
         q_ptr += request.to(tl.int64) * q_stride
-        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
+        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN, 0)
         q_tail = q
         if TAIL > 0:
-            q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL)
-        caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
+            q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL, 0)
+        k_scale_ptr += kv_head
+        caches = (
+            k_ptr + kv_head * k_head,
+            k_stride,
+            v_ptr + kv_head * v_head,
+            v_stride,
+            k_scale_ptr,
+            v_scale_ptr + kv_head,
+            k_step,
+            v_step,
+        )
+        unit = scale
+        if SCALED == "head":
+            unit = scale * tl.load(k_scale_ptr)
         written = request.to(tl.int64) * (KV_HEADS * GROUP * SPLITS)
         part_ptr += written * VALUE
         peak_ptr += written
@@ -129,7 +148,7 @@ def decode_kernel(
                     place,
                     valid,
                     valid[None, :],
-                    (scale, cap, bias),
+                    (unit, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -139,6 +158,8 @@ def decode_kernel(
                     CAPPED,
                     MASKED=True,
                     SLOPED=SLOPED,
+                    SCALED=SCALED,
+                    PAIRS=PAIRS,
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]
@@ -155,9 +176,11 @@ def merge_kernel(
     peak_ptr,
     lens_ptr,
     sinks_ptr,
+    v_scale_ptr,
     out_ptr,
-    v_scale,
     NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -195,6 +218,9 @@ def merge_kernel(
             part_ptr + (row * SPLITS + some)[:, None] * VALUE + col[None, :], mask=mask, other=0.0
         )
         acc += tl.sum(means * tl.exp2(own - top)[:, None], 0)
-    # A padding row attends to nothing: return zero instead of 0 / 0.
+    v_scale = 1.0
+    if SCALED == "head":
+        v_scale = tl.load(v_scale_ptr + head // GROUP)
+    # A padding row has seen nothing: zero, not zero by zero.
     mean = acc * (v_scale / tl.where(total == 0.0, 1.0, total))
     tl.store(out_ptr + row * VALUE + col, mean.to(out_ptr.dtype.element_ty), mask=inside)

@@ -49,6 +49,8 @@ def extend_kernel(
     sinks_ptr,
     ends_ptr,
     slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -56,10 +58,11 @@ def extend_kernel(
     k_head,
     v_stride,
     v_head,
+    k_step,
+    v_step,
     table_stride,
     scale,
     cap,
-    v_scale,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -76,6 +79,8 @@ def extend_kernel(
     ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    PAIRS: tl.constexpr,
     BLOCKS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -103,11 +108,27 @@ def extend_kernel(
         real = (query < queries) & (member < GROUP) & (row < TOKENS * HEADS)
         head = kv_head * GROUP + member
         q_place = (start + query).to(tl.int64) * q_stride + head * WIDTH
-        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
+        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN, 0)
         q_tail = q
         if TAIL > 0:
-            q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)
-        caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
+            q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL, 0)
+        k_scale_ptr += kv_head
+        v_scale_ptr += kv_head
+        caches = (
+            k_ptr + kv_head * k_head,
+            k_stride,
+            v_ptr + kv_head * v_head,
+            v_stride,
+            k_scale_ptr,
+            v_scale_ptr,
+            k_step,
+            v_step,
+        )
+        unit = scale
+        v_scale = 1.0
+        if SCALED == "head":
+            unit = scale * tl.load(k_scale_ptr)
+            v_scale = tl.load(v_scale_ptr)
         own = length - queries + query  # position of each row's query
         last = own  # token that it sees
         if ENDS:
@@ -150,7 +171,7 @@ def extend_kernel(
                     v_block,
                     slot,
                     kv_head,
-                    (scale, cap, 0.0),
+                    (unit, cap, 0.0),
                     WIDTH,
                     VALUE,
                     CAPPED,
@@ -171,7 +192,7 @@ def extend_kernel(
                     place,
                     all_of_them,
                     all_of_them[None, :],
-                    (scale, cap, bias),
+                    (unit, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -181,6 +202,8 @@ def extend_kernel(
                     CAPPED,
                     MASKED=False,
                     SLOPED=SLOPED,
+                    SCALED=SCALED,
+                    PAIRS=PAIRS,
                 )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -208,7 +231,7 @@ def extend_kernel(
                 place,
                 valid,
                 seen,
-                (scale, cap, bias),
+                (unit, cap, bias),
                 WIDTH,
                 VALUE,
                 MAIN,
@@ -218,6 +241,8 @@ def extend_kernel(
                 CAPPED,
                 MASKED=True,
                 SLOPED=SLOPED,
+                SCALED=SCALED,
+                PAIRS=PAIRS,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -16,16 +16,20 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm
 from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.gpu.triton_early import inputs_ready
-from sylvan.kernels.paged.pages import Cache, Rotary
+from sylvan.kernels.paged.pages import SCALED, Cache, Rotary
+from sylvan.kernels.paged.triton_scaled import store_scaled
 
 _ELEMENTS = 2048  # block of a program
 
 
 @triton.jit
-def _keep(ptr, at, x, mask, scale, MOST: tl.constexpr):
-    """Store; for fp8, with maximum MOST, as a saturated multiple of the scale."""
+def _keep(ptr, at, x, mask, scale_ptr, head, SCALED: tl.constexpr, MOST: tl.constexpr):
+    """Store; for fp8, with maximum MOST, as a saturated multiple of the head's scale."""
     if MOST > 0:
-        x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -MOST), MOST)
+        x = x.to(tl.float32)
+        if SCALED:
+            x = x / tl.load(scale_ptr + head)
+        x = tl.minimum(tl.maximum(x, -MOST), MOST)
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
 
 
@@ -104,8 +108,8 @@ def _heads_kernel(
     q_offset,
     k_eps,
     k_offset,
-    k_scale,
-    v_scale,
+    k_scale_ptr,
+    v_scale_ptr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -119,6 +123,7 @@ def _heads_kernel(
     INTERLEAVED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -173,8 +178,10 @@ def _heads_kernel(
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
         k_at = slot * key_stride + k_head[:, None] * key_head + col[None, :]
-        # Round as the projection does, whatever the cache dtype, to match the reference.
-        _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, MOST)
+        # Round as the projection does, whatever the cache stores, to match the reference.
+        own = tl.minimum(k_head, KV_HEADS - 1)[:, None]
+        rounded = k.to(x_ptr.dtype.element_ty)
+        _keep(key_ptr, k_at, rounded, k_mask, k_scale_ptr, own, SCALED, MOST)
     else:
         v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
         value_col = tl.arange(0, VALUE_BLOCK)
@@ -185,7 +192,8 @@ def _heads_kernel(
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
         v_at = slot * value_stride + v_head[:, None] * value_head + value_col[None, :]
-        _keep(value_ptr, v_at, v, v_mask, v_scale, MOST)
+        mine = tl.minimum(v_head, KV_HEADS - 1)[:, None]
+        _keep(value_ptr, v_at, v, v_mask, v_scale_ptr, mine, SCALED, MOST)
 
 
 @triton.jit
@@ -197,11 +205,12 @@ def _store_kernel(
     x_head,
     cache_stride,
     cache_head,
-    scale,
+    scale_ptr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
     MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -212,7 +221,8 @@ def _store_kernel(
     mask = (head < KV_HEADS) & (col < WIDTH)
     x = tl.load(x_ptr + row * x_stride + head * x_head + col, mask=mask, other=0.0)
     slot = tl.load(slot_ptr + row).to(tl.int64)
-    _keep(cache_ptr, slot * cache_stride + head * cache_head + col, x, mask, scale, MOST)
+    at = slot * cache_stride + head * cache_head + col
+    _keep(cache_ptr, at, x, mask, scale_ptr, tl.minimum(head, KV_HEADS - 1), SCALED, MOST)
 
 
 def store_heads(
@@ -234,6 +244,11 @@ def store_heads(
     Returns: (T, N, H) in the dtype of `qkv`.
     """
     assert qkv.stride(1) == 1
+    if cache.keys.dtype in SCALED:
+        rows = _rows(qkv, layer)
+        out = store_heads(qkv, layer, positions_T, rotary, rows)
+        store_scaled(rows.keys[0], rows.values[0], cache)
+        return out
     heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
     out = qkv.new_empty(len(qkv), heads, width)
     width_block, value_block = power_of_two(width), power_of_two(layer.value_dim)
@@ -267,8 +282,7 @@ def store_heads(
         *cache.keys.stride()[1:3],
         *cache.values.stride()[1:3],
         *numbers,
-        cache.k_scale,
-        cache.v_scale,
+        *_scales(cache, qkv),
         HEADS=heads,
         KV_HEADS=kv_heads,
         WIDTH=width,
@@ -282,6 +296,7 @@ def store_heads(
         INTERLEAVED=rotary.rope is not None and rotary.rope.interleaved,
         Q_NORM=norms[0],
         K_NORM=norms[1],
+        SCALED=cache.scales is not None,
         MOST=_most(cache.keys.dtype),
         num_warps=8 if "all" in norms else 4,
     )
@@ -289,13 +304,34 @@ def store_heads(
 
 
 def store_kv(k_TKH: torch.Tensor, v_TKH: torch.Tensor, cache: Cache) -> None:
-    """Store keys and values; values that are columns of the keys need no store of their own."""
-    _store(k_TKH, cache.keys, cache.slots_T, cache.k_scale)
+    """Store keys and values; values that are columns of the keys are there with them."""
+    if cache.keys.dtype in SCALED:
+        store_scaled(k_TKH, v_TKH, cache)
+        return
+    scales = _scales(cache, None)
+    _store(k_TKH, cache.keys, cache.slots_T, scales[0])
     if cache.values.stride(2) == cache.values.shape[3]:
-        _store(v_TKH, cache.values, cache.slots_T, cache.v_scale)
+        _store(v_TKH, cache.values, cache.slots_T, scales[1])
 
 
-def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale: float) -> None:
+def _rows(qkv: torch.Tensor, layer: AttentionLayer) -> Cache:
+    """A cache of the rows themselves."""
+    size = (1, len(qkv), layer.num_kv_heads)
+    keys, values = (qkv.new_empty(*size, width) for width in (layer.head_dim, layer.value_dim))
+    slots_T = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
+    return Cache(keys=keys, values=values, slots_T=slots_T)
+
+
+def _scales(
+    cache: Cache, nothing: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Scales of key heads and of value heads."""
+    return (nothing, nothing) if cache.scales is None else (cache.scales.keys, cache.scales.values)
+
+
+def _store(
+    x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale_K: torch.Tensor | None
+) -> None:
     if x_TKH.stride(2) != 1:
         x_TKH = x_TKH.contiguous()
     heads, width = x_TKH.shape[1:]
@@ -309,11 +345,12 @@ def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale
         slots_T,
         *x_TKH.stride()[:2],
         *side.stride()[1:3],
-        scale,
+        slots_T if scale_K is None else scale_K,
         KV_HEADS=heads,
         WIDTH=width,
         HEAD_BLOCK=block,
         WIDTH_BLOCK=width_block,
+        SCALED=scale_K is not None,
         MOST=_most(side.dtype),
     )
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+NIBBLE_MIDDLE = tl.constexpr(7.5)  # levels are 0 .. 15
 
 
 @triton.jit
@@ -30,19 +31,57 @@ def places(table_ptr, first, token, valid, PAGE: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def rows_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns first .. first + WIDTH - 1 of tokens, one row per token. Shape: (tokens, BLOCK)."""
+def rows_of(
+    ptr,
+    place,
+    stride,
+    valid,
+    first,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Columns first .. first + WIDTH - 1 of tokens, a row a token. Shape: (tokens, BLOCK).
+
+    HALF: bytes of a token, each with a column in its low half and one so much farther in the other;
+    0: numbers.
+    """
     col = tl.arange(0, BLOCK)
     mask = valid[:, None] & (col < WIDTH)[None, :]
-    return tl.load(ptr + place[:, None] * stride + (first + col)[None, :], mask=mask, other=0.0)
+    if HALF > 0:
+        pair = tl.load(ptr + place[:, None] * stride + (col % HALF)[None, :], mask=mask, other=0)
+        level = (pair.to(tl.int32) >> (col // HALF * 4)[None, :]) & 15
+        found = level.to(tl.float32) - NIBBLE_MIDDLE
+    else:
+        found = tl.load(
+            ptr + place[:, None] * stride + (first + col)[None, :], mask=mask, other=0.0
+        )
+    return found
 
 
 @triton.jit
-def columns_of(ptr, place, stride, valid, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The transposed tile, one column per token, for Q K^T. Shape: (BLOCK, tokens)."""
+def columns_of(
+    ptr,
+    place,
+    stride,
+    valid,
+    first,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Transposed tile, one column per token, as the product needs keys. Shape: (BLOCK, tokens)."""
     col = tl.arange(0, BLOCK)
     mask = valid[None, :] & (col < WIDTH)[:, None]
-    return tl.load(ptr + place[None, :] * stride + (first + col)[:, None], mask=mask, other=0.0)
+    if HALF > 0:
+        pair = tl.load(ptr + place[None, :] * stride + (col % HALF)[:, None], mask=mask, other=0)
+        level = (pair.to(tl.int32) >> (col // HALF * 4)[:, None]) & 15
+        found = level.to(tl.float32) - NIBBLE_MIDDLE
+    else:
+        found = tl.load(
+            ptr + place[None, :] * stride + (first + col)[:, None], mask=mask, other=0.0
+        )
+    return found
 
 
 @triton.jit
@@ -71,29 +110,38 @@ def softmax_update(
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
     SLOPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """One online-softmax update of (peak, total, acc) by a block (arXiv:2205.14135 s3.1).
 
     `seen` (rows, tokens) is the attention mask; without MASKED, every token is visible. SHARED: the
     values are the first columns of the keys (latent attention), which are then read once. The scale
     must be positive: products are compared before they are scaled. SLOPED: `bias` (rows, tokens) is
-    added to the scores.
+    added to the scores. SCALED "token": keys and values have scales, which join the scores and the
+    weights. PAIRS: numbers of a byte's worth of columns, 2 of four bits.
     """
     peak, total, acc = state
-    k_ptr, k_stride, v_ptr, v_stride = caches
-    k = columns_of(k_ptr, place, k_stride, valid, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN).to(
-        q.dtype
-    )
+    k_ptr, k_stride, v_ptr, v_stride, k_scale_ptr, v_scale_ptr, k_step, v_step = caches
+    main: tl.constexpr = MAIN if WIDTH > MAIN else WIDTH
+    k_half: tl.constexpr = WIDTH // 2 * (PAIRS - 1)
+    v_half: tl.constexpr = VALUE // 2 * (PAIRS - 1)
+    k = columns_of(k_ptr, place, k_stride, valid, 0, main, MAIN, k_half).to(q.dtype)
     scores = tl.dot(q, k, input_precision="ieee")
     if TAIL > 0:
-        k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL).to(q.dtype)
+        k_tail = columns_of(k_ptr, place, k_stride, valid, MAIN, WIDTH - MAIN, TAIL, 0).to(q.dtype)
         scores = tl.dot(q_tail, k_tail, scores, input_precision="ieee")
+    if SCALED == "token":
+        scores *= tl.load(k_scale_ptr + place * k_step, mask=valid, other=0.0)[None, :]
     higher, weights, shrink = weighted(peak, scores, seen, numbers, CAPPED, MASKED, SLOPED)
     if SHARED:
         v = tl.trans(k)
     else:
-        v = rows_of(v_ptr, place, v_stride, valid, 0, VALUE, VALUE_BLOCK).to(q.dtype)
-    acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        v = rows_of(v_ptr, place, v_stride, valid, 0, VALUE, VALUE_BLOCK, v_half).to(q.dtype)
+    scaled = weights
+    if SCALED == "token":
+        scaled = weights * tl.load(v_scale_ptr + place * v_step, mask=valid, other=0.0)[None, :]
+    acc = tl.dot(scaled.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total * shrink + tl.sum(weights, 1), acc
 
 

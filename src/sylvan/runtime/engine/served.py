@@ -38,6 +38,7 @@ def served_facts(
         forms=_forms(known.pop("forms", None)),
         decoder_prompt=_ids(known.pop("decoder_prompt", None)),
         encoder_len=number("encoder_len", 0),
+        padded_len=number("padded_len", 0),
         extra=known,
     )
 

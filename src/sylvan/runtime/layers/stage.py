@@ -22,6 +22,7 @@ class Stage:
         number: Number of the stage, from 0.
         count: Number of stages; 1: there is no pipeline.
         num_layers: Layers of the model.
+        num_last: Layers of the last stage; 0: an equal share.
         dim: D.
         before: Link from the previous stage; None: this is the first.
         after: Link to the next stage; None: this is the last.
@@ -30,6 +31,7 @@ class Stage:
     number: int = 0
     count: int = 1
     num_layers: int = 0
+    num_last: int = 0
     dim: int = 0
     before: Communicator | None = None
     after: Communicator | None = None
@@ -46,8 +48,11 @@ class Stage:
 
     @property
     def layers(self) -> range:
-        """The layers of this stage: an equal share; the first stages have one more if needed."""
-        each, left = divmod(self.num_layers, self.count)
+        """The layers of this stage; before the last, the first ones have those left over."""
+        last = self.num_last or self.num_layers // self.count
+        if self.is_last:
+            return range(self.num_layers - last, self.num_layers)
+        each, left = divmod(self.num_layers - last, self.count - 1)
         start = self.number * each + min(self.number, left)
         return range(start, start + each + (self.number < left))
 

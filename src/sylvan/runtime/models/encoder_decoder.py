@@ -1,7 +1,8 @@
 """Encoder-decoder models for translation and summarisation.
 
 BART, mBART, Pegasus, Blenderbot, Marian, PLBart and MVP, as in `bart`, and M2M100 (NLLB). The
-encoder belongs to a capability (`features.multimodal`); the prompt is its item.
+encoder is a capability's (`features.multimodal`), and the prompt is its item. Florence-2 is BART
+whose encoder also reads images in the prompt.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _ALONE: Mapping[str, str] = MappingProxyType(
 )
 """Architectures -> architectures of their standalone decoders, which are built alike."""
 
+_FLORENCE = "Florence2ForConditionalGeneration"
 _M2M100 = "M2M100ForConditionalGeneration"
 _BIASED = "MarianMTModel"
 """Family with trained biases of logits; other families store zeros."""
@@ -52,6 +54,8 @@ def parse(raw: Raw) -> ModelConfig:
         ConfigError: An option is not supported; there is no fallback.
     """
     architecture = architecture_of(raw)
+    if architecture == _FLORENCE:
+        return _florence(raw)
     alone = _ALONE.get(architecture, "PegasusForCausalLM")
     if not raw.get("share_encoder_decoder_embeddings", True):
         raise ConfigError(
@@ -68,6 +72,20 @@ def parse(raw: Raw) -> ModelConfig:
         head_bias=architecture == _BIASED,
         media=text_media(raw, architecture, config.max_position_embeddings),
     )
+
+
+def _florence(raw: Raw) -> ModelConfig:
+    text: Raw = raw.get("text_config") or {}
+    if text.get("model_type", "bart") != "bart":
+        raise ConfigError(f"{_FLORENCE} cannot be served with texts of {text['model_type']}")
+    config = parse(text | {"architectures": ["BartForConditionalGeneration"]})
+    assert config.media is not None, "BART encodes its prompt"
+    media = msgspec.structs.replace(
+        config.media,
+        architecture=_FLORENCE,
+        token_ids={"image": int(raw.get("image_token_id", 51289))},
+    )
+    return msgspec.structs.replace(config, media=media)
 
 
 def text_media(raw: Raw, architecture: str, encoder_len: int = 0) -> ModelMedia:
@@ -160,11 +178,13 @@ class Translator(BartDecoder):
         """Name prefixes of the encoder, loaded separately, and of copies of the shared table."""
         biases = () if self.config.head_bias else ("final_logits_bias",)
         tables = ("embed_positions.",) if self._kind.first_row is None else ()
-        return ("encoder.", "decoder_table.", *biases, *tables)
+        eyes = "vision_tower.", "multi_modal_projector."
+        return ("encoder.", "decoder_table.", *eyes, *biases, *tables)
 
     def rename(self, name: str) -> str:
-        """Map names: the shared table is the embedding; biases of logits belong to the head."""
-        name = name.removeprefix("model.")
+        """The shared table is the embedding; biases of logits belong to the head."""
+        for prefix in ("model.", "language_model.", "model."):
+            name = name.removeprefix(prefix)
         if name == "decoder.embed_tokens.weight":
             return "decoder_table.weight"
         if name == "final_logits_bias" and self.config.head_bias:

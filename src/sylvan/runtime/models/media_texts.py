@@ -17,8 +17,8 @@ from sylvan.runtime.models.multimodal import placeholders
 
 Raw = dict[str, Any]
 
-SERVED = frozenset({"gemma4", "gemma4_unified"})
-"""Model types whose items only replace embeddings."""
+SERVED = frozenset({"gemma3n", "gemma4", "gemma4_unified"})
+"""Model types whose vectors take the places of embeddings and change nothing else."""
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         r"^(model\.)?language_model\.lm_head\.": "lm_head.",

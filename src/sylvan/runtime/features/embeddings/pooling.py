@@ -67,6 +67,14 @@ class Pooler:
         vector = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self._finished(vector, work).numpy()
 
+    def of_item(self, vector: FloatArray, work: PoolSlice) -> FloatArray:
+        """Return the embedding of an item with a vector of its own, float32 (D,)."""
+        found = torch.from_numpy(vector)
+        found = found[: work.dimensions] if work.dimensions else found
+        if self.spec.normalize and work.normalize:
+            found = found / found.norm().clamp_min(1e-12)
+        return found.numpy().copy()
+
     def forget(self, slot: int) -> None:
         """Drop the request in a slot."""
         self._sums.pop(slot, None)

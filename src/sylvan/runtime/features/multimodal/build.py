@@ -16,6 +16,7 @@ from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
+from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
@@ -100,6 +101,8 @@ def _encoder(
 ) -> MediaEncoder:
     if device.type == "cpu" and not dummy and LlavaEncoder.fits(folder):
         return LlavaEncoder(folder, dtype, native=native)
+    if not dummy and PublishedEncoder.fits(folder):
+        return PublishedEncoder(folder, dtype, device)
     from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 
     return TransformersEncoder(folder, dtype, dummy=dummy, native=native, device=device)
