@@ -46,6 +46,7 @@ from tests.parity.serving import Serving
 from tests.support.on_device import OnDevice
 from tests.support.random_model import write_random_model
 from tests.support.remote_executor import RemoteExecutor, codec
+from tests.support.transfer import until
 from tests.support.updates import PROMPTS, as_bytes, carry_out, changed, weights_in, write_changed
 
 FORMATS = [
@@ -102,6 +103,7 @@ def test_after_an_update_all_is_as_in_a_fresh_executor(old_dir, new_dir, runner,
 def test_packed_weights_of_an_earlier_start_are_updated_and_given_back(old_dir, new_dir, tmp_path):
     options = {"load_cache": tmp_path / "cache"}
     before = Serving(old_dir, runner="auto", options=options).generate(PROMPTS)
+    until(lambda: [*(tmp_path / "cache").glob("*.weights")])  # written while it serves
     [kept] = (tmp_path / "cache").iterdir()
     data = kept.read_bytes()
     serving = Serving(old_dir, runner="auto", options=options)

@@ -237,6 +237,18 @@ def _pages(state: _State) -> None:
     state.decide("cache.page_size", size, f"suits {state.config.attention} attention")
 
 
+def _load_cache(state: _State) -> None:
+    obstacles = {
+        f"weights are packed for CPUs, not for {state.config.device}": state.config.device != "cpu",
+        "the weights are random": state.config.load_format == "dummy",
+        "weights are packed for step programs only": state.config.runner != "program",
+        "the user's cache directory cannot be used": state.facts.load_cache is None,
+    }
+    why = next((why for why, holds in obstacles.items() if holds), "")
+    folder = None if why else state.facts.load_cache
+    state.decide("load_cache", folder, why or "later starts take what this one leaves there")
+
+
 def _recurrent(state: _State) -> None:
     """Slots for running requests and as many cached prefixes, within a share of the memory."""
     model, device = state.facts.model, state.device
@@ -436,6 +448,7 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _runner,
     _deterministic,
     _names,
+    _load_cache,
     _pages,
     _recurrent,
     _batch,

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
+from sylvan.config.load_cache import load_cache_dir, load_cache_share
 from sylvan.config.plan import useful_tokens
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
@@ -40,7 +40,7 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.early.allowed import may_start_early
-from sylvan.runtime.executor.early.key import program_path
+from sylvan.runtime.executor.early.key import program_name
 from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
@@ -215,7 +215,7 @@ def _save(config: Config, model: LoadedModelInfo, facts: Mapping[str, Scalar]) -
     """Leave the step program for later starts, if they can use it."""
     own = facts.get("block") or facts.get("decoder_prompt")  # steps that PyTorch takes part in
     if model.save is not None and not own and may_start_early(config):
-        model.save(program_path(config, load_library().variant), facts)
+        model.save(program_name(config, load_library().variant), facts)
 
 
 def _facts(config: Config, model: LoadedModelInfo) -> dict[str, Scalar]:
@@ -463,7 +463,8 @@ def _options(config: Config) -> LocalOptions:
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
-        load_cache=Path(config.load_cache) if config.load_cache is not None else None,
+        load_cache=load_cache_dir(config),
+        load_cache_share=load_cache_share(config),
     )
 
 

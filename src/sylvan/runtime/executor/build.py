@@ -35,6 +35,7 @@ from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import NativeKernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
 from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
@@ -216,6 +217,9 @@ def _in_memory(
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
+    control.finish_first(writes := LateWrites())
+    if made.kept is not None and made.kept.unwritten:
+        writes.add(made.kept.write)
     mesh = plan.build.mesh
     worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
@@ -245,7 +249,7 @@ def _in_memory(
         use=made.use,
         num_states=states.num_slots if states else 0,
         kv_bytes=pool_bytes(made.pool),
-        save=saver(plan, made, caps),
+        save=saver(plan, made, caps, writes),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
@@ -332,7 +336,7 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
             ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
         if options.load_cache is not None:
-            logger.warning("load_cache is not used: weights are packed for step programs only")
+            logger.info("load_cache is not used: weights are packed for step programs only")
         return None
 
 
@@ -362,7 +366,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
-    kept = kept_weights(plan)
+    kept = kept_weights(plan, library.variant)
     runner = ProgramRunner(
         model,
         plan.limits,

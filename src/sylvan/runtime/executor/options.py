@@ -70,6 +70,7 @@ class LocalOptions:
     threads: int = 0  # threads of the step program; 0: as many as torch uses
     seed: int = 0
     load_cache: Path | None = None  # stores packed weights for later starts
+    load_cache_share: float = 1.0  # of the disk, that all files in it may take
 
 
 class Draw(Protocol):

@@ -96,8 +96,8 @@ class ProgramRunner:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         With `edits_inputs`, vectors may replace token embeddings (`ForwardBatch.input_embeds`).
-        Weights found in `kept` are not packed again; all others are added to it. `stage` says which
-        layers `model` has.
+        Weights found in `kept` are not packed again; all others are added to it, and it is settled.
+        `stage` says which layers `model` has.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
@@ -111,7 +111,7 @@ class ProgramRunner:
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph, kept)
         if kept is not None:
-            kept.write()
+            kept.settle()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
