@@ -76,6 +76,10 @@ class CrossAttention(nn.Module):
             [memory] = span.memories
             if self.layer not in memory.layers:
                 memory.layers[self.layer] = self.project(memory.vectors_ND.to(q_TNH))
+            if span.watch is not None:
+                scale = self.shape.scale or self._heads[1] ** -0.5
+                keys_NSH = memory.layers[self.layer][0]
+                span.watch.see(self.layer, q_TNH[span.rows], keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self.layer])
             out_TN1H = functional.scaled_dot_product_attention(

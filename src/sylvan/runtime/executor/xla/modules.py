@@ -138,7 +138,7 @@ class TorchModules:
         return attend
 
     def _changes(self, number: int) -> Any:
-        """What stands for `Linear.adapted` of one layer."""
+        """Replacement of `Linear.adapted` in one layer."""
 
         def adapted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             values = self._values

@@ -116,7 +116,7 @@ def split_pages(numbers: IntArray, num_pages: int) -> tuple[IntArray, IntArray]:
 
 
 class ArrayStore(Protocol):
-    """What `XlaPages` moves pages of."""
+    """A KV group whose pages `XlaPages` moves."""
 
     arrays: dict[int, Pages]
     page_size: int
