@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sylvan.config.address import split_address
+from sylvan.config.facts import ON_JAX
 from sylvan.config.rules import Rule, RuleCase
 
 
@@ -46,7 +47,7 @@ def _without_stages(case: RuleCase) -> list[str]:
 
 
 def _without_groups(case: RuleCase) -> list[str]:
-    """Reject settings that attention data parallelism does not support."""
+    """Reject settings that groups with different requests do not support."""
     config = case.config
     if config.parallel.attention_groups == 1:
         return []
@@ -63,7 +64,7 @@ def _without_groups(case: RuleCase) -> list[str]:
         "{task}": config.task != "generate",
     }
     return [
-        f"{{parallel.attention_dp}}: ranks with different requests do not work with {what} yet; "
+        f"{{parallel.attention_dp}}: groups with different requests do not work with {what} yet; "
         "use parallel.attention_dp=1"
         for what, is_broken in broken.items()
         if is_broken
@@ -138,7 +139,10 @@ PARALLEL_RULES = (
     Rule(
         "groups of attention",
         ("parallel.attention_dp", "parallel.tp"),
-        lambda c: c.config.parallel.tp % c.config.parallel.attention_groups != 0,
+        lambda c: (
+            c.config.device not in ON_JAX
+            and c.config.parallel.tp % c.config.parallel.attention_groups != 0
+        ),
         "{parallel.attention_dp}: {parallel.tp} ranks do not divide into that many groups; choose "
         "a parallel.attention_dp that divides parallel.tp",
     ),

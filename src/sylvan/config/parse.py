@@ -23,6 +23,7 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
     "load_cache": {"off": "none"},
+    "attention": {"torch_native": "torch", "intel_amx": "native"},
     "scheduler.policy": {"shortest-prefill-first": "shortest_prefill"},
     "observe.log_level": {"warn": "warning", "critical": "error"},
 }

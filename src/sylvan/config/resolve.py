@@ -118,7 +118,8 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
-    state.decide("parallel.attention_dp", state.config.parallel.tp, "each rank is a group")
+    groups = state.config.parallel.attention_groups
+    state.decide("parallel.attention_dp", groups, "each rank or device is a group")
     ranks = state.config.parallel.ranks
     why = "all cores available to this process"
     if ranks > 1:

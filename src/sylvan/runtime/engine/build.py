@@ -12,6 +12,7 @@ import torch
 
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
+from sylvan.config.facts import ON_JAX
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
 from sylvan.config.load_cache import load_cache_dir, load_cache_share
@@ -196,6 +197,7 @@ def build_scheduler(
         close=close,
         grammar_counts=grammar.counts,
         media_counts=lambda: media[0].counts.load if media else {},
+        bucket_counts=lambda: _bucket_counts(model),
         disagg_load=disagg.load,
         drafts_won=lambda: speculation.won_s if speculation is not None else 0.0,
         weight_version=config.weight_version,
@@ -444,6 +446,7 @@ def _options(config: Config) -> LocalOptions:
         dtype=config.dtype,
         device=config.device,
         devices=config.parallel.devices,
+        data_groups=config.parallel.attention_groups if config.device in ON_JAX else 1,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
         most_pages=useful_tokens(number(config.context_len), running, size) // size + 1,
@@ -473,6 +476,19 @@ def _most_samples(config: Config, running: int) -> int:
         return config.speculative.most_samples(running)
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     return most_rows(model, config.diffusion, running)
+
+
+def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:
+    """Fields of the scheduler's load, of models whose steps are padded to buckets."""
+    if model.use is None:
+        return {}
+    counts = model.use()
+    names = {
+        "bucket_rows": "rows",
+        "bucket_padded_rows": "padded_rows",
+        "recompilations": "recompiled",
+    }
+    return {field: int(counts[name]) for field, name in names.items()}
 
 
 def _wish(config: Config) -> PoolingWish | None:

@@ -223,7 +223,8 @@ def _in_memory(
     mesh = plan.build.mesh
     worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and stage.count == 1 and mesh.attention is None
+    apart = mesh.attention is not None or options.data_groups > 1
+    chains = chains and stage.count == 1 and not apart
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
@@ -238,7 +239,7 @@ def _in_memory(
         draft_trees=chains and (trees is not None or masked),
         tree_paths=options.tree_paths,
         stages=stage.count,
-        attention_dp=mesh.attention_dp,
+        attention_dp=mesh.attention_dp * options.data_groups,
     )
     late.groups = caps.kv_groups
     facts = replace(

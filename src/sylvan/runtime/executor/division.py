@@ -83,12 +83,7 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
     """
     if mesh.attention is None:
         return
-    reasons = {
-        "keeps recurrent states": bool(config.states),
-        "makes vectors or labels": not config.causal or config.head != "lm",
-        "reads images or sounds": config.media is not None,
-    }
-    why = next((why for why, is_so in reasons.items() if is_so), "")
+    why = why_together(config)
     alone = _on_meta(Mesh(attention=NoRanks(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
         why = "has attention layers of another kind"
@@ -97,6 +92,16 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
             f"parallel.attention_dp={mesh.attention_dp}: {config.architecture} {why}, and its "
             "ranks cannot have different requests; use parallel.attention_dp=1"
         )
+
+
+def why_together(config: ModelConfig) -> str:
+    """Why groups with different requests cannot run a model; empty if they can."""
+    reasons = {
+        "keeps recurrent states": bool(config.states),
+        "makes vectors or labels": not config.causal or config.head != "lm",
+        "reads images, sounds or texts": config.media is not None,
+    }
+    return next((why for why, is_so in reasons.items() if is_so), "")
 
 
 def _divides_rows(model: nn.Module) -> bool:
