@@ -100,9 +100,6 @@ class Eyes:
         joined = {name: torch.cat(parts, dims.get(name, 0)) for name, parts in features.items()}
         inputs = torch.tensor([ids])
         told = self._told(inputs)
-        if self.family.end is not None:
-            for item in media:
-                inputs[0, item.stop - 1] = self.family.end
         if self.family.cross and media:
             told["cross_attention_mask"] = self._cross_mask(ids, media)
         found = self.model.generate(
