@@ -24,7 +24,8 @@ LONGEST = 4096
 class Job:
     """What a worker loads. `extra` is the converted model, where a peer needs one.
 
-    What has to be ended by itself goes to `endings`.
+    What has to be ended by itself goes to `endings`. `variant`: of Sylvan's kernels; None: the best
+    one that works here.
     """
 
     model: Path
@@ -32,6 +33,7 @@ class Job:
     threads: int
     extra: Path
     prefix_cache: bool
+    variant: str | None = None
     endings: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -55,8 +57,12 @@ class Peer:
 
 def _sylvan(job: Job) -> Generate:
     """In this process; the workload with a shared prefix, over HTTP."""
+    if job.prefix_cache and job.variant:
+        sys.exit("no variant can be forced over HTTP")
     if job.prefix_cache:
         return _sylvan_served(job)
+    if job.variant:
+        _force(job.variant)
     from sylvan import Engine
 
     engine = Engine(
@@ -77,6 +83,17 @@ def _sylvan(job: Job) -> Generate:
         return [list(reply["output_ids"]) for reply in replies]
 
     return generate
+
+
+def _force(variant: str) -> None:
+    """Let this process see no other kernels."""
+    from sylvan.kernels.native import library
+
+    obstacles = library.usable()
+    if why := obstacles[variant]:
+        sys.exit(f"kernels for {variant}: {why}")
+    others = {name: why or f"{variant} is forced" for name, why in obstacles.items()}
+    library.usable = lambda *folder: others | {variant: ""}
 
 
 def _sylvan_served(job: Job) -> Generate:
