@@ -23,7 +23,7 @@ from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.executor.graphs.partial import SymbolicBatch
-from sylvan.runtime.executor.graphs.state_rows import StateRows
+from sylvan.runtime.executor.graphs.step_states import StepStates
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.recurrent import (
     DeltaShape,
@@ -177,7 +177,7 @@ class InProgram:
             self.out = mixer(self.x, SymbolicBatch(tracer))
         tracer.pin(self.out)
         self.program = Program(library, compile_graph(tracer.graph))
-        self.arrays = StateRows(LIMITS)
+        self.arrays = StepStates(LIMITS)
 
     def run(self, x_TD: torch.Tensor, step: Step) -> torch.Tensor:
         count = step.starts[-1]

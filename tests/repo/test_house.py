@@ -75,7 +75,7 @@ def test_suppressions_may_only_fall():
     assert len(found) <= MAX_SUPPRESSIONS, "\n".join(found)
 
 
-def test_broad_excepts_stand_only_where_a_process_must_go_on():
+def test_broad_excepts_stand_only_where_a_process_must_continue():
     broad = [
         f"{name(p)}:{node.lineno}"
         for p in SOURCES

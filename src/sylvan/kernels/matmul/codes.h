@@ -137,9 +137,12 @@ static inline vf looked_up(const float* table, vu index) {
 }
 #endif
 
+// PASSES: passes over the rows up to which each expands the weights for itself.
+
 // Pair I of a word of each of 16 outputs as words of two bfloat16 numbers.
 template <bool ZEROS> struct FourBits {
     static constexpr int PAIRS = 4;
+    static constexpr int PASSES = !ZEROS && TILE_ROWS > 4 ? 4 : 1;
 #if defined(__AVX512F__)
     vu table;
     explicit FourBits(Code code) {
@@ -173,14 +176,15 @@ template <bool ZEROS> struct FourBits {
 };
 
 struct EightBits {  // around 128 where there are no zero points
-    static constexpr int PAIRS = 2;
+    static constexpr int PAIRS = 2, PASSES = 1;
+    static constexpr uint32_t WHOLE = 0x4b000000;  // 2^23 as a float, whose last bits count units
     explicit EightBits(Code) {}
     vu zero(const Scales& scales, int64_t block, int g) const {
-        return scales.zeros ? scales.zero(block, g) : vu{} + 128u;
+        return (scales.zeros ? scales.zero(block, g) : vu{} + 128u) | WHOLE;
     }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
-        vi first = (vi)(word >> (8 * I) & 255u), second = (vi)(word >> (8 * I + 16) & 255u);
-        return joined(converted<vf>(first - (vi)zero), converted<vf>(second - (vi)zero));
+        vu first = (word >> (8 * I) & 255u) | WHOLE, second = (word >> (8 * I + 16) & 255u) | WHOLE;
+        return joined((vf)first - (vf)zero, (vf)second - (vf)zero);
     }
 };
 
@@ -195,7 +199,7 @@ alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {// subnormal E4M3: multiples 
                                                    bf16_of(0x1.cp-7f)};
 
 struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three bits
-    static constexpr int PAIRS = 2;
+    static constexpr int PAIRS = 2, PASSES = 1;
 #if defined(__AVX512F__)
     vu small = load<vu>(BELOW_NORMAL);
 #endif

@@ -2,7 +2,7 @@
 
 An op waits if it touches memory that an op since the last barrier wrote, or writes what one of them
 touched. Then projections of the same rows run side by side: a thread that finds no tile of one left
-goes on with the next.
+takes tiles of the next.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ template <class E> struct Room {  // scratch memory of a thread
     T (*q)[MAX_HEAD];
     char* values;  // two rows of tokens a word, of one 32-token block
     Part *part, *all;
-    T* wide;                   // keys or values of a chunk of int8 pages, or values that keys hold
+    T* wide;  // keys or values of a chunk of pages of bytes, or values that keys hold
     float *k_scale, *v_scale;  // scales of its tokens; null if pages hold T
 
     Room(const Attention& op, void* scratch) : stride(part_floats(Heads(op.kv))) {
@@ -87,13 +87,14 @@ static_assert(QUERY_TILE * (KV_CHUNK * 8 + MAX_HEAD * 4 + 2 * (PART_HEAD + MAX_H
 template <class E> struct Pages {  // the pages of one head in one chunk
     typedef typename E::row T;
     Heads h;
+    PageFormat format;
     const T *k, *v, *wide;
     const int32_t* table;
     int head, begin;
 
     Pages(const Attention& op, const Step& s, const Query& q, int kv_head, int chunk, const T* wide)
-        : h(op.kv), k(at<T>(op.kv.keys, s)), v(at<T>(op.kv.values, s)), wide(wide), table(q.table),
-          head(kv_head), begin(chunk * KV_CHUNK) {}
+        : h(op.kv), format(op.kv.format), k(at<T>(op.kv.keys, s)), v(at<T>(op.kv.values, s)),
+          wide(wide), table(q.table), head(kv_head), begin(chunk * KV_CHUNK) {}
     const T* keys(int t) const {  // of 16 tokens
         int token = begin + t;
         if (h.small) return wide + t * h.k_dim;
@@ -126,10 +127,21 @@ template <class E> struct Pages {  // the pages of one head in one chunk
                     widen_block(from + i * width, to + (t + i) * cols, together * width);
                 continue;
             }
-            for (int64_t i = 0; i < LANES * cols; i += LANES) {
-                if (i % 64 == 0) __builtin_prefetch(from + LANES * cols + i);
-                put(to + t * cols + i, widened<int8_t, vf>(from + i));
-            }
+            if (format == PageFormat::FP8_E4M3)
+                widen_floats<Float8<4>>((const uint8_t*)from, to + t * cols, LANES * cols);
+            else if (format == PageFormat::FP8_E5M2)
+                widen_floats<Float8<5>>((const uint8_t*)from, to + t * cols, LANES * cols);
+            else
+                for (int64_t i = 0; i < LANES * cols; i += LANES) {
+                    if (i % 64 == 0) __builtin_prefetch(from + LANES * cols + i);
+                    put(to + t * cols + i, widened<int8_t, vf>(from + i));
+                }
+        }
+    }
+    template <class F> static void widen_floats(const uint8_t* from, T* to, int64_t count) {
+        for (int64_t i = 0; i < count; i += LANES) {
+            if (i % 64 == 0) __builtin_prefetch(from + count + i);
+            put(to + i, F::value(widened<uint8_t, vu>(from + i)));
         }
     }
     // Bytes of a block, whose low nibbles are its first half.

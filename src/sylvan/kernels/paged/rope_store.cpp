@@ -19,6 +19,22 @@ template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
     return m / 127.f + sum(odd);
 }
 
+// Floats of eight bits by a scale: the one given, or with 0 that of the largest. NaN makes the
+// scale NaN.
+template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes, float given) {
+    vf top{}, odd{};
+    for (int i = 0; i < cols; i += LANES) {
+        vf v = first(get(x + i), cols - i);
+        top = max(top, abs(v)), odd += v * 0.f;
+    }
+    float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MOST : 1.f;
+    vf divisor = splat(scale), most = splat(F::MOST);
+    for (int i = 0; i < cols; i += LANES)
+        narrow((uint8_t*)codes + i,
+               F::code(min(max(first(get(x + i), cols - i) / divisor, -most), most)));
+    return scale + sum(odd);
+}
+
 // The same in 16 levels, of a head that is rotated first.
 template <class T> float to_nibbles(const T* x, int cols, int8_t* levels) {
     alignas(64) float head[MAX_HEAD];
@@ -65,19 +81,30 @@ template <class T> void turn_query(T* query, int cols) {
     for (int i = 0; i < cols; i += LANES) put(query + i, load<vf>(head + i));
 }
 
-// Keys and values of int8 pages: the row's place in them, and where the head's scales begin.
+// A head in the numbers of its pages; returns their scale. `scales`: of heads, or null.
+template <class T> float to_small(PageFormat format, const T* x, int cols, int8_t* levels,
+                                  const float* scales, int head) {
+    float given = scales ? scales[head] : 0.f;
+    if (format == PageFormat::FP8_E4M3) return to_floats<Float8<4>>(x, cols, levels, given);
+    if (format == PageFormat::FP8_E5M2) return to_floats<Float8<5>>(x, cols, levels, given);
+    return to_levels(x, cols, levels);
+}
+
+// Keys and values of pages of bytes: the row's place in them, and where the head's scales begin.
 template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot,
                                      int head, const typename E::row* key,
                                      const typename E::row* value) {
     constexpr int e = E::ELEMENTS;
     int off = slot % h.page, page = slot / h.page;
     alignas(64) int8_t levels[MAX_HEAD + KEY_PAD] = {};
-    auto* k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head);
-    auto* v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
-    reinterpret_cast<float*>(k + h.page * h.k_dim)[off] = to_levels(key, h.dim, levels);
+    auto *k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head),
+         *v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
+    reinterpret_cast<float*>(k + h.page * h.k_dim)[off] =
+        to_small(op.kv.format, key, h.dim, levels, at(op.k_scales, s), head);
     k += off / LANES * LANES * h.k_dim + off % LANES * e;
     for (int d = 0; d < h.k_dim; d++) k[d / e * LANES * e + d % e] = d < h.dim ? levels[d] : 0;
-    reinterpret_cast<float*>(v + h.page * h.v_pad)[off] = to_levels(value, h.v_dim, levels);
+    reinterpret_cast<float*>(v + h.page * h.v_pad)[off] =
+        to_small(op.kv.format, value, h.v_dim, levels, at(op.v_scales, s), head);
     v += off / e * e * h.v_pad + off % e;
     for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? levels[d] : 0;
 }

@@ -45,7 +45,7 @@ from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
 from sylvan.transport.star import Centre, Point, Spoke
 from sylvan.utils.names import random_hex
-from sylvan.utils.numa import settle
+from sylvan.utils.numa import bind_to_node
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
         ConfigError: Shared memory is configured, but no kernels are compiled.
         RankLostError: Some did not join in time; the message names the first.
     """
-    _settle(config, rank)
+    _bind_to_node(config, rank)
     size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
     if store is not None:
@@ -203,11 +203,11 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
     return _mesh(config, rank, over_gloo)
 
 
-def _settle(config: Config, rank: int) -> None:
+def _bind_to_node(config: Config, rank: int) -> None:
     """Stay near the memory of this rank, where the machine has several NUMA nodes."""
     threads = config.threads if isinstance(config.threads, int) else 1
     each = config.parallel.ranks_per_node
-    if cores := settle(rank % each, each, threads):
+    if cores := bind_to_node(rank % each, each, threads):
         logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
 
 

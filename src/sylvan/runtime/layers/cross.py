@@ -75,6 +75,10 @@ class CrossAttention(nn.Module):
                     self.k_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                     self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                 )
+            if span.watch is not None:
+                scale = self._scale or self._heads[1] ** -0.5
+                keys_NSH = memory.layers[self._layer][0]
+                span.watch.see(self._layer, q_TNH[span.rows], keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self._layer])
             out_TN1H = functional.scaled_dot_product_attention(

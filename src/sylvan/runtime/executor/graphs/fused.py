@@ -9,7 +9,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.graphs.native_step import NativeStep, StepBuffers
-from sylvan.runtime.executor.graphs.state_rows import StateRows
+from sylvan.runtime.executor.graphs.step_states import StepStates
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingSlots
@@ -34,7 +34,7 @@ class ProgramStep:
         logits_RV: torch.Tensor,
         last_token: IntArray,
         params: SamplingSlots,
-        states: StateRows | None = None,
+        states: StepStates | None = None,
     ) -> None:
         self._batch, self._logits_RV, self._states = batch, logits_RV, states
         self._step = NativeStep(

@@ -39,7 +39,7 @@ from sylvan.runtime.executor.graphs.partial import (
     weight_bytes,
 )
 from sylvan.runtime.executor.graphs.split import SplitPrompt
-from sylvan.runtime.executor.graphs.state_rows import StateRows
+from sylvan.runtime.executor.graphs.step_states import StepStates
 from sylvan.runtime.executor.outputs import keep_stream, layer_outputs
 from sylvan.runtime.executor.profiling import MeasuredSteps
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
@@ -133,7 +133,7 @@ class ProgramRunner:
         self._rows = np.zeros(limits.most_samples, np.int32)
         self._run = StepRun()
         self._batch: ForwardBatch | None = None
-        self._states = StateRows(limits) if states else None
+        self._states = StepStates(limits) if states else None
 
     def bucket(self, tokens: int, requests: int) -> None:
         """Return None: programs accept steps of any size without padding."""
@@ -212,7 +212,7 @@ class ProgramRunner:
         return tensor if copy is None else copy.numbers().view(tensor.shape)
 
     def image(self, pages: Bytes, weights: Mapping[int, int]) -> ProgramImage:
-        """What a file keeps of the program; see `image_of`. Before the first step."""
+        """Contents of a program file; see `image_of`. Call it before the first step."""
         layout, logits = self._layout, self._traced.logits
         assert not self.host_calls
         return image_of(

@@ -10,7 +10,7 @@ from sylvan.runtime.core.host import BatchLimits
 from sylvan.runtime.core.states import StateWork
 
 
-class StateRows:
+class StepStates:
     """Arrays of all steps, which must not move. `limits`: the largest step."""
 
     def __init__(self, limits: BatchLimits) -> None:
