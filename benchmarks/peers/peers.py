@@ -45,7 +45,7 @@ class Job:
 
     @property
     def quantization(self) -> str | None:
-        """What Sylvan is told to round to; None: the file says it."""
+        """Format to which Sylvan rounds; None: the file says it."""
         return None if self.format in ("bf16", *FILES) else self.format
 
 

@@ -269,7 +269,7 @@ class _HasStates(Protocol):
 
 
 def recurrent(x: TracedTensor) -> RecurrentTracer:
-    """What emits ops of recurrent layers beside the ops that made x.
+    """Emitter of ops of recurrent layers, for the program that x is of.
 
     Raises:
         Unsupported: its tracer has no memory for states.

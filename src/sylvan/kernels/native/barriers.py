@@ -91,7 +91,7 @@ def waits(ops: Sequence[Op], home: Sequence[int], memory: Sequence[Bytes]) -> li
 
 
 def _ranges(op: Op, home: Sequence[int], memory: Sequence[Bytes]) -> Iterator[tuple[Range, bool]]:
-    """What an op touches, and whether it writes there."""
+    """Memory that an op touches, and whether it writes there."""
     for part in buffers_of(op):
         held = memory[~part.ref if part.ref < 0 else home[part.ref]]
         start = held.ctypes.data

@@ -239,7 +239,7 @@ class Mamba2(Recurrent):
         return self.out_proj(self.gate_norm.weight * normed_TI)
 
     def _traced(self, rows: TracedTensor) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         if self._norm_over is not None:
             raise Unsupported("norms of rows that ranks share, after a gate")
         shape, tracer = self._shape, recurrent(rows)
@@ -333,7 +333,7 @@ class Mamba(Recurrent):
         return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
 
     def _traced(self, rows: TracedTensor) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         shape, tracer = self._shape, recurrent(rows)
         x = self.conv1d.traced(Columns(rows))
         low, rank = self.x_proj(x), shape.rank
@@ -468,7 +468,7 @@ class GatedDelta(Recurrent):
         return self.out_proj(out_TV)
 
     def _traced(self, inputs: _TracedInputs) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         shape, tracer = self._shape, recurrent(inputs.mixed)
         layer = DeltaLayer(
             part=self._part + 1,

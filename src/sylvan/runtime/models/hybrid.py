@@ -121,7 +121,7 @@ class GateAttention(Attention):
         return self.o_proj(out * gate.sigmoid())
 
     def _traced(self, rows: TracedTensor, batch: ForwardBatch) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         tracer, (queries, *rest) = recurrent(rows), self._sizes
         width = self.attn.layer.head_dim
         gates = [i for i in range(queries) if i // width % 2]

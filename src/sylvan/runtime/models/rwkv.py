@@ -130,7 +130,7 @@ class TimeMix(Recurrent):
         return self.output(opened * mean.to(x_TD.dtype))
 
     def _traced(self, x: TracedTensor) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         before, tracer = self.shift.traced(x), recurrent(x)
         shares = self.time_mix_key, self.time_mix_value, self.time_mix_receptance
         key, value, receptance = (tracer.mix(x, before, share, sums=True) for share in shares)

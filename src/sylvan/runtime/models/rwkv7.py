@@ -194,7 +194,7 @@ class MatrixTimeMix(Recurrent):
         return self.o_proj(out_TD.to(x_TD.dtype) * self.g_lora(g))
 
     def _traced(self, x: TracedTensor) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         tracer, before = recurrent(x), self.shift.traced(x)
         r, w, k, v, a, g = (tracer.mix(x, before, getattr(self, name)) for name in _MIXES)
         values = self.v_proj(v)

@@ -128,7 +128,7 @@ class MatrixMemory(Recurrent):
         return self.out_proj((opened_TC * normed_TC).to(x_TD.dtype))
 
     def _traced(self, x: TracedTensor) -> TracedTensor:
-        """What the last projection reads."""
+        """Input of the last projection."""
         tracer, (heads, keys, values) = recurrent(x), self._shape
         layer = MlstmLayer(
             part=self._part, heads=heads, key_dim=keys, value_dim=values, eps=self._eps

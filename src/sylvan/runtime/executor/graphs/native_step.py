@@ -76,7 +76,7 @@ class NativeStep:
 
     @property
     def arguments(self) -> StepRun:
-        """What the next run reads beside its plan."""
+        """Arguments of the next run beside its plan."""
         return self._run
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:

@@ -265,7 +265,7 @@ def tracers(
     dtype: torch.dtype,
     states: Sequence[torch.Tensor] = (),
 ) -> Callable[[], NativeTracer]:
-    """What makes tracers for a model of these rows, pages and recurrent states."""
+    """Factory of tracers for a model of these rows, pages and recurrent states."""
     most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
     return lambda: NativeTracer(dtype, most, pool.layers, library.constants, states=states)
 
