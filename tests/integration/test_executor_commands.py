@@ -158,9 +158,18 @@ def test_families_that_store_weights_in_their_own_way(family, runner, tmp_path):
 
 
 @pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
-@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2"])
-def test_weights_of_programs_that_call_pytorch_back(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2", "jamba"])
+def test_weights_of_recurrent_layers(family, tmp_path):
+    weights_change_as_if_loaded(family, tmp_path, "program (")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_weights_of_programs_that_call_pytorch_back(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    weights_change_as_if_loaded("longcat-flash", tmp_path, ", PyTorch in ZeroMoE")
+
+
+def weights_change_as_if_loaded(family, tmp_path, runner):
     one, two = tmp_path / "one", tmp_path / "two"
     write(ALL[family](), 1, one)
     write(ALL[family](), 2, two)
@@ -169,7 +178,7 @@ def test_weights_of_programs_that_call_pytorch_back(family, tmp_path, monkeypatc
 
     [result] = carry_out(serving, UpdateWeights(DiskTensors(str(two)), partial=False))
 
-    assert "PyTorch in" in serving.facts.runner
+    assert runner in serving.facts.runner
     assert not result.error
     assert checksums(serving) == checksums(fresh)
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)

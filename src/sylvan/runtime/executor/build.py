@@ -33,7 +33,7 @@ from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import NativeKernels
-from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
+from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls, tracers
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.load_cache import kept_weights
@@ -360,11 +360,14 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         plan.build,
         plan.kv_type,
     )
+    states = plan.states.tensors(plan.build.device) if plan.states is not None else None
+    held = states.parts if states is not None else ()
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
     if plan.options.deterministic:
-        left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
+        make = tracers(plan.limits, pool, library, plan.build.dtype, held)
+        left = host_calls(model, make, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
     kept = kept_weights(plan, library.variant)
@@ -379,6 +382,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         edits_inputs=plan.edits_inputs,
         kept=kept,
         stage=plan.stage,
+        states=held,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -394,6 +398,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
         program=runner.costs,
+        states=states,
         kept=kept,
     )
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Routing, TracedTensor, Unsupported, X
+from sylvan.kernels.api import Routing, X
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
@@ -101,11 +101,11 @@ class Round(LatentBlock):
 
     def run(
         self,
-        x_TD: torch.Tensor,
-        residual_TD: torch.Tensor | None,
+        x_TD: X,
+        residual_TD: X | None,
         batch: ForwardBatch,
-        late_TD: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        late_TD: X | None,
+    ) -> tuple[X, X, X | None]:
         """Return output, residual stream, and the experts' sum, which the next round adds."""
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
         h_TD = self.self_attn(h_TD, batch)
@@ -113,7 +113,7 @@ class Round(LatentBlock):
         if self.experts is not None:
             return self.mlp(h_TD), stream_TD, self.experts(h_TD)
         assert late_TD is not None
-        return self.mlp(h_TD) + late_TD, stream_TD, None
+        return ops.add(self.mlp(h_TD), late_TD), stream_TD, None
 
 
 class LongcatFlash(Decoder):
@@ -153,9 +153,6 @@ class LongcatFlash(Decoder):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("experts that return what they read")
-        assert isinstance(x_TD, torch.Tensor)
         h_TD, residual_TD, late_TD = x_TD, None, None
         for block in self.layers:
             assert isinstance(block, Round)
