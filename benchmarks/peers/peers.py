@@ -43,7 +43,7 @@ class Job:
 
     @property
     def quantization(self) -> str | None:
-        """What Sylvan is told to round to; None: the file says it."""
+        """Format to which Sylvan quantises; None: that of the file."""
         return None if self.format in ("bf16", *FILES) else self.format
 
 

@@ -162,7 +162,7 @@ class TransformersEncoder:
         return torch.cat((heard, silence.expand(missing, -1), end))
 
     def _embedded(self, embed: Any, token: int) -> torch.Tensor:
-        """What an encoder's own table has for a token, (1, D)."""
+        """The embedding of a token in the encoder's own table, (1, D)."""
         return embed(input_ids=torch.tensor([[token]], device=self._device))[0]
 
     def _placeholders(self, token: int, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
