@@ -45,7 +45,7 @@ class Job:
 
     @property
     def quantization(self) -> str | None:
-        """Format to which Sylvan rounds; None: the file says it."""
+        """Format to which Sylvan quantises; None: that of the file."""
         return None if self.format in ("bf16", *FILES) else self.format
 
 

@@ -173,6 +173,11 @@ def build_executor(
         ) from None
 
 
+def _states(plan: ModelPlan) -> KeptStates | None:
+    """Return the recurrent states of a model that no program keeps; None: it has none."""
+    return None if plan.states is None else plan.states.tensors(plan.build.device)
+
+
 def _slots(plan: ModelPlan) -> RequestSlots:
     config = plan.config
     ids = config.vocab_size, config.media_ids, config.table_rows
@@ -197,9 +202,7 @@ def _in_memory(
     if made is None:
         assert plan.memory is None, "the executor before had a step program"
         made = _with_tensors(plan)
-    states = made.states
-    if states is None and plan.states is not None:
-        states = plan.states.tensors(plan.build.device)
+    states = made.states or _states(plan)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
         *with_pages_beside(made.pool.groups, beside),
@@ -223,8 +226,8 @@ def _in_memory(
     mesh = plan.build.mesh
     worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    apart = mesh.attention is not None or options.data_groups > 1
-    chains = chains and stage.count == 1 and not apart
+    alone = mesh.attention is None and options.data_groups == 1
+    chains = chains and stage.count == 1 and alone
     masked = made.attention.caps.tree_mask and not config.states
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,

@@ -224,7 +224,7 @@ class Wkv7Scan(Op):
 
 @operands
 class Wkv7Out(Op):
-    """Rows that RWKV-7 recalled, normed by head, plus the row's own value, rounded, times a gate."""
+    """Rows that RWKV-7 recalled, normed by head, plus the own value of the row, rounded, gated."""
 
     inputs: Wkv7Inputs
     recalled: Annotated[int, reads("f32", "T, C")]
