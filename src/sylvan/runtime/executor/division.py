@@ -40,6 +40,11 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
         raise ConfigError(
             f"parallel.ep={mesh.ep}: {config.architecture} has no experts; leave parallel.ep at 1"
         )
+    if mesh.dense is not None and config.moe is None:
+        raise ConfigError(
+            f"parallel.moe_dense_tp={mesh.dense.size}: {config.architecture} has no experts; leave "
+            "it out"
+        )
     _check_attention_dp(config, mesh)
     if not (why := _obstacle(config, mesh, size)):
         return
@@ -63,6 +68,10 @@ def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
     there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
+    if mesh.dense is not None:
+        if size % mesh.dense.size:
+            return f"{size} ranks do not divide into parallel.moe_dense_tp={mesh.dense.size}"
+        there = replace(there, dense=NoRanks(mesh.dense.size))
     if (groups := mesh.attention_dp) > 1:
         if size % groups:
             return f"{size} ranks do not divide into parallel.attention_dp={groups} groups"
@@ -84,7 +93,7 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         return
     reasons = {
         "keeps recurrent states": bool(config.states),
-        "makes vectors or labels": not config.causal or config.head != "lm",
+        "reads texts both ways": not config.causal,
         "reads images or sounds": config.media is not None,
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")

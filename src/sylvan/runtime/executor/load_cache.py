@@ -11,6 +11,7 @@ from sylvan.kernels.native.kept import SUFFIX, KeptWeights
 from sylvan.kernels.native.library import ops_digest
 from sylvan.runtime.executor.early.key import checkpoint_files
 from sylvan.runtime.executor.parts import ModelPlan
+from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.shards import picked
 from sylvan.runtime.models.slots import slots
 
@@ -35,7 +36,7 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         "quantization": options.quantization,
         "load_format": options.load_format,
         "headless": options.headless,
-        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp),
+        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp, _dense(plan.build.mesh)),
         "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }
@@ -43,6 +44,11 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
     path = folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}"
     blob = plan.memory.weights if plan.memory is not None else None
     return KeptWeights.open(path, blob if plan.memory and plan.memory.file == path else None)
+
+
+def _dense(mesh: Mesh) -> int:
+    """Number of ranks that share dense feed-forward blocks."""
+    return (mesh.dense or mesh.tp).size
 
 
 def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:

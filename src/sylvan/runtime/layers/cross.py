@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,26 +41,27 @@ class CrossAttention(nn.Module):
     Step programs call it through PyTorch, request by request, and each row is a text of its own
     to PyTorch, so that rows depend neither on the batch nor on how an answer is cut.
 
+    Ranks share the heads.
+
     Args:
         build: Build options.
         layer: Index among the layers.
         shape: Sizes and switches.
 
     Raises:
-        ConfigError: there is more than one rank.
+        ConfigError: the heads do not divide by the number of ranks.
     """
 
     def __init__(self, build: Build, layer: int, shape: CrossShape) -> None:
         super().__init__()
-        if build.mesh.tp.size > 1:
-            raise ConfigError("attention to an encoder's vectors cannot be divided among ranks")
         self._layer, self._scale = layer, shape.scale
-        self._heads = shape.num_heads, shape.head_dim
-        dim, width = shape.dim, shape.num_heads * shape.head_dim
-        self.q_proj = Linear(build, dim, (width,), bias=shape.bias)
-        self.k_proj = Linear(build, dim, (width,), bias=shape.key_bias)
-        self.v_proj = Linear(build, dim, (width,), bias=shape.bias)
-        self.out_proj = Linear(build, width, (dim,), bias=shape.bias)
+        heads = build.mesh.query_heads(shape.num_heads)
+        self._heads = heads.size, shape.head_dim
+        dim, columns = shape.dim, heads.times(shape.head_dim)
+        self.q_proj = ColumnParallel(build, dim, Split(columns), bias=shape.bias)
+        self.k_proj = ColumnParallel(build, dim, Split(columns), bias=shape.key_bias)
+        self.v_proj = ColumnParallel(build, dim, Split(columns), bias=shape.bias)
+        self.out_proj = RowParallel(build, columns, dim, bias=shape.bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
