@@ -69,6 +69,7 @@ parity: $(VENV)/.dev  ## compare every model family with transformers, write its
 check: $(VENV)/.dev  ## format, lint, types, import contracts, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright
 	$(BIN)/codespell src docs README.md CHANGELOG.md CONTRIBUTING.md

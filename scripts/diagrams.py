@@ -35,7 +35,7 @@ class Drawing:
     Args:
         width: Of the canvas.
         height: Of the canvas.
-        title: What it shows, for people who cannot see it.
+        title: Description for people who cannot see it.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -106,7 +106,7 @@ class Drawing:
 
 
 def overview() -> str:
-    """What Sylvan consists of."""
+    """Overview of Sylvan's parts."""
     d = Drawing(900, 330, "Clients, gateway, servers and stores of Sylvan")
     d.box((20, 40, 190, 66), "HTTP clients", rest="OpenAI, Anthropic,\nOllama, SGLang APIs")
     d.box((20, 132, 190, 66), "Programs", rest="frontend language,\nsylvan.Engine")

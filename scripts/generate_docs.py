@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import diagrams
+import messages
 import reference_pages
 
 from sylvan.cli import sglang_page
@@ -53,6 +54,7 @@ def main() -> int:
     pages[folder / "metrics.md"] = reference_pages.metrics()
     pages[folder / "chips.md"] = reference_pages.chips()
     pages[folder / "kernels.md"] = reference_pages.kernels()
+    pages[folder / "errors.md"] = messages.page()
     pages[ROOT / "docs" / "not-here.md"] = reference_pages.absent()
     for name, drawing in diagrams.DIAGRAMS.items():
         pages[ROOT / "docs" / "concepts" / f"{name}.svg"] = drawing()

@@ -1,4 +1,4 @@
-"""What an installation weighs: megabytes per installed distribution, the largest first.
+"""Prints the size of an installation: megabytes per distribution, the largest first.
 
 python scripts/installed_sizes.py [--min-mb 1]
 """

@@ -1,4 +1,4 @@
-"""What the documentation site needs beyond MkDocs: `mkdocs.yml` names this file.
+"""Hooks of the documentation site; `mkdocs.yml` names this file.
 
 CHANGELOG.md and CONTRIBUTING.md become pages. Links to other files outside docs/ become their path
 as code, since there is no public repository to link to. Diagrams are put into the page, so that

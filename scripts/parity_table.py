@@ -185,7 +185,7 @@ def _filled(name: str) -> Row:
 
 
 def _row_of(apart: Any, folder: Path) -> Row:
-    """What a comparison found, and how the checkpoint is served."""
+    """Result of a comparison, and how the checkpoint is served."""
     from sylvan.runtime.models.registry import load_config
 
     served = load_config(folder)

@@ -1,4 +1,4 @@
-"""Build what is uploaded to a package index, twice, and check it.
+"""Build the files for a package index twice, and check them.
 
 python scripts/release.py [--out dist] [--once]
 

@@ -2,8 +2,8 @@
 
     python scripts/replay_deploy.py [PAGE ...]
 
-Each command is read from its page and printed as it stands there. What it would write outside of
-the working tree goes into a temporary directory instead (`PLACES`); `sylvan` itself is the wheel
+Each command is read from its page and printed as it stands there. Files that it would write outside
+of the working tree goes into a temporary directory instead (`PLACES`); `sylvan` itself is the wheel
 that is built from this tree. Servers are asked once when they are ready, and end by SIGTERM. A
 command whose program or service is missing here is named with the reason. At the end comes a table
 of what ran with its time, and the sizes of the wheel and of what was installed. The exit code is 1
@@ -39,7 +39,7 @@ _NEEDS = ("docker", "helm", "kubectl", "systemctl", "journalctl", "make")
 
 @dataclass(slots=True)
 class Replay:
-    """One run: where files go instead, and what has come of the commands.
+    """One run: where files go instead, and results of the commands.
 
     Attributes:
         folder: Temporary.
@@ -188,7 +188,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Those of a page, in their order; what is continued by a backslash is one."""
+    """The commands of a page, in order; lines continued by a backslash are one command."""
     found = [(m.start(), m[1]) for m in (*_FENCE.finditer(text), *_INDENTED.finditer(text))]
     for _, block in sorted(found):
         for line in block.replace("\\\n", " ").splitlines():

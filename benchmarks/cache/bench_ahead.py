@@ -1,4 +1,4 @@
-"""Claim: after a rest, a first prompt does not wait for memory that nobody has written yet.
+"""Claim: after a rest, a first prompt does not wait for memory to be mapped.
 
 A new server each time, 0.5 B shape: seconds to the first token of a prompt of 2,048 tokens, at once
 after a short one, and after a rest in which pages are made resident (`sylvan.runtime.pool.ahead`).

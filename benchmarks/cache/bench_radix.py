@@ -100,7 +100,7 @@ def one_prompt(page_size: int) -> dict[str, object]:
 
 
 def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, object]:
-    garbage.settle()  # as a scheduler process does when it starts
+    garbage.freeze()  # as a scheduler process does when it starts
     rng = np.random.default_rng(1)
     groups = [KVGroup(name="full", kind="full", num_pages=700_001, page_size=1)]
     cache = kv_cache(groups, "radix", "lru")
@@ -147,7 +147,7 @@ def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, objec
     builder.build = build
     times: list[float] = []
     full: list[float] = []
-    first: list[float] = []  # of a crowd that finds nobody running: no one waits for them
+    first: list[float] = []  # steps of a burst on an idle server: no request waits for them
     while not scheduler.idle:
         crowded = len(scheduler.running) >= num_running * 0.9
         kind = times if scheduler.running else first

@@ -2,7 +2,7 @@
 
 Some requests decode while prompts of many tokens come one after another: once with one server that
 does everything with all cores, once with a prefill and a decode server that share the same cores.
-Goal: the 99th percentile of the gaps between tokens at most 0.6 of the one server's. What it costs:
+Goal: the 99th percentile of the gaps between tokens at most 0.6 of the one server's. Cost:
 tokens a second of those that decode, seconds until a prompt has its first token, and
 (`second_token_ms`) from the first token of a prompt to its second, without other load.
 

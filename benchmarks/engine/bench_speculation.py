@@ -99,7 +99,7 @@ class Run:
 
 @dataclass
 class Engine:
-    """A scheduler with all its parts, and what it told."""
+    """A scheduler with all its parts, and the outputs that it emitted."""
 
     built: EngineCore
     tokens: dict[str, list[int]] = field(default_factory=dict)

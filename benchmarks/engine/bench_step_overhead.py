@@ -1,8 +1,8 @@
 """Claim: the engine adds little to the bare forward pass.
 
-A decode step of the engine (schedule, prepare, forward, sample, settle) over the forward alone, for
-1, 8 and 32 requests of the built-in model. The forward alone leaves whole rows of logits, which
-a step of greedy requests does not write.
+A decode step of the engine (schedule, prepare, forward, sample, process results) over the forward
+alone, for 1, 8 and 32 requests of the built-in model. The forward alone leaves whole rows of
+logits, which a step of greedy requests does not write.
 
     python benchmarks/engine/bench_step_overhead.py [--model DIR] [--overlap on|off]
 """

@@ -8,7 +8,7 @@ Four comparisons, each with the store off and on in turn, in this process:
 * a server that starts on a store that an earlier one left, against one that has served the prompt:
   a system prompt with another question behind it each time, and the very same prompt again; each
   server rests for `--rest` seconds before its first request;
-* prompts that nobody asked before, which the store can only make slower;
+* new prompts, which the store can only make slower;
 * prompts that the store has, but it is gone, or takes half a minute for each answer.
 
     python benchmarks/engine/bench_tiers.py [--model DIR] [--chats 8] [--turns 3] [--pairs 3]

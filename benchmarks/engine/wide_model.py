@@ -1,6 +1,6 @@
 """The built-in model in the shape of one of half a billion parameters: its answers, their cost.
 
-What is added is zeros: columns, heads, inner columns and tokens without a say, layers that add
+All additions are zeros: columns, heads, inner columns and tokens without a say, layers that add
 nothing. So a drafter for the built-in model meets a model that costs a hundred times as much.
 """
 

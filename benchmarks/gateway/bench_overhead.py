@@ -3,7 +3,7 @@
 Upstreams that answer at once, and a client on raw connections; the same requests go straight to an
 upstream, through `sylvan route`, and through SGLang's router in Rust where a Python that has the
 package `sglang-router` is named. Requests a second with 1, 32 and 256 at a time, whole and streamed
-(16 events), and what is added to the latency at a fixed rate. The gateway has a core of its own,
+(16 events), and the added latency at a fixed rate. The gateway has its own core,
 where there are two; with `--processes N` so many processes of it that share a port are measured as
 well, on all cores.
 

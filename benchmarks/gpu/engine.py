@@ -283,7 +283,7 @@ def _prefill(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
 
 
 def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
-    """What graphs, overlap and the radix cache bring."""
+    """Gains by graphs, overlap and the radix cache."""
     whole = Way()
     batch, context = (2, 32) if bench.tiny else (64, 512)
     for name, way, count in (

@@ -79,7 +79,7 @@ def _run(bench: kernels.Bench, folder: Path) -> None:
     attention.measure(bench, top)
     quantised.measure(bench, top)
     served = TINY_SERVED if bench.tiny else shapes[0]
-    # What the aims speak of comes first, in case that time runs out.
+    # Measurements with a goal come first, in case time runs out.
     for name, needs, part in (
         ("check: transformers", 20, lambda: _peers().same_tokens(bench, folder)),
         ("check: no waiting", 20, lambda: engine.no_waiting(bench, folder, shapes[0])),

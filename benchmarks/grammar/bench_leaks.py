@@ -34,7 +34,7 @@ HARD_EACH = 64  # it takes seconds, where others take milliseconds
 
 
 def bad(i: int, backend: str) -> GrammarSpec:
-    """A grammar that nobody can compile, different for each number."""
+    """A grammar that does not compile, different for each number."""
     if i % HARD_EACH == HARD_EACH - 1 and backend not in UNHURT:
         return GrammarSpec("regex", "(" * 7 + "a" + "{40})" * 7 + str(i))
     return (

@@ -1,9 +1,9 @@
 """Claim: no value of any field of any body hurts a neighbour.
 
 Every field of every route's body (tests/integration/test_http_chaos.py has a good one of each) is
-given each of the values below, over real connections, while a neighbour streams. What must hold:
-no status of 500 or above but 503, and the neighbour's bytes are always the same. What is measured:
-the neighbour's gaps between pieces, against those while nobody else is there.
+given each of the values below, over real connections, while a neighbour streams. Conditions:
+no status of 500 or above but 503, and the neighbour's bytes are always the same. Measured:
+the neighbour's gaps between pieces, relative to those on an idle server.
 
 Then bodies that are large or expensive, one by one, with how long each took, the longest gap of the
 neighbour meanwhile, and what the server's memory grew by. Two to five minutes.
@@ -130,7 +130,7 @@ def heavy_bodies() -> Iterator[tuple[str, str, bytes]]:
 
 
 def all_fields(server: Server, every: int) -> dict[str, object]:
-    """What became of the first part."""
+    """Result of the first part."""
     alone = Neighbour(server)
     alone.start()
     time.sleep(8)
@@ -167,7 +167,7 @@ def all_fields(server: Server, every: int) -> dict[str, object]:
 
 
 def each_heavy(server: Server) -> Iterator[dict[str, object]]:
-    """What became of the second part."""
+    """Result of the second part."""
     pid = server.process.pid
     for name, path, body in heavy_bodies():
         before = used(pid)["mb"]

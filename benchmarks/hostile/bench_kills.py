@@ -92,7 +92,7 @@ async def said(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
 
 
 async def all_said(server: Server, count: int) -> list[Any]:
-    """What all streams say at a time."""
+    """The progress of all streams at a time."""
     limits = httpx.Limits(max_connections=count)
     base = f"http://127.0.0.1:{server.port}"
     async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:

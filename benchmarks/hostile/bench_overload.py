@@ -1,4 +1,4 @@
-"""Claim: at ten times the capacity a server serves at least 0.9 of what it can at most.
+"""Claim: at ten times its capacity a server keeps at least 0.9 of its best throughput.
 
 Requests arrive at fixed times, whatever became of those before (an open loop), at 1, 2, 5 and 10
 times the rate that the server reaches with as many clients as it runs requests. Both bounds of its
@@ -72,7 +72,7 @@ async def closed(port: int, seconds: float) -> float:
 
 
 async def opened(port: int, rate: float, seconds: float) -> dict[str, float]:
-    """What becomes of requests that arrive at a rate."""
+    """Outcomes of requests that arrive at a rate."""
     pool, answers, lives = Pool(port), list[tuple[int, float, float]](), list[float]()
     began = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""What it costs that bits never depend on the batch: our kernels against the fastest without that.
+"""The cost of batch invariance: our kernels against the fastest ones without it.
 
     python benchmarks/kernels/bench_determinism.py --inputs 896 --outputs 9728
 

@@ -153,7 +153,7 @@ def _weights(model: torch.nn.Module) -> dict[int, DeferredWeight]:
 
 
 def _fill(model: torch.nn.Module, convert: Callable) -> None:
-    """Repeat one block of random numbers: quick, and as good as any for timing."""
+    """Repeat one block of random numbers, which is fast and suffices for timing."""
     block = torch.randn(1 << 20).mul(0.02).bfloat16()
     made: dict[int, DeferredWeight] = {}
     for module in model.modules():

@@ -3,15 +3,17 @@ second; of 16 questions about one image 15 are answered without the encoder, the
 least 5 times as soon; and beside requests with large images, the 99th percentile of the time
 between tokens of a text is at most 1.25 times that without.
 
-    python benchmarks/media/bench_images.py [--shape qwen2.5-vl-3b] [--images 8] [--rounds 3]
-        [--size 640x480] [--dtype bfloat16] [--stream 200]
+    python benchmarks/media/bench_images.py [--shape qwen2.5-vl-3b] [--parts speeds same beside]
+        [--ways native torch] [--images 2] [--rounds 3] [--size 384x384] [--dtype bfloat16]
+        [--stream 100]
 
 Shapes have random weights: `tiny`, `llava-onevision-0.5b` and `qwen2.5-vl-3b`. A round takes all in
-turn: our server, our server with PyTorch's encoder (`media.encoder_backend torch`), transformers in
-this process. Each sees images that it has not seen before. transformers is given its processor's
-output as we make it, within its time; its images a second are those of one after another, which is
-the fastest way on a CPU whose cores one image occupies. Nothing is compared with llama.cpp (mtmd)
-and OpenVINO GenAI: random weights are not in their formats.
+turn: our server (`native`; `torch` is one with `media.encoder_backend torch`), then transformers in
+this process. Each sees images that it has not seen before. Ratios are of one round
+each: printed are their median, smallest and largest. transformers is given its processor's output
+as we make it, within its time; its images a second are those of one after another, which is the
+fastest way on a CPU whose cores one image occupies. Nothing is compared with llama.cpp (mtmd) and
+OpenVINO GenAI: random weights are not in their formats.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -113,7 +115,7 @@ def _onevision() -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """A family's config and what its processor is told."""
+    """A family's config and the arguments of its processor."""
 
     family: str
     config: Any
@@ -154,7 +156,7 @@ def write_shape(shape: Shape, folder: Path, dtype: torch.dtype) -> None:
 
 
 class Images:
-    """Images of a size that nobody has seen before."""
+    """New images of a size."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._size, self._rng = size, np.random.default_rng(0)
@@ -264,6 +266,11 @@ class Theirs:
         return time.perf_counter() - start
 
 
+def spread(numbers: Sequence[float]) -> str:
+    """The median, and what it lies between."""
+    return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
+
+
 def speeds(servers: dict[str, Server], theirs: Theirs, images: Images, args: Any) -> None:
     firsts: dict[str, list[float]] = {name: [] for name in (*servers, "transformers")}
     rates: dict[str, list[float]] = {name: [] for name in firsts}
@@ -276,31 +283,42 @@ def speeds(servers: dict[str, Server], theirs: Theirs, images: Images, args: Any
         alone = [theirs.first(images.new(), QUESTION) for _ in range(args.images)]
         firsts["transformers"].append(statistics.median(alone))
         rates["transformers"].append(len(alone) / sum(alone))
-    base_s, base_rate = (statistics.median(x["transformers"]) for x in (firsts, rates))
-    print(f"{'':14} {'first token':>12} {'ratio':>6} {'images/s':>9} {'ratio':>6}")
     for name in firsts:
         first, rate = statistics.median(firsts[name]), statistics.median(rates[name])
-        ratios = f"{base_s / first:6.2f} {rate:9.3f} {rate / base_rate:6.2f}"
-        print(f"{name:14} {1e3 * first:9.0f} ms {ratios}")
+        line = f"{name:14} first token {1e3 * first:6.0f} ms, {rate:6.3f} images/s"
+        if name != "transformers":
+            base = firsts["transformers"], rates["transformers"]
+            sooner = [b / a for a, b in zip(firsts[name], base[0], strict=True)]
+            more = [a / b for a, b in zip(rates[name], base[1], strict=True)]
+            line += f"; of transformers: first token {spread(sooner)}, images/s {spread(more)}"
+        print(line, flush=True)
 
 
-def same_image(server: Server, images: Images) -> None:
-    image, before = images.new(), server.encoded()
-    times = [server.first(image, [*QUESTION, 48 + i]) for i in range(ASKED)]
-    runs = server.encoded() - before
-    assert runs == 1, f"the encoder ran {runs} times for one image"
-    later = statistics.median(times[1:])
-    print(
-        f"the same image {ASKED} times: the encoder ran once; first token "
-        f"{1e3 * times[0]:.0f} ms, then {1e3 * later:.0f} ms: ratio {times[0] / later:.1f}"
-    )
+def same_image(server: Server, images: Images, args: Any) -> None:
+    """The same image asked about `ASKED` times, an image a round."""
+    server.first(images.new(), QUESTION)
+    ratios: list[float] = []
+    for _ in range(args.rounds):
+        image, before = images.new(), server.encoded()
+        times = [server.first(image, [*QUESTION, 48 + i]) for i in range(ASKED)]
+        runs = server.encoded() - before
+        assert runs == 1, f"the encoder ran {runs} times for one image"
+        later = statistics.median(times[1:])
+        ratios.append(times[0] / later)
+        print(
+            f"the same image {ASKED} times: the encoder ran once; first token "
+            f"{1e3 * times[0]:.0f} ms, then {1e3 * later:.0f} ms",
+            flush=True,
+        )
+    print(f"first token about an image seen before: {spread(ratios)} times as soon", flush=True)
 
 
 def beside(server: Server, images: Images, args: Any) -> None:
-    alone: list[float] = []
-    busy: list[float] = []
+    """A text's tokens with and without images beside; a pair of both is a round."""
+    server.first(images.new(), QUESTION)
+    p99: tuple[list[float], list[float]] = ([], [])
     for _ in range(args.rounds):
-        alone += server.between(args.stream)
+        p99[0].append(percentile(server.between(args.stream)))
         stop = threading.Event()
 
         def ask(stop: threading.Event = stop) -> None:
@@ -310,44 +328,57 @@ def beside(server: Server, images: Images, args: Any) -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         try:
-            busy += server.between(args.stream)
+            p99[1].append(percentile(server.between(args.stream)))
         finally:
             stop.set()
             thread.join()
-    p99 = [float(np.percentile(times, 99)) for times in (alone, busy)]
+    ratios = [busy / alone for alone, busy in zip(*p99, strict=True)]
     print(
-        f"99th percentile between tokens of a text: {1e3 * p99[0]:.1f} ms alone, "
-        f"{1e3 * p99[1]:.1f} ms beside images: ratio {p99[1] / p99[0]:.2f}"
+        f"99th percentile between tokens of a text: {1e3 * statistics.median(p99[0]):.1f} ms "
+        f"alone, {1e3 * statistics.median(p99[1]):.1f} ms beside images: ratio {spread(ratios)}",
+        flush=True,
     )
+
+
+def percentile(times: Sequence[float]) -> float:
+    """The 99th, in seconds."""
+    return float(np.percentile(times, 99))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="llava-onevision-0.5b")
-    parser.add_argument("--images", type=int, default=8)
+    parts = ("speeds", "same", "beside")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--ways", nargs="+", choices=("native", "torch"), default=["native"])
+    parser.add_argument("--images", type=int, default=2, help="images at a time")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", default="640x480", help="width x height of images")
+    parser.add_argument("--size", default="384x384", help="width x height of images")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--stream", type=int, default=200, help="tokens of the text")
+    parser.add_argument("--stream", type=int, default=100, help="tokens of the text")
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
     images, dtype = Images((width, height)), getattr(torch, args.dtype)
+    backends = {"native": "auto", "torch": "torch"}
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         folder = Path(made)
         write_shape(SHAPES[args.shape], folder, dtype)
-        ways = {"native": "auto", "torch": "torch"}
         servers = {
             name: stack.enter_context(
-                serving(folder, args.dtype, "--media.encoder-backend", backend)
+                serving(folder, args.dtype, "--media.encoder-backend", backends[name])
             )
-            for name, backend in ways.items()
+            for name in dict.fromkeys(("native", *args.ways))
         }
         print(
-            f"{args.shape}, {args.dtype}, images of {args.size}, {torch.get_num_threads()} threads"
+            f"{args.shape}, {args.dtype}, images of {args.size}, {torch.get_num_threads()} threads",
+            flush=True,
         )
-        speeds(servers, Theirs(folder, dtype), images, args)
-        same_image(servers["native"], images)
-        beside(servers["native"], images, args)
+        if "speeds" in args.parts:
+            speeds(servers, Theirs(folder, dtype), images, args)
+        if "same" in args.parts:
+            same_image(servers["native"], images, args)
+        if "beside" in args.parts:
+            beside(servers["native"], images, args)
 
 
 if __name__ == "__main__":

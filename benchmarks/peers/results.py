@@ -1,4 +1,4 @@
-"""What was measured: kept in a file as it comes, and written as tables."""
+"""Results: appended to a file as they arrive, and written as tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
 BEGIN, END = "<!-- peers: written by benchmarks/peers/compare.py -->", "<!-- /peers -->"
-COLUMNS = ("bf16", "8 bit", "4 bit")
+COLUMNS = ("bf16", "8 bit", "4 bit", "Q4_K_M", "Q4_0", "GPTQ", "AWQ", "GPTQ, head in 8 bits")
 Rates = Mapping[tuple[str, str, str, str], list[float]]  # shape, peer, column, what -> per round
 
 

@@ -1,7 +1,7 @@
 """One peer, one format, one shape: loads, measures each workload, prints a JSON line for each.
 
-Started by `compare.py` in the peer's environment. `convert` as the first word only converts, and
-`check` prints what the peer answers.
+Started by `compare.py` in the peer's environment. `convert` and `write` as the first word
+only convert, and `check` prints what the peer answers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import PEERS, Generate, Job, Prompts
+from stored_models import write_stored
 
 TOKENS = range(300, 4000)
 _LEAST_S = 1.0  # of decoding: less is measured again with more tokens
@@ -109,7 +110,7 @@ def report(what: str, value: float) -> None:
 
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("job", choices=["convert", "check", "measure", "shared"])
+    parser.add_argument("job", choices=["convert", "write", "check", "measure", "shared"])
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("format")
     parser.add_argument("model", type=Path)
@@ -130,6 +131,9 @@ def _parsed() -> argparse.Namespace:
 def main() -> None:
     options = _parsed()
     peer = PEERS[options.peer]
+    if options.job == "write":
+        write_stored(options.model, options.format, options.extra)
+        return
     if options.job == "convert":
         assert peer.convert is not None
         peer.convert(options.model, options.format, options.extra)

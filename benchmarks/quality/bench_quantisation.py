@@ -1,4 +1,4 @@
-"""What each number format costs in quality, on the built-in model and held-out conversations.
+"""The loss of quality by each number format, on the built-in model and held-out conversations.
 
     python -m benchmarks.quality.bench_quantisation
 
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.quality.fidelity import SAPLING, Predictor, held_out, losses
 from sylvan.cli.main import main as sylvan
 from sylvan.cli.quantize import CALIBRATED
+from sylvan.config.checkpoint import model_dir
+from sylvan.kernels.paged.cache import SmallNumbers
 
 FORMATS = {
     "float32": ("float32", None),
@@ -27,7 +30,12 @@ FORMATS = {
     "mxfp4": ("bfloat16", "mxfp4"),
     "nvfp4": ("bfloat16", "nvfp4"),
 }
-KV = {"bfloat16, int8 KV cache": "int8", "bfloat16, int4 KV cache": "int4"}
+KV: Mapping[str, SmallNumbers] = {
+    f"bfloat16, {kind} KV cache": kind for kind in ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
+}
+FILES = tuple(
+    f"gguf:{kind}" for kind in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
+)
 
 
 def main() -> None:
@@ -39,6 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copies = {name: _written(Path(folder) / name, name, args.tokens) for name in CALIBRATED}
         predictors = [Predictor(*arguments) for arguments in FORMATS.values()]
+        files = {name: _written_file(Path(folder), name) for name in FILES}
+        copies |= files
         predictors += [Predictor("bfloat16", model=path) for path in copies.values()]
         predictors += [Predictor("bfloat16", kv=kind) for kind in KV.values()]
         found = losses(predictors, texts)
@@ -55,6 +65,13 @@ def _written(path: Path, name: str, tokens: int) -> Path:
     if sylvan(given):
         raise SystemExit(f"{name} could not be made")
     return path
+
+
+def _written_file(folder: Path, name: str) -> Path:
+    path = folder / f"{name.partition(':')[2]}.gguf"
+    if sylvan(["quantize", str(SAPLING), str(path), "--format", name]):
+        raise SystemExit(f"{name} could not be made")
+    return model_dir(str(path))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tokenizers
 import torch
 
 from sylvan.config.checkpoint import ASSETS
+from sylvan.kernels.paged.cache import SmallNumbers
 from sylvan.runtime.executor import predictor as executor
 from tools.train.data.mix import evaluation_set
 from tools.train.tokenizer import encode_example
@@ -48,7 +49,7 @@ class Predictor(executor.Predictor):
         quantization: str | None = None,
         model: Path = SAPLING,
         *,
-        kv: Literal["model", "int8", "int4"] = "model",
+        kv: Literal["model"] | SmallNumbers = "model",
     ) -> None:
         super().__init__(model, dtype, LONGEST, quantization, kv=kv)
 
@@ -61,7 +62,7 @@ def held_out(per_class: int, seed: int = 20_000) -> list[Text]:
 
 
 def losses(predictors: Sequence[Predictor], texts: Sequence[Text]) -> list[executor.Loss]:
-    """What each predictor loses; the first is what the others are compared with."""
+    """The loss of each predictor; the first one is the baseline."""
     count = sum(len(text.rows) for text in texts)
     totals = np.sum([sums for text in texts for sums in _compared(predictors, text)], axis=0)
     return [executor.Loss(kl, math.exp(nll), same) for kl, nll, same in (totals / count).tolist()]

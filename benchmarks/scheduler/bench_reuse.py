@@ -1,4 +1,4 @@
-"""Claims: prefix reuse turns saved tokens into saved time, costs nothing where there is none, and
+"""Claims: prefix reuse turns saved tokens into saved time, costs nothing without reuse, and
 the engine leaves few gaps between forward passes.
 
     python benchmarks/scheduler/bench_reuse.py [--model sapling|M] [--only few_shot ...]
@@ -50,7 +50,7 @@ Model = dict[str, object]
 
 @dataclass
 class Run:
-    """What one run of a workload took."""
+    """Costs of one run of a workload."""
 
     seconds: float
     computed: int
@@ -73,7 +73,7 @@ class Engine:
         self._forward_s = 0.0
         program = self.built.scheduler._parts.executor._worker._backend._fused._program
         program.run = self._timed(program.run)
-        garbage.settle()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does when it starts
 
     def _timed(self, call):
         def run(step):
@@ -212,7 +212,7 @@ def multi_turn(model: Model, repeats: int) -> dict[str, object]:
 def no_sharing(repeats: int) -> dict[str, object]:
     """Long outputs, nothing shared: scheduler CPU seconds a token, radix on over off.
 
-    What the cache costs it costs once a request, so the longer the outputs, the less of it.
+    The cache has a cost per request, so its share falls with longer outputs.
     """
     return {f"{outputs} outputs": _no_sharing(repeats, outputs) for outputs in (512, 2048, 4096)}
 
@@ -222,7 +222,7 @@ def _no_sharing(repeats: int, outputs: int) -> dict[str, object]:
     ratios, us, extra = [], [], []
     for seed in range(max(10, 3 * repeats)):
         both = {prefix: _chats(prefix, seed, outputs) for prefix in ("radix", "none")}
-        garbage.settle()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does when it starts
         took = dict.fromkeys(both, 0.0)
         turn = list(both)
         while not all(scheduler.idle for scheduler in both.values()):

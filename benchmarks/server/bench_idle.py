@@ -3,9 +3,9 @@ also after a crowd: threads stop spinning.
 
     python benchmarks/server/bench_idle.py [MODEL ...] [--seconds 30] [--runs 3] [--limit 2]
 
-MODEL as for `bench_start.py`. Each run starts `sylvan serve`, asks for one token, lets it settle,
-and reads the CPU time of its processes (/proc/PID/stat: all threads, user and system) before and
-after `--seconds` without a request; then again after 32 requests at once. Prints percent of one
+MODEL as for `bench_start.py`. Each run starts `sylvan serve`, requests one token, waits until it is
+idle, and reads the CPU time of its processes (/proc/PID/stat: all threads, user and system) before
+and after `--seconds` without a request; then again after 32 requests at once. Prints percent of one
 core; ends with 1 where the median is above `--limit`. Linux.
 """
 
@@ -58,7 +58,7 @@ def idle(pid: int, seconds: float) -> dict[str, float]:
 
 
 def run(model: str, seconds: float, *, quiet: bool = True) -> dict[str, dict[str, float]]:
-    """What a server uses when it has started, and after a crowd."""
+    """Resource usage of a server after its start, and after a burst."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", model, "--port", str(port)]

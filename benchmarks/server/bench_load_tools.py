@@ -45,7 +45,7 @@ cli_main()
 
 @dataclass(frozen=True)
 class Bench:
-    """What every tool is told."""
+    """Settings of every tool."""
 
     url: str
     model: Path

@@ -5,7 +5,8 @@ which each gives a ratio. "On" is a collector of traces that takes everything, r
 files with prompts and outputs, an access log, custom labels, and a scrape each second. "Off" is a
 server without any of that; with `--baseline DIR` it runs the sources of another directory, such as
 a checkout of an earlier version, and also what is always on is measured. How far two runs of the
-same server differ is told beside it, and what processor time the API process, where nearly all of
+same server differ is reported, too, and the processor time that the API process, where nearly all
+of
 this happens, took for it: other programs on the machine change that little. About two minutes.
 
     python benchmarks/server/bench_observe.py [--model sapling] [--pairs 24] [--baseline DIR]

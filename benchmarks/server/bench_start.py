@@ -7,13 +7,15 @@ loads, the scheduler's process holds at most 1.2 times the weights and 400 MB.
 
 MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B) with random weights, of
 which a checkpoint is written. Each run times, one after another: `import torch` alone, a start
-without a load cache, and one with a warm one; each until a first token has come. Python may write
-compiled files, as it does for installed packages; a start that is not measured makes them, and
-fills the load cache. Processor time, of all processes and of the busiest one, tells how long it
-would take where other programs take none. With `--crowd` 32 requests of 500 tokens follow, and
-memory is measured under them, too. Linux; memory is what processes held at their peaks (VmHWM),
-files that they read from included, and of all processes together pages that they share count
-several times.
+without a load cache, and one with a warm one; each until a first token has come. With
+`--quantization` a start that only reads the file, without rounding it, is timed too; the aim is
+that a rounded model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`).
+Python may write compiled files, as it does for installed packages; starts that are not measured
+make them, and fill the load cache. Processor time, of all processes and of the busiest one, tells
+how long it would take where other programs take none. With `--crowd` 32 requests of 500 tokens
+follow, and memory is measured under them, too. Linux; memory is what processes held at their peaks
+(VmHWM), files that they read from included, and of all processes together pages that they share
+count several times.
 """
 
 from __future__ import annotations
@@ -49,13 +51,14 @@ PATIENCE_S = 120.0
 class Setup:
     model: str
     settings: tuple[str, ...]
+    rounding: tuple[str, ...]
     environment: dict[str, str]
     crowd: bool
 
 
 @contextmanager
 def directory(model: str, folder: Path) -> Iterator[str]:
-    """What `sylvan serve` is called with."""
+    """Arguments of `sylvan serve`."""
     if model not in SHAPES:
         yield model
         return
@@ -128,7 +131,7 @@ def import_torch(setup: Setup) -> float:
 
 
 def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
-    """What one start took, and the first tokens of an answer."""
+    """Times of one start, and the first tokens of an answer."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", setup.model, "--port", str(port)]
@@ -162,26 +165,34 @@ def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
 
 
 def measure(setup: Setup, cache: Path, runs: int) -> dict[str, Any]:
-    warm = ("--load-cache", str(cache))
+    rounding = setup.rounding
+    warm = (*rounding, "--load-cache", str(cache))
     _, tokens = serve(setup, *warm)
+    ways = {"off": rounding, "load_cache": warm} | ({"read": ()} if rounding else {})
+    wanted = {name: serve(setup)[1] if name == "read" else tokens for name in ways}
     torch_s: list[float] = []
-    rows: dict[str, list[dict[str, float]]] = {"off": [], "load_cache": []}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(runs):
         torch_s.append(import_torch(setup))
-        for name, settings in (("off", ()), ("load_cache", warm)):
+        for name, settings in ways.items():
             found, same = serve(setup, *settings)
-            assert same == tokens, "another answer"
+            assert same == wanted[name], "another answer"
             rows[name].append(found)
     result: dict[str, Any] = {"import_torch_s": spread(torch_s)}
     for name, found in rows.items():
         result[name] = {key: spread([one[key] for one in found]) for key in found[0]}
         ratios = [one["first_token_s"] / s for one, s in zip(found, torch_s, strict=True)]
         result[name]["over_import_torch"] = spread(ratios)
-    pairs = zip(rows["load_cache"], rows["off"], strict=True)
-    result["load_cache_over_off"] = spread(
-        [one["first_token_s"] / other["first_token_s"] for one, other in pairs]
-    )
+    result["load_cache_over_off"] = _over(rows["load_cache"], rows["off"])
+    if rounding:
+        for name in ("load_cache", "off"):
+            result[f"{name}_over_read"] = _over(rows[name], rows["read"])
     return result
+
+
+def _over(some: list[dict[str, float]], others: list[dict[str, float]]) -> list[float]:
+    pairs = zip(some, others, strict=True)
+    return spread([one["first_token_s"] / other["first_token_s"] for one, other in pairs])
 
 
 def spread(values: list[float]) -> list[float]:
@@ -199,8 +210,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for checkpoints and caches; kept")
     args = parser.parse_args()
     settings = ["--cache.max-tokens", str(args.kv_tokens)]
-    if args.quantization:
-        settings += ["--quantization", args.quantization]
+    rounding = ("--quantization", args.quantization) if args.quantization else ()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +218,7 @@ def main() -> None:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         for model in args.models:
             with directory(model, folder) as path:
-                setup = Setup(path, tuple(settings), environment, args.crowd)
+                setup = Setup(path, tuple(settings), rounding, environment, args.crowd)
                 row = measure(setup, folder / "load-cache", args.runs)
             about = {"model": model, "quantization": args.quantization, "cores": os.cpu_count()}
             print(json.dumps(about | row), flush=True)

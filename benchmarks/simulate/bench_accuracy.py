@@ -188,7 +188,7 @@ def fitted_behind(args: argparse.Namespace, folder: Path, model: Path, env: dict
 
 
 def gateway_ms(url: str, server_url: str, rate: float, results: Path) -> float:
-    """What the gateway adds to the first token: medians through it and past it, in turn."""
+    """TTFT added by the gateway: medians with and without it, alternating."""
     load = ("--requests", 16, *RANDOM, "--rate", rate)
     through, past = [], []
     for seed in range(3):

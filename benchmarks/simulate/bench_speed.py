@@ -24,7 +24,7 @@ from sylvan.sim.datasets import arranged, drawn
 from sylvan.sim.features import KNOTS
 from sylvan.sim.fleet import YOUNG_OBJECTS, Fleet
 from sylvan.sim.profile import Profile, SchedulerProfile
-from sylvan.utils.garbage import settle
+from sylvan.utils.garbage import freeze
 
 PER_WORKER = 2.0  # requests a second
 FLOOR_S, ROW_S, BOUND_ROWS = 6e-3, 9e-5, 64
@@ -57,7 +57,7 @@ def workload(replicas: int, requests: int):
 
 def run(replicas: int, requests: int, policy: str, *, skips: bool) -> list[float]:
     work = workload(replicas, requests)
-    settle(YOUNG_OBJECTS)
+    freeze(YOUNG_OBJECTS)
     made_s = time.process_time()
     fleet = Fleet(profile(), RoutingConfig(policy=policy), replicas, seed=1, skips=skips)
     began_s, cpu_s = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""ReAct: the model thinks, calls a tool, reads its result, and goes on until it has an answer."""
+"""ReAct: the model thinks, calls a tool, reads its result, and repeats until it has an answer."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LIMIT = 8  # tokens of an answer
 
 @dataclass(frozen=True)
 class Report:
-    """What base and adapter say to each prompt, and how well engine and PyTorch agree.
+    """Answers of base and adapter to each prompt, and how well engine and PyTorch agree.
 
     `drift` is the largest difference of the log probabilities of what the adapter said.
     """

@@ -1,6 +1,6 @@
 """GRPO on the built-in model: rollouts by `sylvan.Engine`, a trainer in PyTorch, one machine.
 
-The task is a toy: go on with a list of numbers in even digits only. In each step the engine draws a
+The task is a toy: continue a list of numbers in even digits only. In each step the engine draws a
 group of answers to each prompt, the trainer moves the weights towards the better ones of each
 group, and the engine gets the new weights through shared memory. The trainer needs transformers.
 
@@ -45,7 +45,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Report:
-    """What a step brought."""
+    """Result of a step."""
 
     reward: float
     version: str
@@ -83,7 +83,7 @@ def recomputed(engine: Engine, rollout: Rollout) -> list[float]:
 
 
 def logprobs_of(model: LlamaForCausalLM, rollout: Rollout) -> torch.Tensor:
-    """What the trainer's weights say of the tokens of an answer: (answer,)."""
+    """Log probabilities of an answer's tokens by the trainer's weights: (answer,)."""
     ids = torch.tensor([[*rollout.prompt, *rollout.answer]])
     logits = model(ids).logits[0, len(rollout.prompt) - 1 : -1].float()
     chosen = torch.tensor(rollout.answer)[:, None]

@@ -266,7 +266,7 @@ def test_memory_is_held_until_the_capability_lets_go(model_dir):
     assert bench.serving.scheduler.audit() == 0
 
 
-# ---- a capability whose worker half works while nobody runs
+# ---- a capability whose worker half works while no request runs
 
 
 class Fetched(msgspec.Struct, frozen=True):

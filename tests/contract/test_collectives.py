@@ -162,7 +162,7 @@ def test_the_mean_of_squares_is_over_all_parts(group):
         torch.testing.assert_close(found, whole.square().mean(-1, keepdim=True))
 
 
-def test_a_rank_that_ends_is_told_of(group):
+def test_a_rank_that_ends_is_reported(group):
     def run(rank: Communicator):
         ops.all_reduce(torch.ones(2), rank)
         if rank.rank == 1:
@@ -176,7 +176,7 @@ def test_a_rank_that_ends_is_told_of(group):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_late_is_told_of(group):
+def test_a_rank_that_is_late_is_reported(group):
     def run(rank: Communicator):
         ops.all_reduce(torch.ones(2), rank)
         if rank.rank == 1:

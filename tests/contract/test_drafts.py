@@ -1,6 +1,6 @@
 """Guesses in the step contract: several sampled rows a slice, verified along chains and trees.
 
-Whatever is guessed, the tokens are those of plain decoding: a row draws by seed and position.
+The tokens equal those of plain decoding for all drafts: a row draws by seed and position.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(model_dir):
-    """What plain decoding gives, op by op."""
+    """Tokens of plain decoding, op by op."""
     return plain_answers(model_dir, "eager")
 
 
 @pytest.fixture(scope="module")
 def native_expected(model_dir):
-    """What plain decoding gives in native steps."""
+    """Tokens of plain decoding in native steps."""
     if describe().variant is None:
         pytest.skip("kernels are not compiled")
     return plain_answers(model_dir, "program")

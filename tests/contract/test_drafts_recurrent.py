@@ -98,7 +98,7 @@ def test_log_probabilities_have_the_bits_of_plain_steps(models, share):
 
 
 def test_what_a_request_had_seen_is_kept_where_its_guesses_were_wrong(models):
-    """A follow-up goes on from the state behind the last right guess, not from a boundary."""
+    """A follow-up continues from the state after the last accepted draft, not from a boundary."""
     path, answers = models("lfm2")
     serving, _ = guessing(path, answers["greedy"], right=0.0)
     first = serving.generate(PROMPTS[:1], max_new_tokens=10)[0]

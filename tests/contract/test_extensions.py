@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from starlette.responses import Response
 
 from sylvan.api.validation import WireModel
+from sylvan.gateway import policies as routing
+from sylvan.gateway.policies.api import Placement, PolicyParts, RoutingPolicy, RoutingRequest
+from sylvan.gateway.workers.worker import Worker
 from sylvan.kernels import registry as kernel_registry
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.kernels.registry import KernelRegistry
 from sylvan.protocol.errors import RequestError
+from sylvan.runtime.cache import eviction
+from sylvan.runtime.cache.types import Node
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar import backends as grammar_backends
 from sylvan.runtime.features.grammar.api import CompiledGrammar
@@ -43,7 +49,9 @@ from sylvan.text.reasoning import ReasoningFamily, make_parser
 from sylvan.text.tools import ToolFamily, ToolParser, ToolSpec, parse
 from sylvan.text.tools.objects import ObjectGrammar
 from sylvan.text.tools.parser import ParsedTools
+from sylvan.utils.clock import VirtualClock
 from tests.contract import kernel_specs
+from tests.support.gateway import make_policy, make_worker
 from tests.support.grammar import vocabulary
 from tests.support.http import Client, checkpoint, engine
 from tests.support.kv import request
@@ -77,6 +85,52 @@ def test_a_policy_is_a_module_of_its_package(monkeypatch, tmp_path):
 
 def wanting(tokens):
     return Req(request(str(tokens), [1, 2, 3], new=tokens))
+
+
+# ---- an eviction policy: src/sylvan/runtime/cache/eviction/longest.py
+
+
+def key(node: Node) -> tuple[int, ...]:
+    """Evict long leaves first: fewer evictions, at the cost of long prompts."""
+    return (-len(node.tokens), node.last_used)
+
+
+def test_an_eviction_policy_is_a_module_of_its_package(monkeypatch, tmp_path):
+    add_module(monkeypatch, tmp_path, eviction, "longest", "key")
+    leaves = [
+        Node(np.arange(count), np.arange(count), None, last_used=used)
+        for count, used in ((3, 1), (9, 2), (9, 1))
+    ]
+
+    rank = eviction.eviction_policy("longest")
+
+    assert sorted(leaves, key=rank) == [leaves[2], leaves[1], leaves[0]]
+
+
+# ---- a routing policy: src/sylvan/gateway/policies/fewest.py
+
+
+class FewestTokens(RoutingPolicy):
+    """Selects the worker with the fewest queued prompt tokens."""
+
+    def select(self, workers: Sequence[Worker], request: RoutingRequest) -> Placement:
+        worker = min(workers, key=lambda each: each.queued_tokens)
+        return Placement(worker, request.num_tokens)
+
+
+def create(parts: PolicyParts) -> FewestTokens:
+    return FewestTokens()
+
+
+def test_a_routing_policy_is_a_module_of_its_package(monkeypatch, tmp_path):
+    add_module(monkeypatch, tmp_path, routing, "fewest", "create")
+    clock = VirtualClock()
+    busy, idle = make_worker(0, clock), make_worker(1, clock)
+    busy.queued_tokens = 100
+
+    policy = make_policy("fewest", clock=clock)
+
+    assert policy.select([busy, idle], RoutingRequest(prompt=b"x" * 8)).worker is idle
 
 
 # ---- an endpoint: a handler, and a line in a table of src/sylvan/runtime/server/routes/
@@ -336,7 +390,7 @@ def test_the_page_quotes_code_that_is_tested():
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
     assert [block for block in blocks if block.strip() not in tested] == []
-    assert len(blocks) == 10
+    assert len(blocks) == 12
 
 
 def test_the_page_about_kernels_shows_an_op_that_is_compiled():

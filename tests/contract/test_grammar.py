@@ -1,4 +1,4 @@
-"""What every grammar library does for us, whatever its name."""
+"""The contract of grammar backends."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ TEXTS = ["[a-c]{3}", "zz(x|y)?", "(yes|no) the", "[0-9]+"]
 
 
 def masks_of_steps(name: str) -> list[list[bytes]]:
-    """Masks of a batch, step by step; each output goes on with the least id."""
+    """Masks of a batch, step by step; each output continues with the smallest id."""
     grammars = {f"{i}": compiled(name, GrammarSpec("regex", t)) for i, t in enumerate(TEXTS)}
     matchers = Matchers(grammars, vocabulary, len(TOKENS), jumps=False)
     nothing = np.zeros(0, np.int32)
@@ -423,7 +423,7 @@ def test_a_bad_grammar_is_refused_with_its_kind_and_a_reason(name, spec) -> None
     assert caught.value.status == 400
 
 
-def test_what_another_version_dumped_is_refused_where_that_can_be_told(name) -> None:
+def test_what_another_version_dumped_is_refused_if_detectable(name) -> None:
     if name in ("llguidance", "combined"):
         pytest.skip("its dump is the grammar's text")
 
@@ -752,7 +752,7 @@ def test_a_refusal_says_where_in_the_text(name, kind, text, places) -> None:
 
     found = str(refusal(name, GrammarSpec(kind, text)))
     assert re.search(places, found), found
-    assert "start:" not in found  # nothing of what was made of it
+    assert "start:" not in found  # no part of the converted grammar
     if name != "outlines_core":
         inner = str(refusal(name, GrammarSpec("structural_tag", json.dumps(tags))))
         assert inner == found.replace(kind, f"structural_tag: #/format/elements/1/{key}", 1)
@@ -787,7 +787,7 @@ def test_what_the_first_library_cannot_do_the_second_does() -> None:
         assert all(accept(grammar.matcher(), text.encode()) for grammar in (made, again))
 
     assert libraries == ["llguidance", "xgrammar", "llguidance"]
-    with pytest.raises(RequestError, match="nope"):  # not valid: nobody else is asked
+    with pytest.raises(RequestError, match="nope"):  # invalid: no other backend is tried
         both.compile(GrammarSpec("json_schema", '{"type": "nope"}'))
 
 

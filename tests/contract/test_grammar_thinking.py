@@ -62,9 +62,7 @@ def _ids(matchers: Matchers, batch: SamplingBatch) -> set[int]:
 @pytest.mark.parametrize("backend", installed_backends())
 @pytest.mark.parametrize("regex", ["[0-9]+!", "(2|[a-c])+x", "24(a|b)", "[a-c]{4}", "name(yes|no)"])
 @pytest.mark.parametrize("thought", [b"23=", b"23ab!=", b"2323="])
-def test_the_grammar_begins_anew_after_the_thinking(
-    backend: str, regex: str, thought: bytes
-) -> None:
+def test_the_grammar_restarts_after_the_thinking(backend: str, regex: str, thought: bytes) -> None:
     answers = {b""}
     for _ in range(3):  # what the grammar allows in three steps, as far as bytes go
         wanted = {answer: mask(backend, regex, answer, None) for answer in answers}

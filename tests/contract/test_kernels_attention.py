@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, KVScales, Rope
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
-from sylvan.kernels.paged.cache import PageShape, allocate_pages
+from sylvan.kernels.paged.cache import PageShape, SmallNumbers, allocate_pages
 from tests.support.native import DTYPES, NativeOp, assert_close, random, variants
 
 NUM_PAGES = 60
 BASE = AttentionLayer(index=0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+FLOATS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+GIVEN = KVScales(torch.tensor([0.007, 0.002]), torch.tensor([0.005, 0.011]))  # some saturate
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,7 @@ class Case:
     qk_norm: bool = False
     norm_heads: tuple[int, int] = (1, 1)
     page_size: int = 32
-    int8: bool = False
-    int4: bool = False
+    small: SmallNumbers | None = None
     variant: AttentionVariant | None = None
 
     def rope(self) -> Rope | None:
@@ -68,7 +69,7 @@ CASES = {
     "chunks and a window": Case(replace(BASE, window=37), variant=AttentionVariant(chunk=100)),
     "slopes": Case(variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))),
     "int8, slopes": Case(
-        int8=True, variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.0, 0.0625]))
+        small="int8", variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.0, 0.0625]))
     ),
     "scaled queries": Case(
         rotary_dim=64, variant=AttentionVariant(query_scales=1 + torch.arange(700) / 300)
@@ -80,22 +81,33 @@ CASES = {
         for dim in (16, 24, 32, 80, 96, 128, 256)
     },
     **{f"pages of {size}": Case(page_size=size) for size in (16, 48, 64, 128)},
-    "int8": Case(int8=True),
-    "int8, pages of 16": Case(replace(BASE, head_dim=80), rotary_dim=80, page_size=16, int8=True),
-    "int8, window": Case(replace(BASE, window=37, softcap=5.0), page_size=48, int8=True),
-    "int4": Case(int4=True, rotary_dim=64),
+    "int8": Case(small="int8"),
+    "int8, pages of 16": Case(
+        replace(BASE, head_dim=80), rotary_dim=80, page_size=16, small="int8"
+    ),
+    "int8, window": Case(replace(BASE, window=37, softcap=5.0), page_size=48, small="int8"),
+    "int4": Case(small="int4", rotary_dim=64),
     "int4, pages of 16": Case(
-        replace(BASE, head_dim=128, scale=128**-0.5, v_head_dim=32), page_size=16, int4=True
+        replace(BASE, head_dim=128, scale=128**-0.5, v_head_dim=32), page_size=16, small="int4"
     ),
     "int4, window and sinks": Case(
         replace(BASE, window=37, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
         page_size=48,
-        int4=True,
+        small="int4",
     ),
     "int4, many heads a group": Case(
-        replace(BASE, head_dim=256, scale=256**-0.5, num_heads=14), int4=True
+        replace(BASE, head_dim=256, scale=256**-0.5, num_heads=14), small="int4"
     ),
-    "int8, wide": Case(replace(BASE, head_dim=256, v_head_dim=48, num_heads=6), int8=True),
+    "int8, wide": Case(replace(BASE, head_dim=256, v_head_dim=48, num_heads=6), small="int8"),
+    "fp8_e4m3": Case(small="fp8_e4m3", rotary_dim=64),
+    "fp8_e4m3, given scales": Case(replace(BASE, kv_scales=GIVEN), small="fp8_e4m3"),
+    "fp8_e4m3, pages of 16": Case(
+        replace(BASE, head_dim=80, window=37), rotary_dim=80, page_size=16, small="fp8_e4m3"
+    ),
+    "fp8_e5m2": Case(small="fp8_e5m2", rotary_dim=64),
+    "fp8_e5m2, wide": Case(
+        replace(BASE, head_dim=256, v_head_dim=48, num_heads=6), small="fp8_e5m2"
+    ),
 }
 
 IN_COMPANY = (
@@ -106,6 +118,8 @@ IN_COMPANY = (
     "sinks",
     "int8",
     "int4",
+    "fp8_e4m3, given scales",
+    "fp8_e5m2",
     "chunks",
     "slopes",
 )
@@ -128,8 +142,7 @@ class Cache:
             value_dim=layer.value_dim,
             page_size=case.page_size,
             dtype=dtype,
-            int8=case.int8,
-            int4=case.int4,
+            small=case.small,
         )
         self.pages = allocate_pages(shape, NUM_PAGES * 128 // case.page_size // 2).layers[0]
         self.pages.keys[:] = self.pages.values[:] = 0xFF  # NaN in both dtypes, and as a scale
@@ -187,10 +200,14 @@ def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
         )
     if variant.query_scales is not None:
         q = (q.float() * variant.query_scales[positions, None, None]).to(qkv.dtype)
-    if case.int8:
+    if case.small == "int8":
         k, v = reference.through_int8(k), reference.through_int8(v)
-    if case.int4:
+    elif case.small == "int4":
         k, v = reference.through_int4(k), reference.through_int4(v)
+    elif case.small:
+        given, kind = case.layer.kv_scales, FLOATS[case.small]
+        k = reference.through_fp8(k, kind, given and given.keys)
+        v = reference.through_fp8(v, kind, given and given.values)
     size = variant.chunk or len(qkv)
     parts = [slice(start, start + size) for start in range(0, len(qkv), size)]
     layer = replace(case.layer, slopes=variant.slopes)
@@ -252,7 +269,7 @@ def test_bits_do_not_depend_on_the_page_size(
         assert torch.equal(cache.step({0: prompt}, {0: 0}), want), size
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3", "fp8_e4m3, given scales"])
 def test_a_head_that_is_no_number_is_none_in_levels_either(library: Library, name: str) -> None:
     case = CASES[name]
     rows = rows_of(case, torch.float32, 20, 0)
@@ -269,14 +286,17 @@ def test_a_head_that_is_no_number_is_none_in_levels_either(library: Library, nam
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("size", "kind"),
-    [(16, ""), (48, ""), (64, ""), (16, "int8"), (48, "int8"), (64, "int8"), (48, "int4")],
+    [
+        *((16, None), (48, None), (64, None), (16, "int8"), (48, "int8"), (64, "int8")),
+        *((48, "int4"), (48, "fp8_e5m2")),
+    ],
 )
 def test_pages_before_the_window_are_not_read(
-    library: Library, dtype: torch.dtype, size: int, kind: str
+    library: Library, dtype: torch.dtype, size: int, kind: SmallNumbers | None
 ) -> None:
     """They may be another request's by then, and hold what is no number."""
     window = 100
-    case = Case(replace(BASE, window=window), page_size=size, **({kind: True} if kind else {}))
+    case = Case(replace(BASE, window=window), page_size=size, small=kind)
     prompt = rows_of(case, dtype, 460, 0)
     library.dll.sylvan_threads(2)
     whole, cut = Cache(library, case, dtype), Cache(library, case, dtype)

@@ -1,4 +1,4 @@
-"""What a head learns of rows while it multiplies: tokens are those of whole rows, bit by bit."""
+"""Row statistics collected by the head's product: tokens equal those of whole rows, bit by bit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {"11": 60.0}},
     "stops": {"min_new_tokens": 99, "stop_token_ids": tuple(range(0, VOCAB, 2))},
     "told": {"told": LogprobOptions(top=2)},
-    "told of ids": {"told": LogprobOptions(token_ids=(3, 500))},
+    "requested ids": {"told": LogprobOptions(token_ids=(3, 500))},
     "told, drawn": {"temperature": 0.8, "told": LogprobOptions(top=5)},
     "told, drawn of the best": {"temperature": 0.8, "top_k": 3, "told": LogprobOptions(top=20)},
     "stops, later": {"min_new_tokens": 1, "stop_token_ids": tuple(range(0, VOCAB, 2))},
@@ -109,7 +109,7 @@ class Head:
     def sample(
         self, x: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> tuple[SampleOutput, torch.Tensor]:
-        """What one call chooses, and the memory of the logits after it."""
+        """The ids chosen by one call, and the memory of the logits after it."""
         self.program.write(self.x, x)
         memory = self.program.read(self.logits, len(x))
         memory.fill_(UNTOUCHED)

@@ -24,7 +24,7 @@ def test_ranks_add_up_to_the_bits_of_one(variant: str, dtype: torch.dtype, rows:
     weight = random(OUTPUTS, INPUTS, dtype=dtype, seed=2, scale=0.1)
 
     def product(first: int, count: int) -> torch.Tensor:
-        """What a rank makes of its share, in float32."""
+        """A rank's partial product, in float32."""
         columns = slice(first * INPUTS // PARTS, (first + count) * INPUTS // PARTS)
         own, w = x[:, columns].clone(), weight[:, columns].clone()
         return native(

@@ -1,4 +1,4 @@
-"""What every platform keeps to: those of this package, and one of another package."""
+"""The contract of platforms: those of this package, and one of another package."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_another_stream_follows_an_event(platform):
     assert set(done) == {"steps", "beside"}
 
 
-def test_memory_is_told_in_bytes(platform):
+def test_memory_is_in_bytes(platform):
     memory = platform.memory()
 
     assert 0 < memory.free <= memory.total
@@ -188,7 +188,7 @@ def test_what_is_not_there_is_one_sentence_with_a_way_out(name):
     assert why is None or (not why.endswith(".") and "\n" not in why and "device=cpu" in why)
 
 
-def test_a_mac_whose_torch_cannot_use_its_gpu_is_told_so():
+def test_a_mac_whose_torch_cannot_use_its_gpu_is_reported():
     if torch.backends.mps.is_available():
         pytest.skip("it can")
 
@@ -211,7 +211,7 @@ def test_an_npu_is_opened_by_the_interface_of_torch_npu(ascend):
     assert graph._graph.replayed == 1
 
 
-def test_a_machine_without_an_npu_is_told_what_is_missing(ascend, tmp_path):
+def test_a_machine_without_an_npu_reports_what_is_missing(ascend, tmp_path):
     assert ascend.problem() is None
     (tmp_path / "dev/davinci0").unlink()
     assert "npu-smi info" in ascend.problem()
@@ -220,7 +220,7 @@ def test_a_machine_without_an_npu_is_told_what_is_missing(ascend, tmp_path):
         open_platform(ascend)
 
 
-def test_an_npu_without_torch_npu_is_told_what_is_missing(ascend, monkeypatch):
+def test_an_npu_without_torch_npu_reports_what_is_missing(ascend, monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 

@@ -43,7 +43,7 @@ class Case:
 
 
 def tensors(pool: Any, group: int) -> list[torch.Tensor]:
-    """What layers of a group see, (num_pages, ...) each, in the order that pages are exported."""
+    """The layers' views of a group, (num_pages, ...) each, in export order."""
     layers = [i for i, g in enumerate(pool.layer_groups) if g == group]
     if isinstance(pool, NativePool):
         sides = [x for i in layers for x in (pool.layers[i].keys, pool.layers[i].values)]
@@ -370,7 +370,7 @@ def test_on_a_device_a_transfer_follows_the_steps_and_waits_for_nothing(checked)
     assert not keys[:4].any()
 
 
-def test_a_device_that_fails_is_told_of_by_the_transfer():
+def test_a_device_that_fails_is_reported_by_the_transfer():
     platform = DelayedPlatform()
     pool = MHAPool(SHAPE, torch.float32, transfers=DeviceTransfers(platform))
     memory = pool.groups[0]

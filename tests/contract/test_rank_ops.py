@@ -23,7 +23,7 @@ from tests.support.ranks import in_threads
 
 
 def on_two(variant: str, memory: Path, what) -> list[torch.Tensor]:
-    """What the first of two processes finds."""
+    """The result of the first of two processes."""
     command = [sys.executable, "-m", "tests.support.rank_ops", variant, str(memory), what.__name__]
     other = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     found = run_rank(variant, memory, 0, what)
@@ -76,7 +76,7 @@ def test_collectives_of_programs_have_the_bits_of_the_reference(variant: str, tm
 
 
 @pytest.mark.parametrize("variant", variants())
-def test_a_rank_that_is_lost_within_a_program_is_told_of(variant: str, tmp_path: Path):
+def test_a_rank_that_is_lost_within_a_program_is_reported(variant: str, tmp_path: Path):
     library = load(variant)
     ranks = SharedRanks(library, tmp_path / "memory", 0, 2, 0.2)
     x = random(3, 40, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What every store of KV pages must do, and that one never gives a wrong byte after a crash."""
+"""The contract of KV stores; none returns a wrong byte after a crash."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_s3_that_hangs_is_not_waited_for_long(monkeypatch):
 
 
 @pytest.mark.skipif(not MOONCAKE, reason="mooncake-transfer-engine is not installed")
-def test_a_mooncake_master_that_hangs_stops_nobody(monkeypatch):
+def test_a_mooncake_master_that_hangs_stops_no_request(monkeypatch):
     monkeypatch.setattr(mooncake_backend, "_JOIN_S", 5.0)
     limits = StoreLimits(timeout_s=1.0)
     with mooncake_master() as (url, master):
@@ -297,7 +297,7 @@ def test_a_mooncake_master_that_hangs_stops_nobody(monkeypatch):
         master.send_signal(signal.SIGSTOP)
         with pytest.raises(StoreError, match="does not answer"):
             open_store(url, limits)
-        store.close()  # returns, though nobody answers
+        store.close()  # returns without an answer
         master.send_signal(signal.SIGCONT)
 
 

@@ -106,7 +106,7 @@ def nginx(folder: Path, certificate: Path, upstream: str, port: int) -> list[str
     whole = f"pid {folder}/pid; daemon off; error_log stderr;\nevents {{}}\n"
     whole = (
         f"user root;\n{whole}" if os.geteuid() == 0 else whole
-    )  # else nobody: not of this folder
+    )  # otherwise nobody, a user without access to this folder
     whole += f"http {{ access_log off;\n{places} include {folder}/sylvan.conf; }}\n"
     (folder / "nginx.conf").write_text(whole)
     return ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
@@ -227,7 +227,7 @@ def test_bodies_of_some_megabytes_pass(proxy, tmp_path):
 
 
 def pages(url: str, headers: dict[str, str]) -> str:
-    """The first page names the address by which its reader came."""
+    """The first page names the address that its reader used."""
     return httpx.get(f"{url}/", headers={"Accept": "text/plain", **headers}).text
 
 
@@ -236,7 +236,7 @@ def test_the_word_of_a_trusted_proxy_counts(server, proxy):
     assert "https://" in pages(server, {"X-Forwarded-Proto": "https"})
 
 
-def test_nobody_else_is_believed(tmp_path):
+def test_others_are_not_believed(tmp_path):
     model = str(write_model(tmp_path / "model"))
     port = free_port()
     command = [sys.executable, "-m", "sylvan", "serve", model, "--port", str(port)]

@@ -79,7 +79,7 @@ def running(model: str, *flags: str, port: int = 0) -> Iterator[Server]:
 
 
 def _key(flags: tuple[str, ...]) -> str:
-    """What opens the operator's routes."""
+    """Headers with the operator's key."""
     given = dict(itertools.pairwise(flags))
     return given.get("--server.admin-api-key") or given.get("--server.api-key", "")
 

@@ -73,7 +73,7 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    """What transformers writes about a window of 30 s at most."""
+    """The transcription by transformers of a window of at most 30 s."""
     model = transformers.WhisperForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     )
@@ -149,6 +149,22 @@ def test_long_sounds_are_heard_in_windows(server):
     assert ask(server, data, response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
 
 
+def test_words_have_times(server):
+    data = wav(31.0)
+    form = {"response_format": "verbose_json"}
+    plain = ask(server, data, **form).json()
+    both = ask(server, data, **form, **{"timestamp_granularities[]": ["word", "segment"]}).json()
+    words = both.pop("words")
+    assert both == plain
+    assert "".join("".join(w["word"] for w in words).split()) == "".join(both["text"].split())
+    times = [time for word in words for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= 31.0
+    alone = ask(server, data, **form, **{"timestamp_granularities[]": "word"}).json()
+    assert alone["words"] == words
+    assert "segments" not in alone
+
+
 def test_streamed_equals_whole(server):
     data = wav(31.0)
     whole = ask(server, data).json()["text"]
@@ -174,6 +190,11 @@ def test_streamed_equals_whole(server):
         (wav(0.5), {"response_format": "mp3"}, "response_format"),
         (wav(0.5), {"temperature": "hot"}, "temperature"),
         (wav(0.5), {"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        (
+            wav(0.5),
+            {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
+            "timestamp_granularities",
+        ),
         (wav(0.5), {"response_format": "srt", "stream": "true"}, "stream"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_named():
     assert "no server is ready at http://127.0.0.1:9" in done.stderr
 
 
-def test_requests_that_fail_are_counted_and_the_rest_goes_on(server, tmp_path):
+def test_requests_that_fail_are_counted_and_the_rest_continues(server, tmp_path):
     data = tmp_path / "own.jsonl"
     entries = [{"prompt": f"hello {i}", "output_tokens": 3} for i in range(4)]
     entries[2]["extra"] = {"sampling_params": {"temperature": -5}}

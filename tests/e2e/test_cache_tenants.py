@@ -1,4 +1,4 @@
-"""What two tenants and the operator are told of the prefix cache."""
+"""Reports about the prefix cache to two tenants and the operator."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text()  # what stands there too runs in test_
 
 
 def commands(code):
-    """One command after another; a quoted text or a backslash goes on in the next line."""
+    """One command after another; a quoted text or a backslash continues in the next line."""
     lexer = shlex.shlex(code.replace("\\\n", " "), posix=True, punctuation_chars="\n")
     lexer.whitespace = " \t"
     lexer.whitespace_split = True

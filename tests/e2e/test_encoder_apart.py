@@ -56,7 +56,7 @@ def test_answers_are_those_of_one_server(tmp_path):
     with running(str(folder), "--dtype", "float32") as whole:
         expected = [ask(whole.url, *given).json()["choices"] for given in prompts]
 
-    missing = "http://127.0.0.1:9"  # discard: nobody answers
+    missing = "http://127.0.0.1:9"  # the discard port: no server answers
     flags = ["--dtype", "float32", "--language-only", "--media.encoder-key", KEY]
     with ExitStack() as stack:
         with encoder(folder, "--api-key", KEY, "--media.item-bytes", "100KB") as far:

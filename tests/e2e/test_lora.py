@@ -117,7 +117,7 @@ def hostile(folder: Path, source: Path) -> dict[str, Path]:
 
 
 class Storm:
-    """Clients that ask and leave, and an operator that changes what they ask for."""
+    """Clients that ask and leave, and an operator that changes the adapters that they use."""
 
     def __init__(
         self, caller: Caller, folders: dict[str, Path], want: dict[str | None, list[int]]
@@ -174,7 +174,7 @@ class Storm:
 def test_every_answer_is_right_while_adapters_and_weights_come_and_go(
     model_dir: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Nobody gets what is another's, whatever is loaded, refused, unloaded or replaced."""
+    """Requests get their own adapter, whatever is loaded, refused, unloaded or replaced."""
     flags = (*FLAGS, "--server.admin-api-key", "root", "--max-loras-per-batch", "2")
     paths = ("--lora-paths", *(f"{name}={folders[name]}" for name in STAYS))
     bad = hostile(tmp_path, folders["f0"])

@@ -65,7 +65,7 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    """What transformers answers, for a prompt with a placeholder for each image."""
+    """The answer of transformers to a prompt with a placeholder for each image."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     processor = Processor(folder)
 
@@ -419,7 +419,7 @@ def test_metrics_tell_what_is_encoded(server):
 
     newest = -1.0
     while newest != (newest := asked()):
-        time.sleep(1.5)  # until heartbeats have told of all that other tests asked for
+        time.sleep(1.5)  # until heartbeats have reported the requests of other tests
     before = newest, told("sglang:encoder_cache_hit_files_total")
     image = png(77)
     for text in ("one", "two"):  # after the image, so that the prefix cache does not have it

@@ -1,4 +1,4 @@
-"""What operators see of a real server: metrics, dashboard, alerts, traces, logs, profiles."""
+"""Observation of a real server: metrics, dashboard, alerts, traces, logs, profiles."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def _dashboard_queries() -> list[str]:
 
 
 def _alert_queries(group: str) -> list[str]:
-    """What alerts compare with their bounds."""
+    """The values that alerts compare with bounds."""
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     rules = [rule for each in groups if each["name"] == group for rule in each["rules"]]
     return [re.split(r"\s(?:>|<|==)\s", rule["expr"])[0].replace("[5m]", "[1m]") for rule in rules]
@@ -504,7 +504,9 @@ def test_ten_times_too_much_keeps_the_server_live(observed: Observed) -> None:
     assert all(call.result().status_code == 200 for call in calls)
 
 
-def test_however_many_values_of_a_label_come_a_hundred_are_told_apart(observed: Observed) -> None:
+def test_however_many_values_of_a_label_come_a_hundred_are_distinguished(
+    observed: Observed,
+) -> None:
     """A million of them are given to the same code in tests/unit/runtime/server/test_observe.py."""
 
     def ask(number: int) -> None:
@@ -529,7 +531,7 @@ def test_however_many_values_of_a_label_come_a_hundred_are_told_apart(observed: 
 
 
 @pytest.mark.slow
-def test_prometheus_goes_on_after_the_server_was_restarted(tmp_path: Path) -> None:
+def test_prometheus_continues_after_the_server_was_restarted(tmp_path: Path) -> None:
     """A dashboard is open meanwhile: rates count from 0 again, and nothing is negative."""
     model = write_random_model(tmp_path / "model")
     port = _free_port()
@@ -588,7 +590,7 @@ def test_a_collector_that_hangs_costs_spans_only(observed: Observed) -> None:
 
 
 @pytest.mark.slow
-def test_traces_over_http_go_on_from_the_gateway_to_the_server(
+def test_traces_over_http_continue_from_the_gateway_to_the_server(
     tmp_path: Path,
 ) -> None:
     """One tree: client, gateway, API process, scheduler, detokenizer."""

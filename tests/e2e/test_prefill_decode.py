@@ -49,7 +49,7 @@ class Pair:
     def ask(
         self, path: str, body: dict[str, Any], meeting: dict[str, Any] | None = None
     ) -> tuple[httpx.Response, httpx.Response]:
-        """What both answer."""
+        """The answer of both servers."""
         both = {**body, **(meeting or self.meeting())}
         with ThreadPoolExecutor(2) as pool:
             urls = (self.prefill.url, self.decode.url)
@@ -58,7 +58,7 @@ class Pair:
         return prefill, decode
 
     def alone(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """What the prefill server answers if it does everything."""
+        """The answer of the prefill server alone."""
         return httpx.post(self.prefill.url + path, json=body, timeout=60)
 
     def counts(self, server: Server) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_malformed_meetings_are_refused_by_name(pair, name, value):
     assert name in reply.text
 
 
-def test_nobody_at_the_address_means_that_the_prompt_is_computed_here(pair):
+def test_an_unreachable_address_means_that_the_prompt_is_computed_here(pair):
     meeting = {**pair.meeting(), "bootstrap_port": free_port()}
     body = generate(PROMPT + "nobody", temperature=0)
 
@@ -255,7 +255,7 @@ def test_many_at_once_all_get_their_own(pair):
 
 @pytest.mark.slow
 def test_a_draft_head_goes_along(tmp_path):
-    """What it made of the prompt is handed over with the keys and values of the model."""
+    """The head's KV of the prompt is transferred with the model's."""
     model = str(write_random_model(tmp_path / "model", context_len=256))
     head = write_head(tmp_path / "head", "eagle3")
     guess = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))

@@ -1,4 +1,4 @@
-"""One of two servers stops or dies while it computes or sends: the other goes on, and frees all."""
+"""One of two servers stops or dies while it computes or sends: the other one frees all memory."""
 
 from __future__ import annotations
 

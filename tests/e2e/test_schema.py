@@ -1,4 +1,4 @@
-"""Whatever `/openapi.json` allows, and what it does not, gets an answer that it describes."""
+"""Bodies that `/openapi.json` allows, and others, get answers that it describes."""
 
 from __future__ import annotations
 

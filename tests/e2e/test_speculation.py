@@ -95,7 +95,7 @@ def answers(client, all_at_once):
 
 
 def told(reply):
-    """What does not depend on how fast it went."""
+    """The fields that do not depend on speed."""
     if isinstance(reply, list):
         return [told(part) for part in reply]
     meta = reply["meta_info"]

@@ -73,7 +73,7 @@ def test_budget_counts_from_the_start_that_the_model_writes(http, marks, prompt)
     assert choice["response_token_ids"][:4] == [marks[0], marks[0], marks[0], marks[1]]
 
 
-def test_without_a_budget_thinking_goes_on(http, marks, prompt):
+def test_without_a_budget_thinking_continues(http, marks, prompt):
     choice, usage = ask(http, marks, prompt)
 
     assert marks[1] not in choice["response_token_ids"]

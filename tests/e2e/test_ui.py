@@ -67,8 +67,8 @@ class Tab:
 
     Attributes:
         page: Playwright's.
-        faults: What the browser complained of, refusals of the policy above all.
-        hosts: Whom it asked for something.
+        faults: Errors of the browser, above all violations of the content policy.
+        hosts: Hosts that it contacted.
         sent: Bodies of chats.
     """
 
@@ -88,7 +88,7 @@ class Tab:
         return self.page
 
     def _said(self, message: Any) -> None:
-        refused = message.text.startswith("Failed to load resource")  # told by its status
+        refused = message.text.startswith("Failed to load resource")  # reported by its status
         if message.type == "error" and not refused:
             self.faults.append(message.text)
 
@@ -459,7 +459,7 @@ def test_every_view_is_usable_by_everyone(chrome, plain, scheme, size):
 
 
 def violations(page: Any, where: str) -> list[str]:
-    """What axe-core finds; and that nothing is wider than the screen."""
+    """Findings of axe-core, and elements that are wider than the screen."""
     page.evaluate(AXE.read_text())
     result = page.evaluate("axe.run()")
     wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
@@ -470,7 +470,7 @@ def violations(page: Any, where: str) -> list[str]:
     ]
 
 
-def test_the_page_goes_on_after_the_server_was_restarted(chrome):
+def test_the_page_continues_after_the_server_was_restarted(chrome):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

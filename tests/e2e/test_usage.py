@@ -1,4 +1,4 @@
-"""Usage that clients are told, and what the server counted, against what the engine generated."""
+"""Usage in answers and in the server's counters, against the engine's outputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def settled(http):
 
 
 async def grown(http, work):
-    """What the work told, and by how much the server's counters grew meanwhile."""
+    """Usage reported by the calls, and the growth of the server's counters meanwhile."""
     start = await settled(http)
     told = await asyncio.gather(*work)
     end = await settled(http)

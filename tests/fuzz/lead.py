@@ -1,6 +1,6 @@
 """Fuzz one target, led by the code that inputs reach: `python -m tests.fuzz.lead gguf`.
 
-Needs atheris, which wheels of PyPI have for Linux on x86. What it learns stays in `build/fuzz`.
+Needs atheris, which wheels of PyPI have for Linux on x86. Its corpus stays in `build/fuzz`.
 """
 
 from __future__ import annotations

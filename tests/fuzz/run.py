@@ -47,7 +47,7 @@ def save(target: Target, data: bytes) -> Path:
 
 
 def try_bounded(target: Target, data: bytes) -> str | None:
-    """Run one input; what is wrong with how it ended, if anything is."""
+    """Run one input; return the fault, if any."""
     signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_S)
     try:

@@ -1,4 +1,4 @@
-"""What is fuzzed: functions of bytes, each with inputs to begin from and the errors it may raise.
+"""Fuzz targets: functions of bytes, each with initial inputs and the errors that it may raise.
 
 An input is a finding if it raises another error, takes longer than `MAX_S` of processor time, or
 more memory than the runner allows.
@@ -73,7 +73,7 @@ class Target:
         name: For the command line, and the folder of its corpus.
         run: Raises for what it finds.
         seeds: Makes inputs to begin from.
-        allowed: Errors that say what is wrong with an input.
+        allowed: Errors that report an invalid input.
     """
 
     name: str
@@ -354,7 +354,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def run_ticket(data: bytes) -> None:
-    """What a gateway sends with a call: the ticket as header, and how far its client has come."""
+    """The gateway's headers of a call: the ticket, and the progress of its client."""
     with contextlib.suppress(JournalError):
         ResumeFrom.decode(data)
     with contextlib.suppress(JournalError):

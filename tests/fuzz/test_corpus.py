@@ -1,4 +1,4 @@
-"""What fuzzing once found stays mended, and a moment of fuzzing finds nothing new.
+"""Inputs that fuzzing found stay fixed, and a short fuzzing run finds nothing new.
 
 `make fuzz` fuzzes for as long as one likes.
 """

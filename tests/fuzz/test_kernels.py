@@ -1,4 +1,4 @@
-"""Whatever a valid request asks for, kernels say the same in a batch as alone."""
+"""For all valid requests, kernels compute the same in a batch as alone."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_dot_products_round_differently_at_most(compiled, tmp_path, monkeypatch,
 
 
 def test_the_emulated_chip_has_them(compiled):
-    """What `sylvan_cpu` says: bits 6 and 7."""
+    """Bits 6 and 7 of `sylvan_cpu`."""
     libraries, runner = compiled
     done = subprocess.run(
         [str(QEMU), "-L", str(ROOT), str(runner), str(libraries["portable"])],

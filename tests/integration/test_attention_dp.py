@@ -60,7 +60,7 @@ async def runtime(model: Path) -> AsyncIterator[Runtime]:
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
+async def test_a_rank_that_is_killed_is_replaced_and_streams_continue(
     model: Path, runtime: Runtime
 ) -> None:
     alone = await Runtime.start(tiny_config(model, runner="eager"))

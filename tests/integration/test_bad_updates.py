@@ -152,7 +152,7 @@ def test_files_that_are_cut_off(
 def test_a_checkpoint_of_what_is_no_file(
     serving: Serving, model_dir: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    """Nobody waits for a pipe, or reads a device to its end."""
+    """Pipes and devices are rejected without reading them."""
     shutil.copytree(model_dir, tmp_path / "other")
     path = tmp_path / "other" / name
     path.unlink()

@@ -83,7 +83,7 @@ def guarded(model, tmp_path_factory):
 
 
 def replayed(capsys, *words):
-    """What `sylvan replay` returns and prints, in this process."""
+    """Exit status and output of `sylvan replay`, in this process."""
     code = main(["replay", *map(str, words)])
     return code, *capsys.readouterr()
 
@@ -238,7 +238,7 @@ def test_server_on_a_unix_socket_stops_with_its_standard_input(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_server_goes_on_recording_after_its_scheduler_died(model, tmp_path, capsys):
+def test_server_continues_recording_after_its_scheduler_died(model, tmp_path, capsys):
     folder = tmp_path / "flight"
     options = {"temperature": 0, "ignore_eos": True}
     with served(model, "--record", folder) as (process, url):

@@ -1,4 +1,4 @@
-"""A disk that fails or hangs under a server: who needs it is told or waits, and nothing is lost."""
+"""A disk that fails or hangs under a server: affected calls fail or wait, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def test_tensors_are_read_back_as_they_were_sent(old_dir, new_dir):
     assert found.error == "this model has no tensor 'no.such'"
 
 
-def test_requests_under_way_go_on_with_the_new_weights(old_dir, new_dir):
+def test_requests_under_way_continue_with_the_new_weights(old_dir, new_dir):
     serving, fresh = Serving(old_dir, runner="auto"), Serving(new_dir, runner="auto")
     rid = serving.add(PROMPTS[1], max_new_tokens=24, ignore_eos=True)
     while len(serving.tokens.get(rid, [])) < 6:

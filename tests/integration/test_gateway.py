@@ -103,7 +103,7 @@ async def test_streams_are_passed_on_as_they_are(front, path):
     assert len(events(response.text)) > 3
 
 
-async def test_ollama_streams_lines_unless_told_otherwise(front):
+async def test_ollama_streams_lines_by_default(front):
     response = await front.post("/api/generate", {"model": "m", "prompt": "abc"})
 
     assert response.headers["content-type"].startswith("application/x-ndjson")
@@ -119,7 +119,7 @@ async def test_every_generating_route_of_a_worker_is_passed_on():
     assert generating - passed == set()
 
 
-async def test_conversations_go_on_where_they_are(front, workers):
+async def test_conversations_continue_where_they_are(front, workers):
     made = (await front.post("/v1/conversations", {})).json()
     path = f"/v1/conversations/{made['id']}"
     for conversation in (made["id"], {"id": made["id"]}):
@@ -519,7 +519,7 @@ async def test_a_stream_that_is_not_there_is_gone(front):
     assert odd.status_code == 400
 
 
-async def test_a_stream_to_which_nobody_comes_back_ends(workers):
+async def test_a_stream_without_reconnection_ends(workers):
     workers[0].engine.control.hold = True
     async with gateway(workers[0].url, failover__resume_s=0.1) as front:
         headers = {"x-sylvan-event-ids": "1"}

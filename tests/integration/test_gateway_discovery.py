@@ -44,7 +44,7 @@ async def test_workers_follow_the_file(checkpoint, tmp_path):
         await until(lambda: urls(front) == {a.url, b.url, fixed.url})
         assert front.metric("smg_discovery_workers_discovered", source="file") == 2
 
-        file.write_text("garbage")  # a half-written file takes nobody away
+        file.write_text("garbage")  # a half-written file removes no worker
         await until(
             lambda: front.metric("smg_discovery_sync_duration_seconds_count", source="file") > 5
         )
@@ -106,7 +106,7 @@ def pod(address, *, ready=True, **changes):
 
 @dataclass
 class ApiServer:
-    """What the API server of a cluster would answer, and what it was asked.
+    """A fake API server of a cluster, which records its requests.
 
     `labelled` has the pods of certain selectors; all others match `pods`.
     """
@@ -173,7 +173,7 @@ async def test_pods_that_are_ready_are_workers(checkpoint, cluster):
             assert path == "/api/v1/namespaces/llm/pods"
             assert unquote(query) == "labelSelector=app=sylvan,tier=prod"
 
-            cluster.status = 500  # the API server is away: nobody is taken for gone
+            cluster.status = 500  # the API server is down: workers stay registered
             seen = len(cluster.asked)
             await until(lambda: len(cluster.asked) > seen + 2)
             assert urls(front) == {a.url}

@@ -172,7 +172,7 @@ def only_first(front, pair, *, only):
 
 
 def losing(front, pair, number):
-    """What kills or stops the first one while it serves."""
+    """Ways to kill or stop the first worker while it serves."""
     only_first(front, pair, only=True)
 
     async def lose():

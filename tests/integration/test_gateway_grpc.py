@@ -167,7 +167,7 @@ def scripted_as(worker, case):
 
 
 def choices_of(reply):
-    """What must be the same, whatever it is called."""
+    """The fields that must be equal, under either name."""
     if isinstance(reply, list) or "text" in reply:
         rows = reply if isinstance(reply, list) else [reply]
         return [
@@ -339,7 +339,7 @@ async def test_a_tool_that_is_chosen_must_be_there(worker, front):
     assert worker.engine.control.requests == []
 
 
-async def test_other_makes_are_told_that_a_grammar_waits_for_thinking(folder):
+async def test_other_makes_get_an_error_if_a_grammar_waits_for_thinking(folder):
     settings = {"tokens__tokenizer": str(folder), "retry__max_tries": 1}
     asked = []
     async with garbage(complete("stop"), asked=asked) as url, gateway(url, **settings) as front:
@@ -515,7 +515,7 @@ async def test_texts_are_tokenised_once(folder):
 
 
 class CuttingProxy:
-    """Passes a worker's connections on, until it is told after how many bytes of it to die."""
+    """Forwards a worker's connections, and breaks after a given number of bytes if asked to."""
 
     def __init__(self, url):
         self._port = int(url.rpartition(":")[2])
@@ -548,7 +548,7 @@ class CuttingProxy:
                 if counted and self.left is not None:
                     self.left -= len(data)
                     if self.left < 0:
-                        await asyncio.sleep(1.0)  # an abort discards what nobody has read yet
+                        await asyncio.sleep(1.0)  # an abort discards unread output
                         self._die()
                         return
                 writer.write(data)
@@ -582,7 +582,7 @@ LOST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LOST)
-async def test_a_request_goes_on_elsewhere_when_its_worker_is_lost(folder, case):
+async def test_a_request_continues_elsewhere_when_its_worker_is_lost(folder, case):
     path, body = LOST[case]
     async with both(folder) as a, both(folder) as b, CuttingProxy(a.grpc) as proxy:
         for worker in (a, b):
@@ -602,7 +602,7 @@ async def test_a_request_goes_on_elsewhere_when_its_worker_is_lost(folder, case)
         first, last = b.engine.control.requests[0], b.engine.control.requests[-1]
     assert proxy.dead
     assert continued >= 1
-    assert len(first.output_ids) > 0  # it was continued, not begun anew
+    assert len(first.output_ids) > 0  # it was continued, not restarted
     assert len(last.output_ids) == 0
     assert first.sampling.sampling_seed == a.engine.control.requests[-1].sampling.sampling_seed
     if body.get("stream"):

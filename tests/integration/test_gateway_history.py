@@ -62,7 +62,7 @@ async def ask(front, text, **fields):
     return await front.post("/v1/responses", {"model": "scripted", "input": text, **fields})
 
 
-async def test_a_response_goes_on_at_another_upstream(checkpoint, tmp_path):
+async def test_a_response_continues_at_another_upstream(checkpoint, tmp_path):
     async with (
         forgetful(checkpoint) as a,
         forgetful(checkpoint, served_model_name="other") as b,

@@ -141,7 +141,7 @@ async def test_what_the_client_did_wrong_is_not_tried_elsewhere(checkpoint, tmp_
         assert b.calls == []
 
 
-async def test_keys_of_the_gateway_stay_here_and_those_of_clients_go_on(checkpoint, tmp_path):
+async def test_keys_of_the_gateway_stay_here_and_those_of_clients_continue(checkpoint, tmp_path):
     async with scripted(checkpoint) as a:
         content = {"upstreams": [{"url": f"{a.url}/v1", "models": ["scripted"]}]}
         mine = {"authorization": "Bearer mine", "x-sylvan-ticket": "forged"}

@@ -20,7 +20,7 @@ JSON = [(b"content-type", b"application/json")]
 
 @dataclass
 class Upstream:
-    """A worker that records bodies and does as it is told.
+    """A worker that records bodies and follows a script.
 
     Attributes:
         answer: Of POST requests: status, and JSON or the events of a stream.
@@ -140,7 +140,7 @@ async def test_both_get_the_same_body_and_the_answer_is_the_decode_workers(pairs
     assert loads == [0, 0]
 
 
-async def test_the_bootstrap_port_of_a_prefill_worker_is_told(pairs):
+async def test_the_bootstrap_port_of_a_prefill_worker_is_reported(pairs):
     prefills, decode = [Upstream(), Upstream()], Upstream()
     async with pairs(prefills, [decode], routing__prefill_policy="round_robin") as front:
         for _ in range(2):
@@ -208,7 +208,7 @@ def meta(**info):
     return {"text": "t", "meta_info": info}
 
 
-def test_a_worker_that_goes_on_alone_is_to_meet_nobody():
+def test_a_worker_that_continues_alone_without_others():
     raw = b'{"text": "x",  "bootstrap_room": 5, "bootstrap_host": "h"}'
 
     assert orjson.loads(without_meetings(raw, orjson.loads(raw))) == {"text": "x"}

@@ -111,7 +111,7 @@ async def test_a_process_that_is_gone_has_no_load(workers, tmp_path):
             held = asyncio.create_task(a.post("/generate", {"text": "x"}))
             await until(lambda: worker(b, url).load == 1)
             a.runtime._stack.push_async_callback(ended, held)
-            worker(a, url).on_load.clear()  # it is killed: nobody is told
+            worker(a, url).on_load.clear()  # it is killed: no listener is called
         assert worker(b, url).load == 1
         clock.advance(SILENT_S + 1)
         await until(lambda: worker(b, url).load == 0)

@@ -89,7 +89,7 @@ async def test_a_gateway_with_a_certificate_is_let_in(certificates, server):
             assert reply.json()["choices"] == alone
 
 
-async def test_nobody_else_is_let_in(certificates, server):
+async def test_others_are_rejected(certificates, server):
     async with httpx.AsyncClient(verify=trusting(certificates, shows=False)) as http:
         with pytest.raises(httpx.TransportError):
             await http.get(f"{server[0]}/live")

@@ -171,7 +171,7 @@ async def test_keys_go_and_come(provider, drawn):
         assert await status(front, old) == 401
 
 
-async def test_without_the_provider_nobody_is_let_in_but_keys_still_work(provider):
+async def test_without_the_provider_tokens_are_rejected_but_keys_still_work(provider):
     provider.status = 500
     keys = {"control__api_keys": (Secret("1:ops:admin:sesame"),)}
     async with guarded(provider, **keys) as front:

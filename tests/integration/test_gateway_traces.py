@@ -1,4 +1,4 @@
-"""Traces reach a collector over OTLP, and go on at the workers."""
+"""Traces reach a collector over OTLP, and continue at the workers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_attempts_are_events(checkpoint):
         assert ("dispatch", {"worker": good.url}) in found
 
 
-async def test_without_a_trace_the_clients_headers_go_on(checkpoint):
+async def test_without_a_trace_the_clients_headers_continue(checkpoint):
     async with scripted(checkpoint) as worker, gateway(worker.url) as front:
         await front.post("/v1/completions", {"prompt": "x"}, headers=PARENT)
         [headers] = worker.paths("/v1/completions")
@@ -113,7 +113,7 @@ async def test_a_collector_that_is_away_costs_no_request(checkpoint):
 
 
 async def test_a_collector_that_hangs_costs_spans_only(checkpoint, monkeypatch):
-    """It accepts calls and never answers: requests go on, and the gateway ends."""
+    """It accepts calls and never answers: requests continue, and the gateway exits."""
     monkeypatch.setattr(otlp_export, "CLOSE_S", 0.2)
     monkeypatch.setattr(otlp_export, "QUEUE_SPANS", 1024)
     asked, may_end = asyncio.Event(), asyncio.Event()

@@ -51,7 +51,9 @@ PARAMS = [{"max_new_tokens": 60, "sampling_seed": 5, **g} for g in GRAMMARS]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_model(tmp_path_factory.mktemp("model"))
-    tokens = folder / "tokenizer.json"  # no token is a Z, so a grammar that wants one cannot go on
+    tokens = (
+        folder / "tokenizer.json"
+    )  # no token is a Z, so a grammar that requires one cannot continue
     tokens.write_text(tokens.read_text().replace('"Z":', '"ZQ":'))
     return folder
 
@@ -156,7 +158,7 @@ def test_a_prefix_found_in_the_cache_changes_nothing(engine: Engine) -> None:
     assert ids(first) == ids(again)
 
 
-def test_a_request_that_is_taken_back_goes_on_where_it_was(model: Path, engine: Engine) -> None:
+def test_a_request_that_is_taken_back_continues_where_it_was(model: Path, engine: Engine) -> None:
     params = [
         {"regex": "[a-z ]{90}[0-9]", "max_new_tokens": 100, "sampling_seed": i} for i in range(12)
     ]

@@ -1,4 +1,4 @@
-"""A grammar that allows everything changes nothing, whatever else goes on, in every library."""
+"""A grammar that allows everything changes nothing, in any batch and with every library."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def params(model: Path) -> list[dict[str, Any]]:
-    """What is sampled is text in ASCII: a random model would write bytes that are no text."""
+    """Restricts samples to ASCII text: a random model would write bytes that are not text."""
     tokenizer = Tokenizer.load(model)
     words = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     odd = {i for i, word in enumerate(words) if not word.isascii()} | set(tokenizer.special_ids)

@@ -1,4 +1,4 @@
-"""Schemas that no grammar holds: what breaks them is taken back, and written anew."""
+"""Schemas that no grammar enforces: violations are rolled back and generated again."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_schema_that_nothing_satisfies_ends_with_the_keyword(engine: Engine) -
         engine.generate("Give me JSON: ", params(schema, temperature=1.0))
 
     assert (caught.value.status, caught.value.param) == (400, "json_schema")
-    assert is_valid(UNIQUE, answer(engine, UNIQUE)["text"])  # others go on
+    assert is_valid(UNIQUE, answer(engine, UNIQUE)["text"])  # others continue
 
 
 def test_strict_grammar_refuses_what_the_grammar_does_not_hold(engine: Engine) -> None:
@@ -243,7 +243,7 @@ TAGS = {
 
 
 def inside(text: str) -> tuple[str, Any]:
-    """What stands around the JSON of an output, and the JSON."""
+    """The text around the JSON of an output, and the JSON."""
     start = min(at for at in (text.find("["), text.find('"')) if at >= 0)
     value, _ = json.JSONDecoder().raw_decode(text[start:])
     return text[:start].strip(), value

@@ -42,7 +42,7 @@ def ids(reply: Any) -> list[int]:
 
 
 def thinkers(model: Path) -> list[dict[str, Any]]:
-    """Some open their thinking for certain, some may; two ways to go on from there."""
+    """Some always open their thinking, some may; two ways to continue."""
     [mark] = Tokenizer.load(model).encode("<think>", add_special_tokens=False)
     answers = ["[a-z]{90}(0|1)", "the answer is (yes|no), [0-9]{70}"]
     return [

@@ -116,7 +116,7 @@ def test_every_route_with_a_body_is_tried():
     # it has neither adapters nor a store of KV
     shared |= {f"{v}/{do}load_lora_adapter" for v in ("", "/v1") for do in ("", "un")}
     shared |= {"/load_lora_adapter_from_tensors", "/hicache/storage-backend"}
-    shared |= {"/start_profile"}  # it writes files wherever it is told to
+    shared |= {"/start_profile"}  # it writes files to any given path
     shared |= {"/config", "/config/revert"}  # settings change in servers of `sylvan serve` only
     paths = {e.path for e in ENDPOINTS if e.body is not None}
     assert paths - shared == set(GOOD)

@@ -60,7 +60,7 @@ def test_a_stream_brings_what_a_plain_run_brings(backend, start, how) -> None:
     assert [t for _, t, _ in parts.get(key, [])] == [t for _, t, _ in whole.get(key, [])]
 
 
-def test_samples_of_one_stream_are_told_apart(backend) -> None:
+def test_samples_of_one_stream_are_distinguished(backend) -> None:
     how = {"max_tokens": 12, "n": 3}
     plain = one.run("Hello", backend=backend, temperature=0, **how)
     stream = one.run("Hello", backend=backend, temperature=0, stream=True, **how)

@@ -71,7 +71,7 @@ class Served:
     async def long_text(
         self, adapter: str, count: int, meanwhile: Callable[[], Awaitable[None]] | None = None
     ) -> str:
-        """What is generated; `meanwhile` happens once the first token is there."""
+        """The generated text; `meanwhile` is called after the first token."""
         inp = GenerateInput(
             text=PROMPT,
             sampling=SamplingParams(temperature=0, max_new_tokens=count, ignore_eos=True),

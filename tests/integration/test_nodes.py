@@ -55,7 +55,7 @@ async def test_two_machines_answer_as_one(cluster: Cluster, expected: list[list[
 
 
 @pytest.mark.parametrize("name", [pytest.param("scheduler", marks=pytest.mark.slow), "rank-1"])
-async def test_a_rank_that_is_killed_on_either_is_replaced_and_streams_go_on(
+async def test_a_rank_that_is_killed_on_either_is_replaced_and_streams_continue(
     cluster: Cluster, expected: list[list[int]], name: str
 ) -> None:
     before = cluster.pids
@@ -133,7 +133,7 @@ async def test_a_first_machine_that_is_not_there_is_named(model: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "number", r"^node 1 was told of 2 machines, node 0 of 3", marks=pytest.mark.slow
+            "number", r"^node 1 is configured for 2 machines, node 0 for 3", marks=pytest.mark.slow
         ),
     ],
 )
@@ -166,7 +166,7 @@ async def test_a_port_in_use_is_refused(model: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_rubbish_at_the_port_hurts_nobody(
+async def test_rubbish_at_the_port_hurts_no_other(
     cluster: Cluster, expected: list[list[int]]
 ) -> None:
     address = cluster.agent._config.parallel.address

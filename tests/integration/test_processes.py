@@ -63,7 +63,7 @@ async def own(model: Path) -> AsyncIterator[Runtime]:
 
 @dataclass(eq=False)
 class Said:
-    """What one sample said, whatever the pieces it came in."""
+    """The text of one sample, joined from all pieces."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ async def listen(runtime: Runtime, inp: GenerateInput, heard: asyncio.Semaphore)
 
 
 async def ask(runtime: Runtime, kill: str | None = None, stream: bool = True) -> list[Said]:
-    """What all samples said; `kill` is a child that dies once all streams are under way.
+    """The texts of all samples; `kill` is a child that dies once all streams have started.
 
     The streams are long enough that most of each is still to be computed then.
     """

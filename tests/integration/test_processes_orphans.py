@@ -1,4 +1,4 @@
-"""Whatever ends the API process: its children, sockets and shared memory end with it."""
+"""However the API process ends, its children, sockets and shared memory end with it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_killed_parent_leaves_no_children_and_no_files(parent: Parent) -> None
 
 
 @pytest.mark.slow
-def test_children_that_were_stopped_die_too_once_they_go_on(parent: Parent) -> None:
+def test_children_that_were_stopped_die_too_once_they_continue(parent: Parent) -> None:
     for child in parent.children:
         child.suspend()
 
@@ -101,7 +101,7 @@ def test_children_that_were_stopped_die_too_once_they_go_on(parent: Parent) -> N
 
 
 @pytest.mark.slow
-def test_what_nobody_could_remove_is_swept_by_the_next_engine(parent: Parent) -> None:
+def test_leftovers_is_swept_by_the_next_engine(parent: Parent) -> None:
     for process in [*parent.children, parent.process]:
         os.kill(process.pid, signal.SIGSTOP)
     for process in [*parent.children, parent.process]:

@@ -70,7 +70,7 @@ async def test_two_processes_answer_as_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANKS)
-async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
+async def test_a_rank_that_is_killed_is_replaced_and_streams_continue(
     runtime: Runtime, undisturbed: list[list[int]], name: str
 ) -> None:
     before = runtime.pids
@@ -86,7 +86,7 @@ async def test_a_rank_that_is_killed_is_replaced_and_streams_go_on(
 
 
 @pytest.mark.slow
-async def test_a_rank_that_hangs_is_replaced_and_streams_go_on(
+async def test_a_rank_that_hangs_is_replaced_and_streams_continue(
     runtime: Runtime, undisturbed: list[list[int]]
 ) -> None:
     before = runtime.pids
@@ -145,7 +145,7 @@ PROMPTS = [[5, 9, 20, 31], [7] * 29]
 
 
 def two_ranks(model: Path, params: dict[str, Any], **more: object) -> list[dict[str, Any]]:
-    """What two ranks answer."""
+    """The answers of two ranks."""
     flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "tp_size": 2}
     with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
         return engine.generate(input_ids=PROMPTS, sampling_params=params)

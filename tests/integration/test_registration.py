@@ -41,7 +41,7 @@ async def test_a_server_is_known_as_long_as_it_is_there(checkpoint):
         await until(lambda: urls(front) == [])
 
 
-async def test_a_gateway_that_has_forgotten_it_is_told_again(checkpoint):
+async def test_a_gateway_that_has_forgotten_it_is_notified_again(checkpoint):
     async with (
         scripted(checkpoint) as worker,
         gateway(wait=0) as front,

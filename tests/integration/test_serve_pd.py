@@ -49,7 +49,7 @@ def choices(reply):
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """What one server answers that does everything."""
+    """The answer of a single server."""
     with serving(model, "--threads", 1) as (_, url):
         yield {
             "plain": choices(post(url, "/v1/completions", body())),
@@ -195,7 +195,7 @@ def test_neither_server_shares_the_cache_of_a_tenant(model, tmp_path):
 
 
 def own(child, path):
-    """What a server behind the gateway answers."""
+    """The answer of a server behind the gateway."""
     config = child.cmdline()[child.cmdline().index("--config") + 1]
     settings = json.loads(Path(config).read_text())["server"]
     headers = {"authorization": f"Bearer {settings['api_key']}"}

@@ -60,7 +60,7 @@ def start(model: Path, *flags: str, stderr: int) -> None:
 
 
 def on_terminal(model: Path, *flags: str) -> str:
-    """What a terminal is shown."""
+    """The output on a terminal."""
     ours, theirs = os.openpty()
     shown: list[bytes] = []
 

@@ -93,7 +93,7 @@ def kill_busy(process, url, kind="regular"):
 
 
 def interrupted(stream, kill):
-    """What a stream brings whose server is killed meanwhile; tried until a kill is in time."""
+    """The events of a stream whose server is killed meanwhile; retried until a kill is in time."""
     kills = []
     for _ in range(10):
         found = stream(lambda: kills.append(kill()))

@@ -1,4 +1,4 @@
-"""A server under a service manager: the socket that it is given, and what it says of itself."""
+"""A server under a service manager: the inherited socket, and the notifications that it sends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def started(given: socket.socket, address: str, *words: str):
 
 @pytest.fixture
 def manager(tmp_path: Path):
-    """What a service manager hears."""
+    """Notifications that a service manager receives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(PATIENCE_S)
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_socket_is_refused(tmp_path):
 
 
 def heard(manager: socket.socket) -> list[str]:
-    """What a reload says, up to `READY=1`."""
+    """Notifications of a reload, up to `READY=1`."""
     lines: list[str] = []
     while "READY=1" not in lines:
         lines += manager.recv(100).decode().splitlines()

@@ -56,7 +56,7 @@ async def test_two_stages_answer_as_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANKS)
-async def test_a_stage_that_is_killed_is_replaced_and_streams_go_on(
+async def test_a_stage_that_is_killed_is_replaced_and_streams_continue(
     runtime: Runtime, expected: list[list[int]], name: str
 ) -> None:
     before = runtime.pids

@@ -53,7 +53,7 @@ def test_another_process_computes_the_same(model_dir, runner):
 
 
 def test_grammars_cross_as_data(model_dir):
-    """What is compiled here constrains outputs there, also of requests that come and go."""
+    """Grammars compiled here constrain outputs there, also while requests start and end."""
     grammars = [build_byte_grammar(read_facts(model_dir).vocab_size) for _ in range(2)]
     regexes = ["(ab|cd){4}", "[0-9]{12}", "(ab|cd){4}", "x+y{3}"]
     found = []

@@ -1,4 +1,4 @@
-"""Storage that is full, read-only, hung, gone or full of garbage: requests go on by computing."""
+"""Storage that is full, read-only, hung, gone or full of garbage: requests compute instead."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def prompts(tmp_path_factory):
     return file
 
 
-def test_a_head_learns_what_the_model_says_and_training_goes_on_after_a_break(
+def test_a_head_learns_what_the_model_says_and_training_continues_after_a_break(
     model, prompts, tmp_path, capsys
 ):
     out = tmp_path / "head"

@@ -35,7 +35,7 @@ print(json.dumps(found))
 
 
 def served(package: Path, tmp_path: Path) -> tuple[dict[str, object], list[str]]:
-    """What an engine of the package in such a directory answers, and its warnings of kernels."""
+    """The answer of an engine installed in such a directory, and its warnings about kernels."""
     run = subprocess.run(
         [sys.executable, "-c", SERVE, str(write_model(tmp_path / "model"))],
         env=os.environ | {"PYTHONPATH": str(package)},

@@ -99,7 +99,7 @@ def save_tokenizer(path: Path) -> None:
 def greedy(
     model: PreTrainedModel, prompt: list[int], new: int, *, use_cache: bool = True
 ) -> list[int]:
-    """What transformers itself answers, `new` tokens whatever they are."""
+    """The answer of transformers, `new` tokens regardless of end tokens."""
     ids = torch.tensor([prompt])
     out: Any = model.generate(  # type: ignore[operator]
         ids,

@@ -112,7 +112,7 @@ def filling(name: str, folder: Path) -> Published:
 def written(
     model: Published, prompt: list[int], count: int, *, steps: int, confidence: float
 ) -> tuple[list[int], int]:
-    """What the published schedule writes, greedily, and its forward passes; the mask never."""
+    """Greedy output of the published schedule without the mask, and its forward passes."""
     block = model.raw["block_size"]
     end = -(-(len(prompt) + count) // block) * block
     ids = torch.full((end,), MASK)

@@ -52,7 +52,7 @@ SIZES: Raw = {
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls the tensors of Llama's computation; `{}` is the layer."""
+    """A family's names of Llama's tensors; `{}` is the layer."""
 
     embed: str = "model.embed_tokens"
     layer: str = "model.layers.{}."
@@ -443,7 +443,7 @@ def _block(size: int | None, times: float | None, **changes: Any) -> Raw:
 
 @dataclass(frozen=True)
 class Family:
-    """A config.json and what is computed with it."""
+    """A config.json and the computation that it describes."""
 
     raw: Raw
     run: Run

@@ -1,7 +1,7 @@
 """xLSTM's published computation (arXiv:2503.13427), written out; see `published`.
 
 Transformers has the model, but keeps its states in float32 whatever the weights are, so that
-rounding could not be told from mistakes; and goes through a text in chunks.
+rounding could not be distinguished from errors; and processes a text in chunks.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ ALONE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         "xlm-roberta-xl": shape("XLMRobertaXLConfig", is_decoder=True),
     }
 )
-"""Decoders of models that have an encoder too, and encoders that are told to decode."""
+"""Standalone decoders of encoder-decoder models, and encoders with causal attention."""
 RARE = MappingProxyType({**RARE, **RECURRENT, **MORE, **ALONE})
 
 ALL = {**FAMILIES, **RARE}

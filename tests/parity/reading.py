@@ -78,7 +78,7 @@ READING: Mapping[str, Callable[[], Any]] = MappingProxyType(
 
 
 def text_of(ids: Sequence[int]) -> list[int]:
-    """What the encoder reads for a decoder's prompt."""
+    """The encoder's input for a decoder's prompt."""
     rng = np.random.default_rng(int(ids[1]))
     return rng.integers(4, VOCAB, int(rng.integers(3, 40))).tolist()
 
@@ -91,7 +91,7 @@ class Pair(nn.Module):
         self.inner = inner
 
     def set_experts_implementation(self, name: str) -> None:
-        """None of them has experts."""
+        """No experts."""
 
     def forward(self, ids: torch.Tensor, *, use_cache: bool = False) -> Any:
         text = torch.tensor([text_of(ids[0].tolist())])

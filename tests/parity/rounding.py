@@ -104,7 +104,7 @@ def _wider(value: object) -> object:
 class RoundingErrors(TorchDispatchMode):
     """Every result errs as if float32 had held it, and every product of matrices been summed in it.
 
-    What float32 holds exactly does not err.
+    Numbers that float32 represents exactly have no error.
     Rounding errs by UNIT / sqrt(3) in the mean. A sum of K products of size s whose signs are
     random has partial sums of size s sqrt(k), k = 1..K: one rounding of each adds up to
     s K UNIT / sqrt(6). No order of adding is worse than this one, term by term.
@@ -126,7 +126,7 @@ class RoundingErrors(TorchDispatchMode):
             a, b = (args[place] for place in _CONTRACTIONS[func])
             size = (a.square() @ b.square()).sqrt()  # of the sum, with random signs
             error = error + size * self._error(out) * math.sqrt(a.shape[-1] / 2)
-        # Positions, masks and copies of weights are exact, and masks may be as good as infinite.
+        # Positions, masks and copies of weights are exact, and masks may be practically infinite.
         exact = (out == out.float()) | (out.abs() > _LARGEST)
         return torch.where(exact, out, out + error)
 

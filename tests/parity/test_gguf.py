@@ -154,7 +154,7 @@ def test_llama3_frequencies_come_from_their_factors(tmp_path):
 
 
 HALF = 0.1 * np.log(4.0) + 1.0
-"""What YaRN multiplies cosines and sines by for texts four times as long."""
+"""YaRN's factor of cosines and sines for texts four times as long."""
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ URGENT = 600
 
 @dataclass(frozen=True)
 class Life:
-    """What a request brought: its tokens, and log probabilities of every step."""
+    """A request's tokens, and log probabilities of every step."""
 
     tokens: list[int]
     logprobs: np.ndarray
@@ -128,7 +128,7 @@ def asked(serving) -> list[str | None]:
 
 
 def warm(serving, prompts, prefix) -> None:
-    """Let prompts, or what they begin with, be in the cache."""
+    """Put prompts, or their prefixes, into the cache."""
     if prefix == "none":
         return
     for prompt, lora in reversed(list(zip(prompts, asked(serving), strict=True))):
@@ -138,7 +138,7 @@ def warm(serving, prompts, prefix) -> None:
 
 
 def noise(serving, count, **changes) -> str:
-    """Another request, whose answer nobody looks at."""
+    """Another request, whose answer is ignored."""
     prompt = np.random.default_rng(count).integers(4, VOCAB, count).tolist()
     return serving.add(prompt, **SAMPLING | {"sampling_seed": count} | changes)
 
@@ -161,7 +161,7 @@ def run(serving, *, preempted) -> None:
 
 
 def lives(serving, prompts, company, *, preempted=False) -> list[Life]:
-    """What became of the prompts in such company."""
+    """Results of the prompts in such a batch."""
     if company == "crowd":
         for count in NOISE:
             noise(serving, count)
@@ -216,7 +216,7 @@ def compare_rows(model_dir, prompts, adapters, options, seed):
 
 
 def served(model_dir, prompts, adapters, options, case):
-    """What became of the prompts of a row, tokens cached before, and the load after it.
+    """Results of the prompts of a row, previously cached tokens, and the load afterwards.
 
     With a store it is after a restart that found the prefixes there.
     """

@@ -24,7 +24,7 @@ OPTIONS = {"options": {"dtype": "bfloat16"}, "runner": "program"}
 
 @dataclass(frozen=True)
 class Life:
-    """What a request brought: its tokens, and every log probability of every step."""
+    """A request's tokens, and every log probability of every step."""
 
     tokens: list[int]
     logprobs: np.ndarray
@@ -96,8 +96,9 @@ def test_every_mode_gives_the_same_bits(model_dir, prompts, temperature, dtype):
 
 
 @pytest.mark.slow
-def test_every_mode_gives_the_same_bits_with_int8_pages(model_dir, prompts):
-    compare_modes(model_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": "int8"})
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_every_mode_gives_the_same_bits_with_pages_of_bytes(model_dir, prompts, kind):
+    compare_modes(model_dir, prompts, 1.0, OPTIONS["options"] | {"kv_dtype": kind})
 
 
 def test_every_mode_gives_the_same_bits_with_int4_pages(wide_heads_dir, prompts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -56,7 +58,7 @@ class Eyes:
             self.prompts.append((ids, tuple(media)))
 
     def _tokens(self, rng, features, count) -> list[int]:
-        """What stands for an item: its placeholders, with text between times of some videos."""
+        """The placeholders of an item, for some videos with timestamps as text between them."""
         token = self.family.token
         if self.family.cross:
             return [token]
@@ -98,6 +100,9 @@ class Eyes:
         joined = {name: torch.cat(parts, dims.get(name, 0)) for name, parts in features.items()}
         inputs = torch.tensor([ids])
         told = self._told(inputs)
+        if self.family.end is not None:
+            for item in media:
+                inputs[0, item.stop - 1] = self.family.end
         if self.family.cross and media:
             told["cross_attention_mask"] = self._cross_mask(ids, media)
         found = self.model.generate(
@@ -277,4 +282,68 @@ def test_stacks_of_experts_are_read_in_both_orders(tmp_path):
     save_file(turned, path, {"format": "pt"})
     serving, _ = eyes.serving(runner="program")
     assert eyes.answers(serving) == expected
+    serving.close()
+
+
+def resident_kib() -> int:
+    """Memory of this process that is in RAM."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
+def test_a_thousand_images_leave_memory_as_it_was(eyes):
+    """Each is another one; of what they leave behind, all counts are bounded."""
+    serving, control = eyes.serving(runner="program", pages=200)
+    rng = np.random.default_rng(7)
+    sizes: list[int] = []
+    for number in range(1000):
+        features = {
+            "pixel_values": rng.normal(size=(16, 96)).astype(np.float32),
+            "image_grid_thw": np.array([[1, 4, 4]], np.int64),
+        }
+        item = eyes._item(features, 1, 4)
+        ids = np.array([3, *[eyes.family.token] * 4, 5], np.int32)
+        request = msgspec.structs.replace(
+            eyes.request(f"n{number}", 0),
+            input_ids=ids,
+            media=(item,),
+            sampling=SamplingParams(temperature=0.0, max_new_tokens=1, sampling_seed=1),
+        )
+        serving.scheduler.add(request)
+        if number % 20 == 19:
+            serving.run()
+            serving.tokens.clear()
+            serving.outputs.clear()
+            serving.finish.clear()
+        if number in (299, 999):
+            gc.collect()
+            sizes.append(resident_kib())
+    counts = control.counts
+    assert counts.encoded == 1000
+    assert counts.kept_bytes <= 1 << 20
+    assert counts.load["encoder_entries"] <= (1 << 20) // (4 * 64 * 4)
+    assert not control._prompts
+    assert sizes[1] - sizes[0] < 32 << 10, sizes
+    serving.close()
+
+
+def test_tenants_share_nothing_that_could_be_measured(eyes):
+    """Neither KV, nor vectors, nor what the encoder did: each is as if it were the first."""
+    told: list[tuple] = []
+    serving, control = eyes.serving(runner="program")
+    for tenant in ("acme/", "bravo/", "acme/"):
+        before = control.counts
+        rid = f"{tenant}{len(told)}"
+        request = msgspec.structs.replace(eyes.request(rid, 2), cache_salt=tenant)
+        serving.scheduler.add(request)
+        serving.run()
+        after, usage = control.counts, serving.outputs[rid][-1].usage
+        hits = after.load["image_hits"] - before.load["image_hits"]
+        told.append((after.encoded - before.encoded, hits, usage.cached_tokens))
+    first, other, again = told
+    assert first == other == (2, 0, 0)
+    assert again[0] == 0
+    assert again[2] > 0
     serving.close()

@@ -143,7 +143,7 @@ def test_programs_beside_the_steps_run_at_the_same_time():
 
 
 def test_other_parts_are_left_to_pytorch():
-    """A block with a parameter of its own is none that is known."""
+    """A block with an additional parameter is not recognised."""
     layers = stack(64, 2, "gelu", torch.float32)
     layers[1].gate = nn.Parameter(torch.ones(64))
     assert block_of(layers[0]) is not None

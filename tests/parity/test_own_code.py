@@ -137,7 +137,7 @@ def test_another_model_under_a_known_type_is_not_taken_for_that(folder):
         ("broken.M", "cannot be imported: ZeroDivisionError"),
     ],
 )
-def test_code_that_does_not_work_is_told_in_one_sentence(folder, name, words):
+def test_code_that_does_not_work_is_one_sentence(folder, name, words):
     (folder / "broken.py").write_text("class M: pass\n1 / 0\n")
     raw = read_config(folder)
     raw["auto_map"] = AUTO_MAP | {"AutoModelForCausalLM": name}

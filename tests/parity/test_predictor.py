@@ -1,4 +1,4 @@
-"""What `sylvan eval` compares: predictions of whole texts, against transformers."""
+"""Predictions of whole texts for `sylvan eval`, against transformers."""
 
 from __future__ import annotations
 

@@ -84,7 +84,11 @@ def written(path: Path, model: str, case: str) -> transformers.PreTrainedModel:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [*CASES, "bnb-nf4-double", "bnb-fp4", "hqq-4", "torchao-8da4w", "quark-mxfp4", "mxfp8"]
+    "case",
+    [
+        *(*CASES, "bnb-nf4-double", "bnb-fp4", "hqq-4", "torchao-8da4w", "quark-mxfp4", "mxfp8"),
+        *("mlx-4", "blockwise-int8"),
+    ],
 )
 def test_answers_are_those_of_the_numbers(tmp_path, case):
     model = written(tmp_path / "model", "llama", case)

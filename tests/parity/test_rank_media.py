@@ -6,6 +6,7 @@ import threading
 import time
 from functools import partial
 
+import msgspec
 import pytest
 
 from sylvan.runtime.executor.build import build_executor
@@ -14,7 +15,7 @@ from sylvan.runtime.features.multimodal.build import media_worker
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.parity.reading import START, ReadingServing, pair
 from tests.parity.test_multimodal import Eyes
-from tests.parity.test_whisper import Ears
+from tests.parity.test_whisper import SPEECH, Ears
 from tests.support.ranks import build_ranks
 from tests.support.stages import build_stages
 
@@ -62,6 +63,22 @@ def test_a_sound_reaches_every_rank(tmp_path):
     assert control.counts.encoded == 3
     two.close()
     assert two.executor.lost == []
+
+
+def test_what_tokens_attend_to_is_told_of_the_heads_of_all_ranks(tmp_path):
+    ears = Ears(tmp_path)
+    found = []
+    for options in ({"runner": "eager"}, divided()):
+        serving, _ = ears.serving(**options)
+        request = ears.request("asked", ears.sounds[0], SPEECH)
+        sampling = msgspec.structs.replace(request.sampling, max_new_tokens=1)
+        serving.scheduler.add(msgspec.structs.replace(request, sampling=sampling, align=24))
+        serving.run()
+        found += [o.embedding for o in serving.outputs["asked"] if o.embedding is not None]
+        serving.close()
+    one, two = found
+
+    assert two == pytest.approx(one, abs=2e-4)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What the comparison with transformers takes for rounding, and what it does not."""
+"""Which differences from transformers count as rounding."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_internlm_rewards_by_one_matrix(tmp_path):
     assert reward == pytest.approx(expected.numpy(), abs=1e-4)
 
 
-def test_a_decoder_may_be_told_to_look_both_ways(tmp_path):
+def test_a_decoder_may_attend_in_both_directions(tmp_path):
     make("qwen2-embed", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"is_causal": False}))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from sylvan.config.media import MediaConfig
 from sylvan.media.processor import digest_of
@@ -15,6 +18,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.models.registry import load_config
+from sylvan.text.word_times import token_starts
 from tests.parity.serving import Serving
 
 START, NEW = 263, 10
@@ -158,3 +162,59 @@ def test_texts_before_the_start_are_not_shared_between_sounds(ears):
     assert cached[2] >= 32
     serving.close()
     cold.close()
+
+
+HEADS = ((1, 0), (1, 3), (2, 1))
+SPEECH = (START, 7, 9, *range(30, 44), 2)  # three tokens before the text, and the end after it
+
+
+def attended(ears, sound, ids, most) -> np.ndarray:
+    """What OpenAI's code makes of transformers' weights, (heads' mean of tokens, vectors)."""
+    with torch.inference_mode():
+        found = ears.model(
+            input_features=torch.from_numpy(sound),
+            decoder_input_ids=torch.tensor([ids]),
+            output_attentions=True,
+        ).cross_attentions
+    weights = torch.stack([found[layer][0, head] for layer, head in HEADS])[..., :most]
+    weights = weights / weights.sum(-1, keepdim=True)  # the softmax of these alone
+    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
+    return _median_filter((weights - mean) / std, 7).mean(0).numpy()
+
+
+@pytest.fixture(scope="module")
+def heads(ears):
+    (ears.folder / "generation_config.json").write_text(json.dumps({"alignment_heads": HEADS}))
+    ears.model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"runner": "eager"},
+        {"runner": "program"},
+        {"runner": "program", "chunk_tokens": 5, "max_batch_tokens": 32},
+    ],
+)
+def test_what_tokens_attend_to_equals_transformers(ears, heads, options):
+    serving, _ = ears.serving(**options)
+    serving.scheduler.add(ears.request("cached", ears.sounds[0], SPEECH))
+    serving.run()
+    most = 24
+    for rid, sound in (("one", ears.sounds[0]), ("two", ears.sounds[1])):
+        request = ears.request(rid, sound, SPEECH)
+        sampling = msgspec.structs.replace(request.sampling, max_new_tokens=1)
+        serving.scheduler.add(msgspec.structs.replace(request, sampling=sampling, align=most))
+    serving.scheduler.add(ears.request("beside", ears.sounds[2], PROMPTS[1]))
+    serving.run()
+    for rid, sound in (("one", ears.sounds[0]), ("two", ears.sounds[1])):
+        expected = attended(ears, sound, SPEECH, most)
+        found = [out.embedding for out in serving.outputs[rid] if out.embedding is not None]
+        assert len(found) == 1
+        assert found[0] == pytest.approx(expected, abs=2e-4)
+        rows = expected[2:-1]  # from the one that predicts the first token of the text
+        texts, vectors = _dynamic_time_warping(-rows.astype(np.float64))
+        jumps = np.pad(np.diff(texts), (1, 0), constant_values=1).astype(bool)
+        assert token_starts(found[0][2:-1]).tolist() == (vectors[jumps] * 0.02).tolist()
+    assert all(out.embedding is None for out in serving.outputs["beside"])
+    serving.close()

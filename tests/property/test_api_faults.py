@@ -1,4 +1,4 @@
-"""What is reported of a body does not grow with the body."""
+"""Reports about a body do not grow with the body."""
 
 from __future__ import annotations
 

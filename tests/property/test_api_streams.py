@@ -1,4 +1,4 @@
-"""Laws of the APIs: what is streamed adds up to what is answered at once, on every route.
+"""Laws of the APIs: streamed events add up to the whole answer, on every route.
 
 For any text and any cut of it, and for every format of tool calls and of thinking.
 """

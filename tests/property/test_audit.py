@@ -1,4 +1,4 @@
-"""Whatever a bug of ours loses at whatever moment: the audit finds it, and nobody notices."""
+"""Leaks by bugs, injected at random: the audit finds them, and no client notices."""
 
 from __future__ import annotations
 

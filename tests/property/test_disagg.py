@@ -1,4 +1,4 @@
-"""Whatever breaks, and when: each request is answered as by one server, and no page is lost."""
+"""Faults at random times: each request is answered as by one server, and no page is lost."""
 
 from __future__ import annotations
 

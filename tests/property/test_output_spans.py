@@ -1,4 +1,4 @@
-"""Laws of what is told about the places of thinking and text, whatever the formats and the cuts."""
+"""Laws of the reported positions of thinking and text, for all formats and ways to cut them."""
 
 from __future__ import annotations
 

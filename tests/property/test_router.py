@@ -1,4 +1,4 @@
-"""Whatever processes are lost, and when: every stream is complete, in order, and said once."""
+"""Processes lost at random times: every stream is complete, in order, and without repetition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ numbers = st.integers(0, 1 << 16)
 
 
 class Processes:
-    """What the processes of a replica would say: token i of a sample is i."""
+    """Fakes the processes of a replica: token i of a sample is i."""
 
     def __init__(self) -> None:
         self.has_scheduler = True
@@ -102,7 +102,7 @@ class Replicas(RuleBasedStateMachine):
 
     @rule(replica=replicas, pick=numbers)
     def emit_late(self, replica: int, pick: int) -> None:
-        """What was under way when an epoch ended or a request was aborted may still arrive."""
+        """Messages in flight when an epoch ended or a request was aborted may still arrive."""
         processes = self.processes[replica]
         late = sorted(processes.abandoned.keys() - processes.aborted.keys())
         if late:

@@ -150,7 +150,7 @@ def test_max_new_tokens_zero_fills_the_cache_and_gives_nothing():
 
 
 def test_an_answer_that_recites_a_public_prompt_is_set_apart_from_its_own_end():
-    """A prompt that is a start of the public one, made to go on with it, and then its next turn."""
+    """A prompt that is a start of the public one, made to continue it, and then its next turn."""
     world = World(pages=60, page_size=16)
     public = [(7 * i) % 40 for i in range(30)]
     tenant = {"cache_salt": "tenant/", "new": 24}

@@ -153,7 +153,7 @@ def test_segments_give_the_ids_of_the_whole(kind, around, folder):
     assert small._num_bytes <= 2000
 
 
-def test_a_conversation_that_goes_on_is_not_tokenised_again(folder):
+def test_a_conversation_that_continues_is_not_tokenised_again(folder):
     encoder = SegmentedEncoder(tokenizer("byte level", "none", folder), 1 << 20)
     first = "<|im_start|>user\nHello<|im_end|>\n"
     encoder.encode(first)

@@ -1,4 +1,4 @@
-"""Whatever a drafter says, requests end with what they bring alone, and no page is lost."""
+"""For all drafts, requests end with the same outputs as alone, and no page is lost."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_stops_inside_a_draft_end_the_request_there():
     assert world.outputs["b"][0].usage.cached_tokens <= 2 + at + 1, "guesses are not cached"
 
 
-def test_guesses_retract_nobody():
+def test_drafts_retract_no_request():
     world, _ = world_with("wrong", most=9, pages=14, page_size=1, conservativeness=1.0)
     for rid in "ab":
         world.scheduler.add(request(rid, [1, 2], new=4, seed=ord(rid)))

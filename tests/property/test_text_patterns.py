@@ -69,7 +69,7 @@ def test_what_is_found_is_what_re_finds(data: st.DataObject, pattern: str, text:
         assert (found is None) == (wanted is None)
         if found is None:
             continue
-        # where a preferred empty match ends the search of `re`, ours goes on
+        # where a preferred empty match ends the search of `re`, ours continues
         assert found[0] <= wanted[0]
         assert found == wanted or first_match(pattern, text[: found[1]]) is not None
         break

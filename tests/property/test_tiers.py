@@ -52,7 +52,7 @@ def stores() -> st.SearchStrategy[dict[str, object]]:
 
 
 class Tiers(SchedulerMachine):
-    """Whatever the store does."""
+    """For all behaviours of the store."""
 
     @initialize(
         setup=setups(states=st.sampled_from([0, 0, 12])),

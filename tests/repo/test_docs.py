@@ -69,6 +69,29 @@ def test_messages_of_troubleshooting_are_in_the_sources():
     assert not is_said("the architecture … is not forbidden")
 
 
+def script(name):
+    """A module of scripts/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_error_message_has_an_area_with_a_cure():
+    messages = script("messages")
+    raised = messages.raised()
+    areas = {file: messages.area_of(file) for file, _, _ in raised}
+    unused = {area.title for area in messages.AREAS} - {a.title for a in areas.values() if a}
+
+    assert {file for file, area in areas.items() if area is None} == set()
+    assert unused == set(), "areas without messages"
+    assert messages.area_of("new_package/module.py") is None
+    assert len(raised) > 1000
+    shown = (DOCS / "reference" / "errors.md").read_text()
+    assert "the checkpoint lacks the tensor …" in shown
+    assert "Exactly one of prompt and messages must be given." in shown
+
+
 def test_diagrams_are_pictures_with_a_text_for_those_who_cannot_see_them():
     pictures = sorted((DOCS / "concepts").glob("*.svg"))
 
@@ -125,9 +148,7 @@ def test_the_site_builds_without_warnings(tmp_path):
 
 
 def test_links_that_leave_docs_become_code_or_pages():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "scripts" / "mkdocs_hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = script("mkdocs_hooks")
 
     def fixed(text):
         return hooks.stay_inside(text, DOCS / "howto")

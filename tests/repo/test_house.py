@@ -35,6 +35,17 @@ def test_modules_fit_on_a_few_screens():
     assert {name(p): n for p in TESTS if (n := len(p.read_text().splitlines())) > 800} == {}
 
 
+def test_cpp_has_100_columns():
+    long = {
+        f"{name(path)}:{number}"
+        for path in (ROOT / "src/sylvan/kernels").rglob("*")
+        if path.suffix in {".cpp", ".h"} and path.parent.name != "lib"  # generated
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 100
+    }
+    assert long == set()
+
+
 def test_classes_have_few_public_methods():
     crowded = {}
     for path in SOURCES:
@@ -64,7 +75,7 @@ def test_suppressions_may_only_fall():
     assert len(found) <= MAX_SUPPRESSIONS, "\n".join(found)
 
 
-def test_broad_excepts_stand_only_where_a_process_must_go_on():
+def test_broad_excepts_stand_only_where_a_process_must_continue():
     broad = [
         f"{name(p)}:{node.lineno}"
         for p in SOURCES

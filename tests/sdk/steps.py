@@ -1,4 +1,4 @@
-"""What all tours in Python share. It runs in environments that have nothing but a client."""
+"""Shared by all tours in Python; runs in environments with only a client installed."""
 
 from __future__ import annotations
 

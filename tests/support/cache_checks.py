@@ -1,4 +1,4 @@
-"""What must hold of a cache manager at any time: owners of pages of all groups, and places."""
+"""Invariants of a cache manager: owners of pages of all groups, and of slots."""
 
 from __future__ import annotations
 

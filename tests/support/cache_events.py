@@ -1,4 +1,4 @@
-"""What a router knows that follows KV events."""
+"""A router's view of the cache, from KV events."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
                 memory[page, position % self.page_size] = history[position + 1]
 
     def read(self, req: Request, start: int, stop: int) -> None:
-        """What layers attend to: everything, or the window before the first token and after it."""
+        """Attended positions: all, or the window before the first token and after it."""
         history = req.history(stop)
         for group, memory, table in zip(
             self.groups, self.device.groups, req.kv.tables, strict=True
@@ -467,7 +467,7 @@ def setup_groups(setup: dict[str, Any]) -> list[KVGroup]:
 
 
 def setups(**given) -> st.SearchStrategy[dict[str, Any]]:
-    """What a machine starts with."""
+    """Initial settings of a machine."""
     window = st.tuples(st.sampled_from([1, 2, 5, 8, 17, 40]), st.sampled_from([0.0, 0.3, 1.0]))
     drawn: dict[str, st.SearchStrategy] = {
         "page_size": st.sampled_from([1, 2, 4, 8]),

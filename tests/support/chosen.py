@@ -18,7 +18,7 @@ _CHOSEN = SimpleNamespace(name="cpu")
 
 
 def choose(name: str) -> None:
-    """What `--device` says, before any test is imported.
+    """The option `--device`, read before any test is imported.
 
     Raises:
         UsageError: it cannot be used on this machine.

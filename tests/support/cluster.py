@@ -171,7 +171,7 @@ async def gateway(
         base: Settings.
         peers: The other processes of the gateway.
         clocks: Its time.
-        sources: What its settings are read from again; None: they cannot change.
+        sources: Sources for reloading its settings; None: they cannot change.
         changes: To settings, by path with `__` for the dot.
     """
     values = {"workers.urls": urls} | {k.replace("__", "."): v for k, v in changes.items()}
@@ -212,7 +212,7 @@ RawAnswer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 @asynccontextmanager
 async def raw(answer: RawAnswer) -> AsyncIterator[str]:
-    """A server that does what it likes with a connection."""
+    """A server that handles connections by a given function."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

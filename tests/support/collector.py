@@ -39,7 +39,7 @@ class Span:
 
 @dataclass
 class Collected:
-    """What came."""
+    """Received spans."""
 
     grpc_url: str = ""
     http_url: str = ""

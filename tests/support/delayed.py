@@ -1,6 +1,6 @@
 """A device that is late: work waits in its stream until an event is waited for.
 
-Whatever forgets to wait reads what was there before. A call that would wait for a real device,
+Code that forgets to wait reads stale data. A call that would wait for a real device,
 made inside work or under `unsynced`, raises `EarlySyncError`.
 """
 

@@ -115,7 +115,7 @@ def write_head(
 def guesses(
     model_dir: Path, head_dir: Path, tokens: list[int], count: int, window: int | None = None
 ) -> list[int]:
-    """What the head guesses, greedily, for what follows `tokens`; the last one is the newest.
+    """The head's greedy drafts after `tokens`, newest last.
 
     Args:
         model_dir: A model of `random_model`.
@@ -199,7 +199,7 @@ def model_outputs(weights: dict[str, Tensor], tokens: list[int]) -> tuple[list[T
 def _head(
     head: dict[str, Tensor], embeds_TD: Tensor, vectors_TD: Tensor, *, third: bool, window
 ) -> tuple[Tensor, Tensor]:
-    """What goes into the vocabulary's matrix, and what stands for the next vectors."""
+    """The input of the vocabulary matrix, and the approximate next vectors."""
     if not third:
         x_TD = torch.cat([embeds_TD, vectors_TD], 1) @ head["fc.weight"].T
         x_TD = x_TD + head.get("fc.bias", torch.zeros(1))

@@ -57,7 +57,7 @@ class Arrival:
 
 
 class LruCache:
-    """What a simulated worker really holds: whole pages of prompts, the least recently used go."""
+    """The actual cache of a simulated worker: whole pages of prompts, evicted by LRU."""
 
     PAGE = 256
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to the tensors of single families, written out once more.
+"""Reimplements llama.cpp's conversion of single families' tensors.
 
 Each function gives the tensors that one of the checkpoint becomes, under names that gguf's table
 knows, or under their final names, which begin with `blk.`.

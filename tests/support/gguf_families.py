@@ -1,6 +1,6 @@
 """Writes checkpoints of transformers as llama.cpp's converter does, family by family.
 
-What the converter does to a family is written out here once more: rows of heads in pairs, ones
+The converter's steps for each family are reimplemented here: interleaved rows of heads, ones
 added to norms, experts as stacks, and the keys of metadata. Names are those of gguf's own table.
 """
 

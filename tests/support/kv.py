@@ -44,7 +44,7 @@ def next_token(history: int, seed: int) -> int:
 
 
 def histories(request: GenerateRequest | EmbedRequest, outputs: Sequence[int] = ()) -> list[int]:
-    """What the slots of the prompt and these outputs hold, after a 0."""
+    """Expected contents of the slots of the prompt and these outputs, after a 0."""
     found = [0]
     for position, token in enumerate([*request.input_ids.tolist(), *outputs]):
         found.append(digest(found[-1], token, space_at(request, position)))
@@ -52,7 +52,7 @@ def histories(request: GenerateRequest | EmbedRequest, outputs: Sequence[int] = 
 
 
 def alone(request: GenerateRequest) -> list[int]:
-    """What `request` generates when nothing else is there."""
+    """The outputs of `request` alone."""
     sampling, prompt_len = request.sampling, len(request.input_ids)
     stops = () if sampling.ignore_eos else (*request.eos_ids, *sampling.stop_token_ids)
     out: list[int] = []
@@ -79,7 +79,7 @@ class Later:
 
 @dataclass
 class Occupant:
-    """A request in its slot, as far as plans have told."""
+    """A request in its slot, reconstructed from plans."""
 
     request: GenerateRequest | EmbedRequest
     ids: list[int]
@@ -273,7 +273,7 @@ class CheckingExecutor:
         return SliceOutput((token, *self._verify(piece, token)))
 
     def _verify(self, piece: Piece, token: int) -> list[int]:
-        """What follows `token` by guesses that are right; their KV moves to where it belongs."""
+        """The tokens after `token` by accepted drafts, whose KV is moved into place."""
         occupant, found, last = piece.occupant, list[int](), -1
         if piece.guesses:
             del occupant.ids[piece.stop :]
@@ -334,7 +334,7 @@ class Watcher(Capability):
 
 
 class KVStore(Protocol):
-    """What lies below the device of a world."""
+    """The tiers below the device of a world."""
 
     def make_tier(self, groups: Sequence[KVGroup]) -> tuple[tuple[Tier, ...], TierPolicy]: ...
 
@@ -342,7 +342,7 @@ class KVStore(Protocol):
 
 
 class World:
-    """A scheduler over checked memory, and what it told its clients."""
+    """A scheduler over checked memory, and the outputs that it emitted."""
 
     def __init__(
         self,
@@ -476,7 +476,7 @@ def depth(parents: Sequence[int], guess: int) -> int:
 
 
 def space_at(request: GenerateRequest | EmbedRequest, position: int) -> str:
-    """What sets a position apart: the adapter, and the salt but in a start declared public."""
+    """The namespace of a position: the adapter, and the salt except in a public prefix."""
     if isinstance(request, EmbedRequest):
         return f"embed:{request.cache_salt}"
     shared = position < request.shared_tokens

@@ -64,7 +64,7 @@ class LateTransfer:
 
 
 class LatePages:
-    """Implements what is needed of `PageMemory`; rows are pages as bytes."""
+    """Implements the required part of `PageMemory`; rows are pages as bytes."""
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(rid=requests)
     def abort(self, rid: str) -> None:
-        """Whatever state it is in; one that has ended too."""
+        """In any state, including ended."""
         if rid in self.living():
             self.aborted.add(rid)
         self.scheduler.abort(rid)
@@ -209,7 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check()
 
     def watch(self, batch: Batch) -> None:
-        """A batch is launched: its bounds, and that it goes on exactly where the last ended."""
+        """A batch is launched: check its bounds, and that it continues where the last one ended."""
         assert not (self.paused and batch.slices)
         assert len({piece.req.rid for piece in batch.slices}) == len(batch.slices)
         assert len(self.scheduler.running) <= self.setup["max_running_reqs"]
@@ -251,7 +251,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.world.states.free_slots == self.world.states.num_slots
 
     def compare(self, asked: GenerateRequest | EmbedRequest) -> None:
-        """What became of a request against the same request alone."""
+        """Compare a request with the same request alone."""
         rid = asked.rid
         told, outputs = self.world.tokens.get(rid, []), self.world.outputs.get(rid, [])
         if isinstance(asked, EmbedRequest):
@@ -273,7 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
 
     def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
-        """The first token is told at once, and so are all that may end the text."""
+        """The first token is emitted at once, and so are all that may end the text."""
         later = pieces[1:-1]
         if self.most_guesses:  # several come at a time
             assert all(count > 0 for count in later) or self.tells
@@ -337,7 +337,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             **wish.limits,
             **wish.targets,
         )
-        if wish.replayed:  # a restart lost it; it goes on after what its client has
+        if wish.replayed:  # a restart lost it; it continues after the client's tokens
             outputs = np.array(alone(asked)[:-1][: wish.replayed], np.int32)
             asked = msgspec.structs.replace(asked, output_ids=outputs)
         if wish.text_ends and wish.sampling["stop"]:
@@ -393,7 +393,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [] if isinstance(asked, EmbedRequest) else asked.output_ids.tolist()
 
     def learn(self) -> None:
-        """What clients were given by now; text may still be cut until it is confirmed."""
+        """Tokens that clients have by now; text may still be cut until it is confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
         kept_back = {r.rid: r.tokens.view(r.num_emitted, len(r.tokens)).tolist() for r in alive}
@@ -412,7 +412,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.given.add(trail[-1])
 
     def kept(self) -> set[int]:
-        """What the slots of the prefix cache hold, in all groups."""
+        """Contents of the slots of the prefix cache, in all groups."""
         found: set[int] = set()
         cache, memories = self.world.cache, [*self.world.executor.memory]
         full = memories.pop(0) if cache._has_full else None

@@ -94,7 +94,7 @@ def started(
 
 
 def completion(url: str) -> str:
-    """What the server answers."""
+    """The server's answer."""
     reply = httpx.post(f"{url}/v1/completions", json={"model": "m", **PROMPT}, timeout=60)
     reply.raise_for_status()
     return reply.json()["choices"][0]["text"]

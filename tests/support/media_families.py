@@ -1,4 +1,4 @@
-"""What tiny models that see or hear are made of, and what they see, at random."""
+"""Random weights of tiny multimodal models, and random items."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ class Family:
         token: That stands for an item.
         parts: Whether text divides the times of a video.
         prefix: Whether all tokens of a prompt see each other.
-        types: How its code is told which tokens are items; empty: it is not.
+        types: Argument that marks item tokens for its code; empty: none.
         own: Inputs for the encoder alone; transformers counts by itself.
         join: Dimension along which inputs of several items are one tensor, if not the first.
         path: Of the text part.
         cross: Whether layers attend to items, each of which one token stands for.
         saved: A part of tensor names as transformers writes it, and as published.
+        end: What transformers is told at the last place of an item, if another token.
     """
 
     config: Callable[[], Any]
@@ -79,6 +80,7 @@ class Family:
     path: str = "native"
     cross: bool = False
     saved: tuple[str, str] = ("", "")
+    end: int | None = None
 
 
 def pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -70,7 +70,7 @@ class Cluster:
         await asyncio.wait([self.task])
 
     def come_back(self) -> None:
-        """Node 1 is started anew with the same command."""
+        """Node 1 is restarted with the same command."""
         self.agent = agent_of(self._config)
         self.task = asyncio.create_task(self.agent.run())
 

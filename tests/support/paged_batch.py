@@ -16,9 +16,10 @@ def batch_of(
     requests: list[tuple[int, int]],
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    width: int = H,
 ) -> ForwardBatch:
     """Requests of (computed before, new) tokens."""
-    shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=H, num_pages=32, page_size=PAGE)
+    shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=width, num_pages=32, page_size=PAGE)
     pool = MHAPool(shape, dtype, torch.device(device))
     limits = BatchLimits(max_tokens=64, max_reqs=4, max_pages_per_req=8)
     batch = ForwardBatch(limits, pool, NullAttention(), torch.device(device))

@@ -1,4 +1,4 @@
-"""What checkpoints of models that see or hear say of their processors, in tiny."""
+"""Tiny processor configurations of multimodal checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TILES = [[28, 56], [56, 28], [56, 56]]
 
 @dataclass(frozen=True)
 class Files:
-    """What a checkpoint says of its processor.
+    """Processor configuration of a checkpoint.
 
     Attributes:
         images: preprocessor_config.json.

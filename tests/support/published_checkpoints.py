@@ -1,4 +1,4 @@
-"""What the config.json of much used checkpoints says about their shape, and how large they are.
+"""Shapes in the config.json of widely used checkpoints, and their sizes.
 
 Only facts that matter to what is computed; numbers of parameters (in billions) are those that their
 cards state, or that the files on the hub add up to.

@@ -169,7 +169,7 @@ CASES: Mapping[str, tuple[Callable[..., Stored], Mapping[str, Any], Mapping[str,
     "modelopt-fp8": (fp8, {}, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "modelopt-nvfp4": (nvfp4, {}, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
 }
-"""What makes a matrix, with which arguments, and what config.json says of it."""
+"""A quantising function with its arguments, and its entry in config.json."""
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -272,7 +272,7 @@ def torchao_int(
 
 
 def torchao_int4(shape: tuple[int, int], seed: int, *, group: int = 64) -> Stored:
-    """Int4Tensor: two numbers in a byte, scales and what is added by group and output."""
+    """Int4Tensor: two numbers in a byte; scales and shifts by group and output."""
     (rows, cols), generator = shape, _generator(seed)
     q = torch.randint(-8, 8, shape, generator=generator)
     scale = ((torch.rand(cols // group, rows, generator=generator) + 0.5) * 0.01).bfloat16()
@@ -307,6 +307,37 @@ def microscaling(shape: tuple[int, int], seed: int, *, bits: int, end: str) -> S
     values = sizes[codes & 7] * (1 - 2 * (codes >> 3))
     weight = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     return Stored({"weight": weight, end: exponents.to(torch.uint8)}, values * powers)
+
+
+def block_int8(shape: tuple[int, int], seed: int, *, block: int = 0) -> Stored:
+    """Int8 numbers with scales of rows or of blocks."""
+    generator = _generator(seed)
+    weight = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    sizes = tuple(-(-n // block) for n in shape) if block else (shape[0], 1)
+    scale = (torch.rand(sizes, generator=generator) + 0.5) * 1e-3
+    whole = scale
+    if block:
+        whole = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
+        whole = whole[: shape[0], : shape[1]]
+    end = "weight_scale_inv" if block else "weight_scale"
+    return Stored({"weight": weight, end: scale}, weight.float() * whole)
+
+
+def mlx(shape: tuple[int, int], seed: int, *, bits: int = 4, group: int = 64) -> Stored:
+    """Words of numbers without gaps, and scales and biases of groups."""
+    (rows, cols), generator = shape, _generator(seed)
+    levels = torch.randint(0, 1 << bits, shape, generator=generator)
+    size = rows, cols // group
+    scale = ((torch.rand(size, generator=generator) + 0.5) * 0.1 / (1 << bits)).half()
+    bias = (torch.randn(size, generator=generator) * 0.05).half()
+    parts = {"weight": words(levels, bits).view(torch.uint32), "scales": scale, "biases": bias}
+    each = (x.float().repeat_interleave(group, 1) for x in (scale, bias))
+    numbers = levels * next(each) + next(each)
+    if bits > 4:
+        shift = bias.float() + 128 * scale.float()
+        by_input = (x.repeat_interleave(group, 1) for x in (scale.float(), shift))
+        numbers = (levels - 128) * next(by_input) + next(by_input)
+    return Stored(parts, numbers)
 
 
 def _torchao(kind: str) -> dict[str, Any]:
@@ -365,5 +396,19 @@ TOOLS: Mapping[str, tuple[Callable[..., Stored], Mapping[str, Any], Mapping[str,
         {"bits": 8, "end": "weight_scale_inv"},
         {"quant_method": "mxfp8", "weight_block_size": [1, 32]},
     ),
+    "blockwise-int8": (
+        block_int8,
+        {"block": 128},
+        {"quant_method": "blockwise_int8", "weight_block_size": [128, 128]},
+    ),
+    "w8a8-int8": (block_int8, {}, {"quant_method": "w8a8_int8"}),
+    **{
+        f"mlx-{bits}": (
+            mlx,
+            {"bits": bits, "group": group},
+            {"quant_method": "mlx", "bits": bits, "group_size": group},
+        )
+        for bits, group in ((2, 32), (3, 64), (4, 64), (6, 128), (8, 32))
+    },
 }
 """Further tools, as `CASES`."""

@@ -51,7 +51,7 @@ def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> Exper
 
 
 def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:
-    """What `compute` makes of experts that two ranks have; of one rank: that has all of them."""
+    """Results of `compute` on two ranks that share experts, or on one rank with all experts."""
     logits = random(ROWS, EXPERTS, dtype=torch.float32, seed=42)
     rows = random(ROWS, COLS, dtype=dtype, seed=43)
     found: list[torch.Tensor] = []
@@ -69,7 +69,7 @@ def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Ten
 
 
 def collectives(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:
-    """What `compute(op, *matrices)` makes of each collective, in the same order on every rank."""
+    """Results of `compute(op, *matrices)` for each collective, in the same order on every rank."""
     wide, rows, logits = inputs(ranks.rank, dtype)
     bias = random(COLS, dtype=dtype, seed=30)
     return [

@@ -36,7 +36,7 @@ class ThreadedRanks(RankedExecutor):
 
 
 def in_threads(calls):
-    """What calls return that need each other; the first error, if one raises.
+    """Results of calls that need each other; raises the first error.
 
     Building a model sets torch's default dtype for a moment, which threads share: it is put back.
     """
@@ -49,7 +49,7 @@ def in_threads(calls):
 
 
 def on_ranks(size: int, run):
-    """What `run` returns for the mesh of each rank, called in a thread of its own."""
+    """Results of `run` for the mesh of each rank, called in one thread per rank."""
     meshes = [Mesh(rank) for rank in thread_ranks(size)]
     return in_threads([lambda mesh=mesh: run(mesh) for mesh in meshes])
 

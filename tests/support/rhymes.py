@@ -92,5 +92,5 @@ class RhymesWorker(CapabilityWorker):
 
 
 def constrained(rhymes: Rhymes) -> ExecutorParts:
-    """What an executor whose outputs rhyme is made of."""
+    """Parts of an executor whose outputs rhyme."""
     return ExecutorParts((*STANDARD_WORKERS, lambda site: RhymesWorker(rhymes)))

@@ -54,7 +54,7 @@ Script = Callable[[GenerateRequest, str], str]
 
 
 def echo(request: GenerateRequest, prompt: str) -> str:
-    """Repeats the prompt, so that answers can be told apart."""
+    """Repeats the prompt, so that answers are distinguishable."""
     return prompt
 
 
@@ -85,7 +85,7 @@ class Behaviour:
     """How the made-up scheduler behaves.
 
     Attributes:
-        script: What is answered.
+        script: The answers.
         hold: Nothing is answered; requests end by abort only.
         per_message: Tokens that arrive together.
         busy: `FlushCache` is refused.

@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.float16, *more(torch.bfloat16)]
 def put(x: T) -> T:
     """The same on the chosen device: a tensor, or a dataclass of tensors that share no memory.
 
-    What is there already is not copied.
+    Existing tensors are not copied.
     """
     return _moved(x, torch.device(device_name()))
 

@@ -11,7 +11,7 @@ from sylvan.runtime.cache.types import ABSENT, Load, Locator, Node, PageLoad, Pl
 
 @dataclass
 class Device:
-    """What each token slot of each paged group, and each state slot, holds."""
+    """Contents of each token slot of each paged group, and of each state slot."""
 
     groups: list[np.ndarray]  # (pages, page_size)
     states: dict[int, int] = field(default_factory=dict)

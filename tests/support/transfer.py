@@ -23,7 +23,7 @@ PAGE = 16
 
 @dataclass
 class Faults:
-    """What goes wrong with messages, each with this probability, or with the message `breaks_at`.
+    """Faults of messages, each with this probability, or at the message `breaks_at`.
 
     `lost`: it never arrives, and the connection stays; `broken`: the connection ends with it;
     `late`: it arrives up to `delay_s` later; `swapped`: the next one overtakes it; `garbled`: a
@@ -158,7 +158,7 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def until(ask: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """What `ask` says once it says anything."""
+    """The first result of `ask` that is not None."""
     deadline = time.monotonic() + seconds
     while not (found := ask()):
         assert time.monotonic() < deadline, "nothing happened"

@@ -95,4 +95,4 @@ def folder(path: Path, files: dict[str, bytes | str], **config: Any) -> Path:
 
 
 Encode = Callable[[str], list[int]]
-"""What the library itself makes of a text, without anything put around it."""
+"""The library's ids of a text, without special tokens."""

@@ -1,4 +1,4 @@
-"""What a scheduler is started with and asked for, as hypothesis draws it."""
+"""Settings and requests of a scheduler, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVICTIONS = plugins.options(eviction)
 
 
 def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
-    """What a server is started with.
+    """Settings of a server.
 
     `room` is its memory in tokens, `lag` how many steps the detokenizer is behind.
     """
@@ -51,7 +51,7 @@ def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client asks for, before it is cut to what fits."""
+    """A client's request, before it is limited to what fits."""
 
     start: int
     common: int
@@ -61,7 +61,7 @@ class Wish:
     tenant: str
     salt: str
     embed: bool
-    interval: int | None  # tokens of which it wants to be told together
+    interval: int | None  # tokens to emit together
     text_ends: int  # a stop is found after so many outputs; 0: nowhere
     limits: dict[str, Any]
     targets: dict[str, Any]

@@ -163,7 +163,7 @@ class Trainer:
             print(text, flush=True)
 
     def save(self, name: str) -> None:
-        """Write a checkpoint from which training goes on as if it had never stopped.
+        """Write a checkpoint from which training continues as if it had never stopped.
 
         All workers call this: each has drawn rows of its own.
         """
@@ -251,7 +251,7 @@ class Trainer:
         learnt, total, read = self.share_gradients([learnt, total, read])
         if not math.isfinite(total):
             raise FloatingPointError(
-                f"the loss of step {self.step} is {total}: nothing to go on from"
+                f"the loss of step {self.step} is {total}: nothing to continue from"
             )
         self.tokens += int(read)
         factor = schedule(self.step, config)

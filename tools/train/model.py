@@ -270,7 +270,7 @@ class Sapling(nn.Module):
         """Summed cross entropy of the tokens `wanted` after the flat positions `where`.
 
         `tables` are those of `rotary_tables`, given from outside: computed in here, the compiler
-        would work every cosine out anew wherever it is used.
+        would recompute every cosine wherever it is used.
         """
         hidden = self.model(tokens, tables).flatten(0, 1)
         return F.cross_entropy(self.head(hidden[where]), wanted, reduction="sum")

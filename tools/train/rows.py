@@ -1,4 +1,4 @@
-"""What a worker trains on: endless batches, the same however often the run was interrupted."""
+"""Training data of a worker: endless batches, the same however often the run was interrupted."""
 
 from __future__ import annotations
 

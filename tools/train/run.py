@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--check-every", type=int, default=TrainConfig.check_every)
     parser.add_argument("--output", type=Path, default=evaluate.ASSETS, help="model directory")
     parser.add_argument("--work", type=Path, default=Path("build/sapling"), help="checkpoints")
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint, exactly")
+    parser.add_argument("--resume", type=Path, help="continue exactly from this checkpoint")
     chosen = parser.parse_args(arguments)
     if not chosen.resume:
         save_tokenizer(train_tokenizer(chosen.seed), chosen.output)

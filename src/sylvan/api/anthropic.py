@@ -46,7 +46,7 @@ class Block(WireModel):
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
     source: dict[str, Any] | str | None = None
-    """Of an image: base64 or URL; of a document: its text; of a search result: its origin."""
+    """For an image: base64 or URL; for a document: its text; for a search result: its origin."""
     title: str | None = None
     context: str | None = None
 

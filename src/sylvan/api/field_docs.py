@@ -1,4 +1,4 @@
-"""What the text below each field of a body says: for descriptions of the API, not for validation.
+"""Field descriptions of bodies, from the docstrings below fields; not used for validation.
 
 Pydantic reads these texts while it creates a class (`use_attribute_docstrings`), which takes a
 quarter of a second for all bodies; they are needed only when somebody asks for a description.

@@ -13,7 +13,7 @@ TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 Entry = list[Any]  # [logprob or null, token id, text or null]
 LEAST = -9999.0
-"""What OpenAI reports for impossible tokens: JSON has no infinity."""
+"""OpenAI's log probability of impossible tokens: JSON has no infinity."""
 
 
 def token_entries(part: TokenLogprobs, text_of: TokenText | None) -> list[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sylvan.media.images import MAX_SIDE, MAX_TILES, MIN_TILES
 from sylvan.media.precomputed import FORMAT, read_vectors
 from sylvan.media.source import MediaSource, read_source
 from sylvan.protocol.errors import RequestError
@@ -16,7 +17,18 @@ from sylvan.protocol.media import MediaKind
 
 SOURCE = "source"
 MAX_FPS, MAX_FRAMES = 60, 4096
+MAX_COUNT, MAX_LONG_SIDE = 1024, 1 << 16  # of tiles, of pixels
 _LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI defines `detail: low`
+
+_NUMBERS: Mapping[MediaKind, tuple[tuple[str, str, int, type], ...]] = {
+    "image": (
+        ("max_long_side_pixel", MAX_SIDE, MAX_LONG_SIDE, int),
+        ("max_dynamic_patch", MAX_TILES, MAX_COUNT, int),
+        ("min_dynamic_patch", MIN_TILES, MAX_COUNT, int),
+    ),
+    "video": (("fps", "fps", MAX_FPS, float), ("max_frames", "max_frames", MAX_FRAMES, int)),
+}
+"""Options that are numbers: their names, ours, the largest, and whether fractions are allowed."""
 
 _KINDS: Mapping[str, MediaKind] = {
     "image_url": "image",
@@ -61,17 +73,18 @@ def openai_media(part: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Read the processing options of a part: `detail`, `fps`, `max_frames`.
+    """Read the processing options of a part.
+
+    Of images `detail`, `max_long_side_pixel` and `{max,min}_dynamic_patch`; of videos `fps` and
+    `max_frames`.
 
     Raises:
         RequestError: A number is invalid or too large; the message names the field.
     """
-    if kind == "image":
-        return {"max_pixels": _LOW_DETAIL_PIXELS} if given.get("detail") == "low" else {}
-    if kind != "video":
-        return {}
     options: dict[str, Any] = {}
-    for name, most, form in (("fps", MAX_FPS, float), ("max_frames", MAX_FRAMES, int)):
+    if kind == "image" and given.get("detail") == "low":
+        options["max_pixels"] = _LOW_DETAIL_PIXELS
+    for name, ours, most, form in _NUMBERS.get(kind, ()):
         number = given.get(name)
         if number is None:
             continue
@@ -80,7 +93,10 @@ def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[
             what = "a number" if form is float else "a whole number"
             message = f"{path}.{name} must be {what} above 0 and at most {most}."
             raise RequestError(message, param=f"{path}.{name}")
-        options[name] = form(number)
+        options[ours] = form(number)
+    if options.get(MIN_TILES, 0) > options.get(MAX_TILES, MAX_COUNT):
+        message = f"{path}.min_dynamic_patch is more than max_dynamic_patch."
+        raise RequestError(message, param=f"{path}.min_dynamic_patch")
     return options
 
 

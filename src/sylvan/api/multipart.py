@@ -23,7 +23,7 @@ class Part:
 
 
 def parse_form(content_type: str, body: bytes) -> dict[str, Part]:
-    """Parse the fields of a form.
+    """Parse the fields of a form; values of a field `name[]` that comes again are joined by commas.
 
     Raises:
         RequestError: It is malformed or truncated.
@@ -37,6 +37,8 @@ def parse_form(content_type: str, body: bytes) -> dict[str, Part]:
         if not separator or name is None:
             raise RequestError("A part of the form has no name.")
         filename = _FILENAME.search(text)
+        if name[1].endswith("[]") and name[1] in parts:
+            content = parts[name[1]].content + b"," + content
         parts[name[1]] = Part(content, filename[1] if filename else None)
     return parts
 

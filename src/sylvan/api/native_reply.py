@@ -13,7 +13,7 @@ from sylvan.utils.clock import monotonic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyOptions:
-    """What the answer contains.
+    """Options of the answer.
 
     Attributes:
         logprobs: Log probabilities were requested.

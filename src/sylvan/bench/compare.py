@@ -29,7 +29,7 @@ class Comparison:
         name: Name of the figure.
         a: Its value in A.
         b: Its value in B.
-        low, high: 95 % confidence interval of B / A; None if a single run cannot tell.
+        low, high: 95 % confidence interval of B / A; None for a single run.
     """
 
     name: str

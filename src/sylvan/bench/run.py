@@ -37,7 +37,7 @@ Report = Callable[[Result, Measured], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchSetup:
-    """What all runs of a load test share.
+    """Shared by all runs of a load test.
 
     Attributes:
         target: The target.

@@ -1,4 +1,4 @@
-"""The target of a load test: answers requests, and tells the time."""
+"""The target of a load test: answers requests, and has a clock."""
 
 from __future__ import annotations
 

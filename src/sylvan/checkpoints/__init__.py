@@ -1,1 +1,1 @@
-"""Where checkpoints come from: remote folders and GGUF files, as Hugging Face directories."""
+"""Presents remote folders and GGUF files as Hugging Face model directories."""

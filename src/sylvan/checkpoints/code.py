@@ -1,8 +1,7 @@
-"""Python that a checkpoint brings (`auto_map`), which is run only where its owner is trusted.
+"""Python code of a checkpoint (`auto_map`), which runs only with `trust_remote_code`.
 
-config.json and tokenizer_config.json name classes in files beside them: `modeling_x.XForCausalLM`.
-Such files are imported from where they lie, as a package of their own, so that relative imports
-work, and nothing is copied.
+config.json and tokenizer_config.json name classes in neighbouring files: `modeling_x.XForCausalLM`.
+Such files are imported in place as a package, so that relative imports work without copying.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def named_class(settings: Mapping[str, Any], kind: str) -> str | None:
-    """The class that `auto_map` names as its `kind` (`AutoModelForCausalLM`); None: it names none.
+    """The class that `auto_map` names for `kind` (as `AutoModelForCausalLM`), or None.
 
-    Of a pair, as tokenizers have, the last one, which is the fast one.
+    Tokenizers have a pair: the last one, which is the fast tokenizer.
     """
     table = settings.get("auto_map")
     found = cast("Mapping[str, Any]", table).get(kind) if isinstance(table, Mapping) else None
@@ -39,11 +38,11 @@ def load_class(folder: Path, name: str) -> Any:
     """Import a class that a checkpoint names.
 
     Args:
-        folder: The checkpoint, trusted by who serves it.
+        folder: The checkpoint, which the operator trusts.
         name: `file.Class`, as in `auto_map`.
 
     Raises:
-        ConfigError: it lies elsewhere, is not there, or fails when imported.
+        ConfigError: The class is in another repository, does not exist, or fails to import.
     """
     where = f"the code {name!r} of {str(folder)!r}"
     if not _CLASS.fullmatch(name):
@@ -53,7 +52,7 @@ def load_class(folder: Path, name: str) -> Any:
         raise ConfigError(f"{where} is missing: there is no {module.replace('.', '/')}.py")
     try:
         return getattr(importlib.import_module(f"{_package(folder)}.{module}"), attribute)
-    except Exception as error:  # it is anybody's code
+    except Exception as error:  # arbitrary code
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{where} cannot be imported: {type(error).__name__}: {reason}"
@@ -61,7 +60,7 @@ def load_class(folder: Path, name: str) -> Any:
 
 
 def _package(folder: Path) -> str:
-    """The package that stands for a directory."""
+    """Return a package for a directory."""
     place = str(folder.resolve())
     name = "sylvan_checkpoint_" + hashlib.sha256(place.encode()).hexdigest()[:16]
     if name not in sys.modules:

@@ -1,4 +1,4 @@
-"""Which weights a model directory holds; looks at names of files only."""
+"""Finds the weight files of a model directory, by file names only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.utils.json_files import read_json
 WeightFormat = Literal["safetensors", "gguf", "pt"]
 
 GGUF_INDEX = "sylvan-gguf.json"
-"""In a directory made of a GGUF file: where the file is, and its table of tensors."""
+"""File in the directory view of a GGUF file: the path of that file, and its table of tensors."""
 PT_WEIGHTS = "pytorch_model*.bin"
 PT_INDEX = "pytorch_model.bin.index.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -21,15 +21,21 @@ PICKLED = (
     "holds PyTorch .bin weights only, which are pickles; --load-format pt reads them, tensors "
     "only and no code, or convert them to safetensors"
 )
-"""What is told of a directory that needs the word of its owner."""
+"""Error for a directory whose weights need the operator's consent to read."""
 
 
-def told_by_modelopt(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The config with what ModelOpt says of quantisation in a file of its own, as older ones do.
+def with_quantization_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with what tools say of quantisation elsewhere than in `quantization_config`.
+
+    That is `quantization` of mlx-lm, and a file of its own of older ModelOpts.
 
     Raises:
-        ConfigError: that file cannot be read.
+        ConfigError: The file cannot be read.
     """
+    mlx, beside = config.get("quantization"), config.get("quantization_config") or {}
+    unnamed = isinstance(beside, dict) and "quant_method" not in beside
+    if unnamed and isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys():
+        return {**config, "quantization_config": {**mlx, "quant_method": "mlx"}}
     file = folder / _MODELOPT
     if "quantization_config" in config or not file.is_file():
         return dict(config)
@@ -45,7 +51,7 @@ def told_by_modelopt(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def weight_format(folder: Path) -> WeightFormat | None:
-    """The kind of weights that is read from `folder`; None: it has none."""
+    """The kind of weights to read from `folder`; None: it has none."""
     if (folder / GGUF_INDEX).is_file():
         return "gguf"
     if (folder / SAFETENSORS_INDEX).is_file() or any(folder.glob("*.safetensors")):
@@ -56,10 +62,10 @@ def weight_format(folder: Path) -> WeightFormat | None:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor -> file, as an index of shards says; empty if there is none.
+    """Map tensors to files by the shard index; empty if there is none.
 
     Raises:
-        ConfigError: it is no such index, or names a file elsewhere.
+        ConfigError: The index is malformed, or names a file outside of the directory.
     """
     if not index.is_file():
         return {}
@@ -77,10 +83,10 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path, index: str, whole: str, pattern: str) -> list[Path]:
-    """The files of one kind of weights: those of the index, the one whole file, or all alike.
+    """The files of one kind of weights: those of the index, the single file, or all matching files.
 
     Raises:
-        ConfigError: there are none, or one that the index names is missing.
+        ConfigError: There are none, or a file of the index is missing.
     """
     names = sorted(set(weight_map(folder / index).values())) or [whole]
     files = [folder / name for name in names]
@@ -95,10 +101,10 @@ def weight_files(folder: Path, index: str, whole: str, pattern: str) -> list[Pat
 
 
 def check_index(index: Path, there: Container[str]) -> None:
-    """See that every tensor of an index was found among `there`.
+    """Check that the files contain all tensors of the index.
 
     Raises:
-        ConfigError: one is not in the file that the index names.
+        ConfigError: A tensor is not in the file that the index names.
     """
     for name, file in weight_map(index).items():
         if name not in there:

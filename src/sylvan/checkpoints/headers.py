@@ -11,12 +11,12 @@ from typing import Any, cast
 from sylvan.protocol.errors import ConfigError
 
 _MAX_BYTES = 100_000_000
-_POINTER = b"version "  # how a pointer of Git LFS begins; as a length it is beyond any file
+_POINTER = b"version "  # start of a Git LFS pointer; as a header length it exceeds any file
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A tensor: its type as the file spells it, its shape, and its bytes behind the header."""
+    """A tensor: its dtype as in the file, its shape, and its byte range after the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,11 +25,11 @@ class TensorHeader:
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorHeader], int]:
-    """The tensors of a file by name, and where their bytes begin.
+    """Read the tensors of a file by name, and the offset of the data.
 
     Raises:
-        ConfigError: the file cannot be read, is cut off or broken; names it, and the tensor if one
-            is to blame.
+        ConfigError: The file cannot be read, is truncated or malformed; names it, and the tensor
+            if there is one.
     """
     try:
         with file.open("rb") as stream:
@@ -49,10 +49,10 @@ def read_header(file: Path) -> tuple[dict[str, TensorHeader], int]:
 
 
 def read_header_of(data: memoryview, where: str) -> tuple[dict[str, TensorHeader], int]:
-    """The same of a file in memory, which `where` names in errors.
+    """`read_header` for a file in memory, which errors call `where`.
 
     Raises:
-        ConfigError: see `read_header`.
+        ConfigError: As for `read_header`.
     """
     length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     if len(data) < 8 or len(data) - 8 < length:

@@ -1,8 +1,8 @@
-"""Copies a checkpoint from where fsspec reaches (s3, gs, https, memory, ...) into the cache, once.
+"""Downloads a checkpoint with fsspec (s3, gs, https, memory, ...) into the cache, once.
 
-A file arrives under a name of its own and gets its name when it is whole; what was cut short is
-gone on with. When all are there a list of them is written, and from then on nothing is asked of
-the network. Remove the directory to fetch again.
+A file is downloaded under a temporary name and renamed when complete; interrupted downloads resume.
+After all files a list of them is written, and the network is not used again. Delete the directory
+to download again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.utils.lock import locked
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes that are here, bytes in total)."""
+"""Called with (downloaded bytes, total bytes)."""
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
 _DONE = "sylvan-fetched.json"
@@ -31,13 +31,13 @@ _CHUNK = 16 << 20
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _INSIDE = re.compile(r"additional_chat_templates/|\d+_\w+/")
-"""Folders in a checkpoint that belong to it; others hold copies in other formats."""
+"""Subdirectories to download; others hold copies in other formats."""
 _USUAL = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "chat_template.jinja", "tokenizer.model", "tekken.json"),
     *("modules.json", SAFETENSORS_INDEX, "model.safetensors", PT_INDEX, "pytorch_model.bin"),
 )
-"""What is looked for where nothing can be listed."""
+"""Files to try on servers that cannot list directories."""
 
 
 def is_remote(model: str) -> bool:
@@ -46,10 +46,10 @@ def is_remote(model: str) -> bool:
 
 
 def fetch(url: str, cache: Path, progress: Progress | None = None) -> Path:
-    """The copy under `cache` of a remote model directory, or of one GGUF file.
+    """Return the local copy of a remote model directory or GGUF file under `cache`.
 
     Raises:
-        ConfigError: it cannot be reached, holds no model, or a package is missing; one sentence.
+        ConfigError: It cannot be reached, has no model, or a package is missing; one sentence.
     """
     name = PurePosixPath(url.split("?")[0].rstrip("/")).name or "model"
     key = hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -60,14 +60,14 @@ def fetch(url: str, cache: Path, progress: Progress | None = None) -> Path:
     with _named(url):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".lock"):
-            if not (folder / _DONE).is_file():  # no other process fetched it
+            if not (folder / _DONE).is_file():  # no other process has downloaded it
                 _fetch_all(_Remote.open(url), folder, progress or _silent)
     return wanted
 
 
 @contextmanager
 def _named(url: str) -> Iterator[None]:
-    """Errors of any driver as one sentence that names the URL, without a password in it."""
+    """Convert driver errors to one sentence that names the URL without its password."""
     shown = re.sub(r"//[^/@]*@", "//", url)
     try:
         yield
@@ -75,14 +75,14 @@ def _named(url: str) -> Iterator[None]:
         raise ConfigError(f"model: {shown!r}: {error}") from None
     except ImportError as error:
         raise ConfigError(f"model: {shown!r} needs another package: {error}") from None
-    except Exception as error:  # each driver has its own
+    except Exception as error:  # each driver has its own errors
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ConfigError(f"model: {shown!r} cannot be fetched: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One remote file; `stamp` changes with its content, `size` None is unknown."""
+    """A remote file; `stamp` changes with its content; `size` None: unknown."""
 
     path: str
     size: int | None
@@ -92,7 +92,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """A folder, or one file, of a file system of fsspec."""
+    """A folder or file of an fsspec file system."""
 
     system: Any
     root: str
@@ -107,7 +107,7 @@ class _Remote:
         return cls(system, root.rstrip("/"))
 
     def files(self) -> dict[str, _File]:
-        """What belongs to the model, by its name in the copy."""
+        """Files of the model, by their name in the copy."""
         if self.root.endswith(".gguf"):
             return {PurePosixPath(self.root).name: self._file(self.root)}
         names = self._listed() or self._found()
@@ -122,7 +122,7 @@ class _Remote:
         return names if "config.json" in names or _only_gguf(names) else []
 
     def _found(self) -> list[str]:
-        """For servers that list nothing."""
+        """Find files on servers that cannot list directories."""
         names = [name for name in _USUAL if self.system.exists(f"{self.root}/{name}")]
         for index in {SAFETENSORS_INDEX, PT_INDEX} & set(names):
             names += set(json.loads(self.text(index)).get("weight_map", {}).values())
@@ -141,7 +141,7 @@ class _Remote:
 
 
 def chosen(names: list[str]) -> list[str]:
-    """Which files of a folder are fetched: texts, and the best kind of weights there is."""
+    """Select the files to download: text files, and the preferred kind of weights."""
     ours = [name for name in names if "/" not in name or _INSIDE.match(name)]
     for name in ours:
         if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name:
@@ -185,14 +185,14 @@ def _fetch_all(remote: _Remote, folder: Path, progress: Progress) -> None:
     part.replace(folder / _DONE)
 
 
-def _fetch_one(system: Any, file: _File, target: Path, told: Callable[[int], None]) -> int:
-    """Returns the size of the file."""
+def _fetch_one(system: Any, file: _File, target: Path, progress: Callable[[int], None]) -> int:
+    """Download a file; return its size."""
     whole, part = _beside(target, file, "whole"), _beside(target, file, "partial")
-    if whole.is_file():  # of an attempt that did not come to its end
+    if whole.is_file():  # left by an interrupted download
         return whole.stat().st_size
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.resumes and file.size is not None:
-        _go_on(system, file.path, file.size, part, told)
+        _go_on(system, file.path, file.size, part, progress)
     else:
         system.get_file(file.path, str(part))
     size = part.stat().st_size
@@ -204,11 +204,11 @@ def _fetch_one(system: Any, file: _File, target: Path, told: Callable[[int], Non
 
 
 def _beside(target: Path, file: _File, state: str) -> Path:
-    """Where a file is as long as not all are there; another one if its content has changed."""
+    """Path of an incomplete file; it depends on the remote content."""
     return target.with_name(f".{target.name}.{file.stamp}.{state}")
 
 
-def _go_on(system: Any, path: str, size: int, part: Path, told: Callable[[int], None]) -> None:
+def _go_on(system: Any, path: str, size: int, part: Path, progress: Callable[[int], None]) -> None:
     with part.open("ab") as stream:
         at = stream.tell()
         while at < size:
@@ -217,10 +217,10 @@ def _go_on(system: Any, path: str, size: int, part: Path, told: Callable[[int], 
                 break
             stream.write(data)
             at += len(data)
-            told(at)
+            progress(at)
         stream.flush()
         os.fsync(stream.fileno())
 
 
 def _silent(done: int, total: int) -> None:
-    """For callers who show nothing."""
+    """Progress callback that does nothing."""

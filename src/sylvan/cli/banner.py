@@ -1,4 +1,4 @@
-"""What `sylvan serve` prints at start-up."""
+"""The start-up output of `sylvan serve`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from sylvan.utils.clock import since_1970
 
 SPEC = Spec(
     usage="cache ls|verify|prune STORE | cache export|import STORE FILE",
-    doc="Work on a store of KV: a directory, or a URL as of --tiers.storage. `ls` tells what it "
+    doc="Work on a store of KV: a directory, or a URL as of --tiers.storage. `ls` lists what it "
     "has, `verify` reads and checks every page, `prune` removes what is not used and what servers "
     "that died left. `export` writes its pages to a tar file, which `import` takes into another "
     "store. Servers may use it meanwhile.",

@@ -98,7 +98,7 @@ def check_machine(machine: Machine, server: ServerConfig) -> Iterable[Finding]:
 
 
 def check_devices() -> Iterable[Finding]:
-    """What each kind of device takes, those of this machine first; of others what is missing."""
+    """Features by kind of device, this machine's devices first; for others the missing parts."""
     from sylvan.runtime.engine.chips import chip_rows  # the rules of configurations
 
     rows = chip_rows()

@@ -37,6 +37,7 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     yield from _quantisation(path)
     if facts.weights == "safetensors":
         yield from _tensors(path, trusted=trusted)
+        yield from _kv_scales(path, trusted=trusted)
     yield _outcome("memory", lambda: _memory(path, config))
     yield from _text(path, config)
     yield _generation(path)
@@ -128,6 +129,24 @@ def _tensors(path: Path, *, trusted: bool) -> Iterable[Finding]:
         yield _outcome(
             "tensors", lambda: f"{check_tensors(config, path)} compared by name and shape"
         )
+
+
+def _kv_scales(path: Path, *, trusted: bool) -> Iterable[Finding]:
+    """Say whether the checkpoint has scales for keys and values of 8-bit floats."""
+    from sylvan.runtime.models.kv_scales import scaled_layers  # needs torch, like the next
+    from sylvan.runtime.models.registry import load_config
+
+    try:
+        config = load_config(path, trusted=trusted)
+    except ConfigError:
+        return  # already reported
+    try:
+        found = scaled_layers(path, config)
+    except ConfigError as error:
+        yield Finding("slow", "KV scales", "unusable", str(error))
+        return
+    if found:
+        yield Finding("ok", "KV scales", f"of {found} layers; cache.dtype=fp8_e4m3 uses them")
 
 
 def _quantisation(path: Path) -> Iterable[Finding]:

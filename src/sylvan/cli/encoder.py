@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def serve_encoder(
     config: Config, sock: socket.socket | None, *, quiet: bool, until_eof: bool
 ) -> int:
-    """Serve the encoder until this process is told to stop.
+    """Serve the encoder until this process is asked to stop.
 
     Raises:
         ConfigError: The model has none, or it cannot be loaded.

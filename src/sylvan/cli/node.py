@@ -18,17 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 def as_torchrun_says(args: Parsed) -> Parsed:
-    """The command line after what torchrun tells of the machines; flags win.
+    """Combine torchrun's settings of the machines with the command line; flags win.
 
     Raises:
         ConfigError: torchrun starts several processes a machine.
     """
-    told = SourceSettings(tuple(torchrun_settings()))
-    return replace(args, given=combined([told, args.given]))
+    from_env = SourceSettings(tuple(torchrun_settings()))
+    return replace(args, given=combined([from_env, args.given]))
 
 
 def serve_node(settings: Settings, *, quiet: bool, until_eof: bool) -> int:
-    """Take part in serving a model until node 0 stops, or this process is told to.
+    """Take part in serving a model until node 0 stops, or this process is asked to.
 
     Raises:
         ConfigError: node 0 does not answer, or refuses; says why.

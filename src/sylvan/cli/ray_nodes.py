@@ -2,7 +2,7 @@
 
 A placement group has a bundle for each machine; the first one is pinned to this machine, node 0.
 Each of the others runs an actor that keeps `sylvan serve --node-rank N` running. Ray starts an
-actor anew where its machine is lost, and the ranks join again as they do when started by hand.
+actor if its machine is lost, and the ranks join again as they do when started by hand.
 
 Source: docs.ray.io, "Placement Groups" and "Actor Fault Tolerance".
 """
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _START = "Start a cluster with ray start --head, or correct RAY_ADDRESS"
 _PIN = 0.001
-"""Of a machine's own resource: enough to choose the machine, whatever else asks for it."""
+"""Requested amount of a machine's own resource: selects the machine without reserving much."""
 
 
 class NodeKeeper:
@@ -48,7 +48,7 @@ class NodeKeeper:
     def run(self, settings: Mapping[str, Any], node: int) -> int:
         """Run `sylvan serve` as node `node` until node 0 stops; return its exit code.
 
-        A process that fails is started anew, as `RestartPolicy` allows. It ends with the actor.
+        A process that fails is restarted, as `RestartPolicy` allows. It ends with the actor.
 
         Args:
             settings: The configuration, as a tree.
@@ -84,7 +84,7 @@ class _Cluster:
 
 @contextmanager
 def placed(settings: Settings) -> Iterator[Settings]:
-    """Settings of node 0 while the other machines run on Ray; unchanged if nobody asked for it.
+    """Settings of node 0 while the other machines run on Ray; unchanged unless requested.
 
     Raises:
         ConfigError: Ray is not installed or not running, or has no room; says what to do.
@@ -150,7 +150,7 @@ def _connect() -> _Cluster:
 
 
 def _check_address(address: str) -> None:
-    """Reject an address at which nobody listens: Ray would try it for minutes."""
+    """Reject an address without a listener: Ray would try it for minutes."""
     if "://" in address:
         raise ConfigError(
             f"parallel.placement=ray: RAY_ADDRESS={address}: node 0 is a machine of the cluster "

@@ -30,7 +30,7 @@ from sylvan.sim.page import about, page
 from sylvan.sim.parallel import run_all
 from sylvan.sim.profile import Profile, read
 from sylvan.sim.scenarios import Result, Study, answers, scenarios
-from sylvan.utils.garbage import settle
+from sylvan.utils.garbage import freeze
 
 SPEC = Spec(
     usage="simulate --model-profile FILE [flags]",
@@ -67,12 +67,12 @@ def run(args: Parsed) -> int:
         scatter=sim.scatter,
         gateway_s=sim.gateway_ms / 1e3,
     )
-    settle(YOUNG_OBJECTS)  # the workload lives until the end
+    freeze(YOUNG_OBJECTS)  # the workload lives until the end
     # a progress bar has a thread, and processes are forked
     shown = counting_requests() if config.sim.jobs == 1 else nullcontext(_silent)
     with shown as progress:
         results = [*run_all(study, planned, config.sim.jobs, progress)]
-    _tell(_Reports(config, profile, results, measured))
+    _print_reports(_Reports(config, profile, results, measured))
     served = all(result.figures["completed"] for result in results)
     kept = not slo or all(each.keeps for each in answers(results, config.sim.share))
     return DONE if served and kept else FAILED
@@ -119,32 +119,32 @@ class _Reports:
     measured: MeasuredRequest | None
 
 
-def _tell(told: _Reports) -> None:
-    config, results = told.config, told.results
+def _print_reports(reports: _Reports) -> None:
+    config, results = reports.config, reports.results
     print(table.table(results), flush=True)
-    sentences = _sentences(told)
+    sentences = _sentences(reports)
     for sentence in sentences:
         print(sentence, flush=True)
     errors: dict[str, float] = {}
-    if told.measured is not None:
-        errors = results_of.errors(results[0].figures, told.measured.figures)
-        print(table.comparison(results[0], told.measured.figures, errors), flush=True)
+    if reports.measured is not None:
+        errors = results_of.errors(results[0].figures, reports.measured.figures)
+        print(table.comparison(results[0], reports.measured.figures, errors), flush=True)
     shown = dump(config, defaults=False, schema=SIMULATE)
     if config.result.file is not None:
         for result in results:
-            append(config.result.file, _line(told, result, shown, errors))
+            append(config.result.file, _line(reports, result, shown, errors))
     if config.result.html is not None:
         more: dict[str, Any] = {"origin": origin()}
-        if told.measured is not None:
+        if reports.measured is not None:
             more |= {"errors": errors}
-        title = f"Simulation of {told.profile.origin.model or 'a model'}"
-        text = page(title, results, sentences, about(told.profile, shown, more))
+        title = f"Simulation of {reports.profile.origin.model or 'a model'}"
+        text = page(title, results, sentences, about(reports.profile, shown, more))
         Path(config.result.html).expanduser().write_text(text)
 
 
-def _sentences(told: _Reports) -> list[str]:
-    config, results = told.config, told.results
-    found = table.warnings(results, told.profile)
+def _sentences(reports: _Reports) -> list[str]:
+    config, results = reports.config, reports.results
+    found = table.warnings(results, reports.profile)
     for result in results:
         found += [
             f"{result.figures['replicas']} replicas: {count} requests failed: {error}"
@@ -157,14 +157,14 @@ def _sentences(told: _Reports) -> list[str]:
 
 
 def _line(
-    told: _Reports, result: Result, config: Mapping[str, Any], errors: Mapping[str, float]
+    reports: _Reports, result: Result, config: Mapping[str, Any], errors: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return a scenario as a line of the results file, with the keys of load tests."""
     return {
-        "tag": told.config.result.tag,
+        "tag": reports.config.result.tag,
         "backend": "simulation",
-        "dataset_name": told.config.data.dataset,
-        "model": told.profile.origin.model,
+        "dataset_name": reports.config.data.dataset,
+        "model": reports.profile.origin.model,
         **result.figures,
         "errors_against": dict(errors),
         "origin": origin(),

@@ -14,7 +14,7 @@ SPEC = Spec(
     doc="Train an EAGLE-3 head for the model directory MODEL from its own answers to the prompts "
     "in DATA, or with --algorithm ngram make a tree of what it mostly says in which context. DATA "
     'is a JSONL file whose lines are {"messages": [...]} or {"prompt": "..."}, or a text '
-    "file with a message of a user in each line. Interrupted, it goes on where it was when called "
+    "file with a message of a user in each line. An interrupted run continues when called "
     "the same way again. At its end it tells how far the head guesses right on prompts that it "
     "was not trained on.",
     options=(
@@ -70,7 +70,7 @@ def run(args: Parsed) -> int:
         depth=sizes["depth"],
         rate=_rate(args),
     )
-    wish = DraftTrainOptions(
+    options = DraftTrainOptions(
         prompts=sizes["prompts"],
         answer_tokens=sizes["answer_tokens"],
         guessed=sizes["words"],
@@ -79,7 +79,7 @@ def run(args: Parsed) -> int:
         schedule=schedule,
     )
     train = train_draft if algorithm == "eagle3" else train_contexts
-    found = train(config, data, out, wish, lambda line: print(line, flush=True))
+    found = train(config, data, out, options, lambda line: print(line, flush=True))
     print(
         f"{out}: accept length {found.accept_length:.2f}, {100 * found.accept_rate:.0f} % of "
         f"guesses right over {found.tokens} tokens\n\n  sylvan serve {model} "

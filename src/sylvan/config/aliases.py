@@ -145,7 +145,8 @@ def _fraction(value: object) -> Pairs:
 
 
 def _kv_dtype(value: object) -> Pairs:
-    yield "cache.dtype", "model" if plain_text(value) == "auto" else value
+    text = plain_text(value)
+    yield "cache.dtype", "model" if text == "auto" else {"fp8": "fp8_e4m3"}.get(text, value)
 
 
 def _adapters(value: object) -> Pairs:

@@ -109,7 +109,7 @@ def _not_behind_gateway(case: RuleCase) -> Sequence[str]:
 
 
 def _pinned(case: RuleCase) -> str:
-    """What is wrong with the pinned adapters; empty if nothing is."""
+    """Return the error of the pinned adapters; empty: none."""
     lora = case.config.lora
     if lora is None:
         return ""
@@ -235,7 +235,7 @@ RULES = (
         lambda c: not_an_address(c.config.server.trusted_proxies),
     ),
     Rule(
-        "registered where nobody listens",
+        "registered without a listener",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (
             bool(c.config.server.register)

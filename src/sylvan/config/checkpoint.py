@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from sylvan.checkpoints.code import UNTRUSTED, load_class, named_class
-from sylvan.checkpoints.formats import PT_WEIGHTS, WeightFormat, told_by_modelopt, weight_format
+from sylvan.checkpoints.formats import (
+    PT_WEIGHTS,
+    WeightFormat,
+    weight_format,
+    with_quantization_config,
+)
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
@@ -156,12 +161,15 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"model: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
-    whole = told_by_modelopt(cast("dict[str, Any]", config), path)
-    nested = whole.get("text_config")
+    whole = with_quantization_config(cast("dict[str, Any]", config), path)
+    inside = whole.get("vlm_config")  # of a retriever
+    outer = cast("dict[str, Any]", inside) if isinstance(inside, dict) else whole
+    nested = outer.get("text_config", outer.get("language_config"))
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
         _check_forms(part)
-    return used
+    named = whole.get("architectures")  # what the whole is for
+    return used | ({"architectures": named} if named else {})
 
 
 def _check_forms(config: dict[str, Any]) -> None:
@@ -282,12 +290,12 @@ _FOUR_BITS = (
 )
 _DESCRIBING = (
     *(".weight_scale", ".weight_shape", "_scales", ".weight_scale_inv", ".weight_scale_2"),
-    *(".weight_zero_point", ".weight_global_scale", ".qzeros", ".scales", ".g_idx"),
+    *(".weight_zero_point", ".weight_global_scale", ".qzeros", ".scales", ".biases", ".g_idx"),
     *("absmax", ".quant_map", ".nested_quant_map", "__nf4", "__fp4", ".SCB", ".weight_format"),
     *("._weight_scale", "._weight_zero_point"),
 )
 _PACKED = (".weight_packed", ".qweight", "_blocks", ".W_q")
-_BITS = {"I32": 32, "U8": 8}
+_BITS = {"I32": 32, "U32": 32, "U8": 8}
 
 
 def _stored_sizes(
@@ -305,7 +313,8 @@ def _stored_sizes(
     for file in sorted(path.glob("*.safetensors")):
         for name, entry in read_header(file)[0].items():
             if not name.endswith(_DESCRIBING):
-                packed = name.endswith(_PACKED) or (entry.dtype == "U8" and bits < 8)
+                packed = name.endswith(_PACKED) or entry.dtype == "U32"
+                packed = packed or (entry.dtype == "U8" and bits < 8)
                 words = _BITS.get(entry.dtype, bits) // bits if packed else 1
                 yield words * math.prod(entry.shape)
 

@@ -70,12 +70,12 @@ def torchrun_settings(environ: Mapping[str, str] | None = None) -> list[Setting]
         return []
     port = found.get("MASTER_PORT", "")
     address = f"{found.get('MASTER_ADDR', '')}:{int(port) + 1 if port.isdecimal() else port}"
-    told = (
+    given = (
         ("parallel.nodes", nodes, "GROUP_WORLD_SIZE"),
         ("parallel.node_rank", found.get("GROUP_RANK", "0"), "GROUP_RANK"),
         ("parallel.address", address, "MASTER_ADDR"),
     )
-    return [Setting(path, value, "environment", name) for path, value, name in told]
+    return [Setting(path, value, "environment", name) for path, value, name in given]
 
 
 def config_file(environ: Mapping[str, str] | None = None) -> str | None:

@@ -10,14 +10,14 @@ from sylvan.config.tree import Config
 
 @dataclass(frozen=True, slots=True)
 class DeterminismBlocker:
-    """What makes results depend on the batch, and how to avoid it."""
+    """A reason why results depend on the batch, and the remedy."""
 
     cause: str
     way: str
 
 
 def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
-    """What prevents `deterministic` with these settings; None if nothing does.
+    """Return the reason why these settings prevent `deterministic`; None: they do not.
 
     Does not cover models that turn out to be untraceable when they are loaded.
     """

@@ -24,6 +24,7 @@ QUANTISED_BITS = {
     "w4a16": 4.25,
     "mxfp4": 4.5,
     "nvfp4": 6.0,
+    "nvfp4_online": 6.0,
 }
 """Bits per number, including scales."""
 

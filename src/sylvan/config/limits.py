@@ -1,4 +1,4 @@
-"""What clients may use; see `sylvan.config.tree`."""
+"""Limits of clients; see `sylvan.config.tree`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class MediaConfig(Section, frozen=True):
     vector_bytes: Bytes = 256 << 20
     """Encoder outputs kept after their requests, for later requests with the same item."""
     encoder_backend: Literal["auto", "torch", "none"] = "auto"
-    """What computes the transformer blocks of encoders: `auto` takes native kernels on a CPU for
+    """Backend of the transformer blocks of encoders: `auto` takes native kernels on a CPU for
     the blocks that they can compute, `torch` leaves all of them to PyTorch. With `none` no encoder
     is loaded: the model serves texts, and items that `media.encoder_urls` encode."""
     encoder_only: bool = False

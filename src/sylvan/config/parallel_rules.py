@@ -49,7 +49,7 @@ def _without_same_bits(case: RuleCase) -> list[str]:
 
 
 def _without_stages(case: RuleCase) -> list[str]:
-    """What pipeline stages cannot do."""
+    """Reject settings that pipeline stages do not support."""
     config = case.config
     if config.parallel.pp == 1:
         return []
@@ -69,7 +69,7 @@ def _without_stages(case: RuleCase) -> list[str]:
 
 
 def _without_groups(case: RuleCase) -> list[str]:
-    """What groups of ranks with different requests cannot do."""
+    """Reject settings that attention data parallelism does not support."""
     config = case.config
     if config.parallel.attention_groups == 1:
         return []
@@ -105,7 +105,7 @@ def _fixed_experts(case: RuleCase) -> str:
 
 
 def _address_fault(case: RuleCase) -> str:
-    """What is wrong with the address of machine 0; empty if nothing is."""
+    """Return the error of the address of machine 0; empty: none."""
     address = case.config.parallel.address
     if address is None and case.config.parallel.placement == "ray":
         return ""  # chosen when the cluster is known

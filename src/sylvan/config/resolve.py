@@ -380,7 +380,8 @@ def _plan(state: _State) -> MemoryPlan:
     per_token = model.kv_per_token * number
     if config.cache.dtype == "int4":
         per_token //= 2
-    if config.cache.dtype in ("int8", "int4"):  # and a scale of 4 bytes for each head
+    scaled = ("int8", "int4", *(("fp8_e4m3", "fp8_e5m2") if config.device == "cpu" else ()))
+    if config.cache.dtype in scaled:  # a scale of 4 bytes for each head
         per_token += 4 * model.kv_per_token // max(1, model.head_dim)
     if draft is not None:  # it stores as many tokens
         per_token += draft.kv_per_token * number

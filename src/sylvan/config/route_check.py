@@ -76,7 +76,7 @@ def _history(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
 
 
 def _processes(config: RouteConfig) -> Iterable[str]:
-    """What several processes cannot share."""
+    """Reject settings that several processes cannot share."""
     count, limits = config.processes, config.limits
     if count == 1:
         return

@@ -39,11 +39,11 @@ class RuleCase:
 
     @property
     def obstacle(self) -> DeterminismBlocker | None:
-        """What makes results depend on the batch, if anything."""
+        """The reason why results depend on the batch; None: they do not."""
         return obstacle(self.config, self.facts)
 
     def asked(self, path: str) -> object:
-        """The value that the user gave; None if nobody did, or if the origin is unknown."""
+        """The value that the user gave; None: it was not given, or its origin is unknown."""
         decisions = self.resolved.decisions
         return get(self.config, path) if decisions and path not in decisions else None
 

@@ -20,7 +20,7 @@ def _drafts(case: RuleCase) -> SpeculativeConfig:
 
 
 def _what_drafts(case: RuleCase) -> str:
-    """What `speculative.draft_model` must be."""
+    """Requirement for `speculative.draft_model`."""
     return "draft head" if _drafts(case).algorithm in DRAFT_HEADS else "smaller model"
 
 

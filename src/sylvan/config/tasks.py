@@ -10,7 +10,8 @@ from typing import Any, cast
 ENCODERS = frozenset(
     {
         *("Bert", "Camembert", "Contriever", "Data2VecText", "DistilBert", "Electra", "Ernie"),
-        *("Gte", "ModernBert", "NomicBert", "Roberta", "XLMRoberta"),
+        *("Gte", "ModernBert", "NomicBert", "Roberta", "Siglip", "Siglip2", "Siglip2Text"),
+        *("SiglipText", "XLMRoberta"),
     }
 )
 """Prefixes of architectures with bidirectional attention."""
@@ -45,7 +46,7 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     if architecture.endswith(_SCORES):
         return ("classify",)
     bare = architecture.endswith(_BARE) and not architecture.endswith(_WITH_HEAD)
-    if _stem(architecture) in ENCODERS or bare:
+    if _stem(architecture) in ENCODERS or bare or architecture.endswith("ForRetrieval"):
         return ("embed",)
     if (folder / "modules.json").is_file():
         return ("embed", "generate", "both")
@@ -140,7 +141,7 @@ def _mimo_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _widest(config: dict[str, Any]) -> dict[str, Any]:
-    """Of layers that differ in the columns of their mlp (Gemma 3n)."""
+    """Columns of the mlp by layer, if they differ (Gemma 3n)."""
     columns = [n for n in _entries(config.get("intermediate_size")) if _counts(n)]
     return {"intermediate_size": max(columns)} if columns else {}
 
@@ -151,7 +152,7 @@ def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _t5(config: dict[str, Any]) -> dict[str, Any]:
-    """Of the decoder; positions are distances, so the length is the one it was trained on."""
+    """Context length of the decoder: the trained one, because positions are distances."""
     names = {"head_dim": "d_kv", "intermediate_size": "d_ff", "num_attention_heads": "num_heads"}
     found = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
     layers = config.get("num_decoder_layers") or config.get("num_layers")

@@ -56,8 +56,9 @@ class CacheConfig(Section, frozen=True):
     request, the rest for cached prefixes."""
     dtype: Literal["model", "fp8_e4m3", "fp8_e5m2", "int8", "int4"] = "model"
     """Data type of keys and values: the model's, or a smaller one, which saves memory and costs
-    accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, `fp8_e5m2`), or on the CPU `int8`
-    or `int4` (heads are rotated first) with a scale per token and head."""
+    accuracy: floats with 4 or 5 bits of exponent (`fp8_e4m3`, by the scales of the checkpoint if it
+    has some; `fp8_e5m2`), or `int8` or `int4` (heads are rotated first) with a scale per token and
+    head."""
     prefix: Literal["radix", "none"] = "radix"
     """Reuse the KV of shared prefixes with a radix tree, or not at all."""
     eviction: str = "lru"
@@ -65,7 +66,7 @@ class CacheConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """What runs in one step."""
+    """Limits of a step."""
 
     policy: str = "auto"
     """Order of the waiting requests: `lpm` (longest cached prefix first, with ageing), `fcfs`,
@@ -371,7 +372,7 @@ class TiersConfig(Section, frozen=True):
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
         "write_through"
     )
-    """What is written to lower tiers: all KV that no request uses any more, KV used a second time,
+    """KV to write to lower tiers: all KV that no request uses any more, KV used a second time,
     or KV next to be evicted."""
     prefetch: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
     """How long a request waits for the part of its prompt that the store has: not at all, until all

@@ -1,4 +1,4 @@
-"""Adapters of one linear layer, and which rows of a step they are for.
+"""LoRA adapters of one linear layer, and which rows of a step use them.
 
 Shapes: T rows of a step, K inputs, N outputs of a part, L the rank of an adapter, S slots.
 """
@@ -81,8 +81,8 @@ class DeviceRows:
 def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prepared | None, ...]]:
     """The parts of each layer, with all packed matrices in one region in the order of reading.
 
-    A step reads all of an adapter once: ordinary pages of thousands of small regions cost as much
-    time as the bytes, huge pages of one region do not.
+    A step reads each adapter once. With thousands of small regions on ordinary pages, page walks
+    would take as long as reading the bytes; one region on huge pages avoids them.
     """
     order: list[Bytes] = []
     for parts in layers:
@@ -114,9 +114,9 @@ class LoraRows:
         max_rank: Largest rank of an adapter's matrices.
 
     Attributes:
-        table: As kernels read it: how many groups; of each the slot, where its rows begin in the
-            list of rows, and how many they are; from entry 1 + 3 S on, the list of rows, and behind
-            it of each row its slot (-1: none).
+        table: As kernels read it: number of groups; per group its slot, the start of its rows in
+            the row list, and their count; from entry 1 + 3 S on the row list, then the slot of
+            each row (-1: none).
         groups: The same for PyTorch: slots, and int64 rows.
         taken: Slots of the rows that the head reads, and the indices of these rows.
         slot_of_row: Slot of each row, -1: none. Shape: int32 (max_tokens,).
@@ -133,7 +133,7 @@ class LoraRows:
         self._on_device: DeviceRows | None = None
 
     def assign(self, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Rows `start` to `stop` of each (slot, start, stop) use that slot; all others none."""
+        """Rows `start` to `stop` of each (slot, start, stop) use that slot; other rows use none."""
         by_slot: dict[int, list[IntArray]] = {}
         for slot, start, stop in spans:
             by_slot.setdefault(slot, []).append(np.arange(start, stop, dtype=np.int32))
@@ -166,7 +166,7 @@ class LoraRows:
         return self._on_device
 
     def take(self, rows: IntArray | torch.Tensor | None) -> None:
-        """The head runs on these rows of the step next; None: rows outside a step."""
+        """Set the rows of the step that the head computes next; None: rows outside a step."""
         self.taken = ()
         if rows is None or not self.groups:
             return
@@ -184,14 +184,14 @@ LayerKind = Literal["linear", "head", "embedding"]
 class LoraShape:
     """A linear layer whose outputs are parts side by side, as the checkpoint divides them.
 
-    An embedding is a linear layer whose inputs are ids: A is looked up in. The rows of a head are
-    a step's outputs. Experts are as many layers of one shape: their parts come expert by expert.
+    An embedding is a linear layer whose inputs are ids: rows of A are looked up by id. The rows of
+    a head are the step's outputs. Experts are E layers of one shape; parts are ordered by expert.
 
     Attributes:
         inputs: K.
         outputs: N of each part.
-        kind: Of the layer.
-        num_experts: E; 1 of all other layers.
+        kind: Kind of the layer.
+        num_experts: E; 1 for other layers.
     """
 
     inputs: int
@@ -209,18 +209,17 @@ class LoraLayer:
     """The adapters in all slots for one linear layer.
 
     Args:
-        rows: Of the step; shared by all layers.
-        shape: Of the layer.
-        dtype: Of the rows, and so of the matrices.
-        device: Where PyTorch computes.
+        rows: Rows of the step; shared by all layers.
+        shape: Shape of the layer.
+        dtype: Dtype of the rows and of the matrices.
+        device: Device of the matrices.
 
     Attributes:
         dtype: See above.
         of_outputs: Whether its rows are a step's outputs.
-        packed: Whether kernels read the matrices, which are then in their order; set by the tracer
-            of a step program.
+        packed: Whether the matrices are in kernel order; set by the tracer of a step program.
         memory: The table that kernels read. Shape: (E, S, P).
-        changes: How often a slot was filled or emptied.
+        changes: Number of times a slot was filled or emptied.
     """
 
     def __init__(
@@ -255,11 +254,11 @@ class LoraLayer:
 
     @property
     def is_changed(self) -> bool:
-        """Whether an adapter in a slot changes it."""
+        """Whether an adapter in any slot changes this layer."""
         return any(part is not None for parts in self._slots for part in parts)
 
     def load(self, slot: int, parts: Sequence[Prepared | None]) -> None:
-        """Put an adapter into a slot; a part is None where it changes nothing."""
+        """Put an adapter into a slot; None for parts that it does not change."""
         placed: list[Prepared | None] = []
         entries: list[tuple[int, int, int, float]] = []
         for part in parts:
@@ -308,7 +307,7 @@ class LoraLayer:
         self.load(slot, (None,) * self.shape.num_parts)
 
     def factors(self, slot: int, expert: int = 0) -> Sequence[Factors | None]:
-        """The contents of a slot, by part; for PyTorch."""
+        """The factors in a slot, one entry per part; for PyTorch."""
         found: list[Factors | None] = []
         first = expert * len(self.outputs)
         for part in self._slots[slot][first : first + len(self.outputs)]:

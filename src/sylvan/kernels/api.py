@@ -22,14 +22,14 @@ ActivationKind = Literal[
 ]
 
 
-class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls back to tensors
-    """A tracer cannot express an op or a shape; the message says which, for the operator."""
+class Unsupported(Exception):  # noqa: N818 - not an error: the caller falls back to PyTorch
+    """A tracer does not support an op or a shape; the message names it, for the operator."""
 
 
 class Communicator(Protocol):
     """A group of ranks: processes (or threads) that call the same collectives in the same order.
 
-    Any of the methods raises RankLostError if another rank has ended or is late.
+    Every method raises RankLostError if another rank has exited or times out.
     """
 
     rank: int
@@ -75,12 +75,23 @@ class LinearWeight(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KVScales:
+    """Scales of a layer's keys and values in e4m3, float32 (K,): a number is its code times them.
+
+    They come from the checkpoint; there they were measured.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayer:
-    """What one attention layer computes; constant over the life of a model.
+    """Definition of an attention layer; constant over the life of a model.
 
     `window`: a token sees itself and the `window - 1` before it; None sees all before it. Without
-    `causal`, the window also covers later tokens.
+    `causal`, the window also covers later tokens. `kv_scales`: for pages of e4m3.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
     those of an `AttentionVariant`, set only for backends that compute them.
@@ -99,6 +110,7 @@ class AttentionLayer:
     chunk: int | None = None
     slopes: torch.Tensor | None = None
     biases: torch.Tensor | None = None
+    kv_scales: KVScales | None = None
 
     @property
     def value_dim(self) -> int:
@@ -124,10 +136,10 @@ class AttentionVariant:
     """Attention features of few families.
 
     `chunk`: tokens attend within chunks of this many tokens. `query_scales`: float32 (positions,),
-    by which queries are multiplied at last. `norm_last`: norms of heads follow positions. `slopes`:
-    float32 (N,), by which scores of a head fall with each token of distance (ALiBi).
-    `biases`: (N D,), what is added to the scores of each head at distances 0 to D - 1, the last
-    also beyond (T5).
+    factors of the rotated queries. `norm_last`: heads are normed after rotation, not before.
+    `slopes`: float32 (N,), subtracted from a head's scores per token of distance (ALiBi).
+    `biases`: (N D,), added to the scores of each head at distances 0 to D - 1; the last one also
+    applies to greater distances (T5).
     """
 
     chunk: int | None = None
@@ -141,7 +153,7 @@ class AttentionVariant:
 class HeadNorm:
     """RMSNorm of each query or key head before rotation: `weight` (head_dim,) plus `offset`.
 
-    A longer weight is for all heads at once; then `over` says which ranks hold the others.
+    A longer weight norms all heads together; `over` then says which ranks hold the other heads.
     """
 
     weight: torch.Tensor
@@ -168,7 +180,7 @@ class Routing:
     kept_groups: int = 1
     group_rank: Literal["best", "best_two"] = "best"
     bias: torch.Tensor | None = None
-    jitter: float = 0.01  # of SparseMixer: relative distance to the best score that still counts
+    jitter: float = 0.01  # SparseMixer: largest relative distance to the best score that counts
     scale_inputs: bool = False
 
 
@@ -176,11 +188,11 @@ class Routing:
 class ExpertRanks:
     """How the experts of a layer are divided among ranks that all have the rows of a step.
 
-    Consecutive ranks form `groups`. A group has `per_group` slots, each with one expert, and its
-    ranks share the columns of these. An expert may have slots in several groups: rows take turns.
+    Consecutive ranks form `groups`. A group has `per_group` slots with one expert each, whose
+    columns its ranks share. An expert may have slots in several groups; rows alternate among them.
 
     Attributes:
-        ranks: All of them.
+        ranks: All ranks.
         groups: Number of groups.
         per_group: Slots of a group; those of group g are g * per_group and the following ones.
         slots_EC: int32 (E, C) on the model's device: the slots of each expert, repeated up to C.
@@ -196,12 +208,12 @@ class ExpertRanks:
 
     @property
     def width(self) -> int:
-        """Ranks of a group."""
+        """Number of ranks in a group."""
         return self.ranks.size // self.groups
 
     @property
     def first_slot(self) -> int:
-        """Of this rank's group."""
+        """Number of this rank's group."""
         return self.ranks.rank // self.width * self.per_group
 
     def slots(self, ids_TK: torch.Tensor) -> torch.Tensor:
@@ -211,17 +223,17 @@ class ExpertRanks:
         return table[ids_TK.long(), turns[:, None]].long()
 
     def dispatch(self, ids_TK: torch.Tensor) -> torch.Tensor:
-        """Which expert of this rank computes each pair; -1: another rank does. Shape: (T, K)."""
+        """The expert of this rank that computes each pair; -1: another rank does. Shape: (T, K)."""
         held = self.slots(ids_TK) - self.first_slot
         return torch.where((held >= 0) & (held < self.per_group), held, -1)
 
     def combine(self, outputs_PD: torch.Tensor, pairs: torch.Tensor, count: int) -> torch.Tensor:
-        """The outputs of all pairs, wherever they were computed, in float32.
+        """Gather the outputs of all pairs from all ranks, in float32.
 
         Args:
-            outputs_PD: Of this rank's pairs.
-            pairs: Their numbers, int64.
-            count: Of all pairs.
+            outputs_PD: Outputs of this rank's pairs.
+            pairs: Indices of these pairs, int64.
+            count: Number of all pairs.
         """
         every = outputs_PD.new_zeros(count, outputs_PD.shape[-1], dtype=torch.float32)
         every[pairs] = outputs_PD.float()
@@ -233,8 +245,8 @@ class ExpertWeights:
     """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
     A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else GPT-OSS's
-    clamped form of it. `lora` are the places for adapters of `gate_up` and `down`. `spread`: where
-    the others are; None: all experts are here.
+    clamped form of it. `lora` holds the adapters of `gate_up` and `down`. `spread` says which ranks
+    hold the other experts; None: all experts are here.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -249,13 +261,13 @@ class ExpertWeights:
 
     @property
     def num_experts(self) -> int:
-        """Of the layer, on all ranks together."""
+        """Number of experts of the layer, over all ranks."""
         return self.down.shape[0] if self.spread is None else len(self.spread.slots_EC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentShape:
-    """Columns: `nope` and `turning` of a query head, `value` of an output head, `latent`."""
+    """Columns of a query head (`nope`, then rotated `turning`), an output head, and a latent."""
 
     num_heads: int
     nope: int
@@ -266,7 +278,7 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class LatentParts:
-    """Constants of one layer: `up` (N (nope + value), latent) makes keys and values of latents."""
+    """Constants of a layer: `up` (N (nope + value), latent) expands latents to keys and values."""
 
     shape: LatentShape
     up: LinearWeight
@@ -275,15 +287,14 @@ class LatentParts:
 
 
 HostFunction = Callable[[torch.Tensor, Any], torch.Tensor]
-"""A host call: from its rows (T, D) and the run's context to rows (T, D)."""
+"""A Python function that a program calls: from rows (T, D) and a context to rows (T, D)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedTensor:
-    """A matrix of a step that does not exist yet: `rows` x `cols` of `dtype`.
+    """A matrix that will exist when the program runs: `rows` x `cols` of `dtype`.
 
-    Identity is what counts: `id` is the tracer's name for the storage. There are `times` rows
-    for each of `rows`.
+    `id` is the tracer's number of the storage. Each of `rows` stands for `times` rows.
     """
 
     tracer: Tracer
@@ -322,14 +333,14 @@ class TracedTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class IndexedRows:
-    """What an index makes of the rows of a step, before rotary positions.
+    """Outputs of a sparse-attention indexer for the rows of a step, before rotary positions.
 
     Attributes:
-        q: Its H heads of I columns, (T, H I).
-        k: Its key, (T, I).
-        weights: Of its heads, float32 (T, H).
-        top_k: Tokens that are chosen for a row.
-        interleaved: Its pairs of turning columns are neighbours.
+        q: Queries of its H heads of I columns, (T, H I).
+        k: Keys, (T, I).
+        weights: Head weights, float32 (T, H).
+        top_k: Number of tokens chosen for a row.
+        interleaved: Rotated pairs are neighbouring columns.
     """
 
     q: TracedTensor
@@ -433,7 +444,7 @@ class Tracer(Protocol):
         ...
 
     def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:
-        """Rows that Python makes of x while the program runs: as many, of the same columns."""
+        """Call Python while the program runs; it returns rows of the same shape as x."""
         ...
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:

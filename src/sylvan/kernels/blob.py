@@ -1,7 +1,7 @@
 """Byte arrays in one file, read by several threads into one piece of memory. Loads no torch.
 
-The file: magic, the length of the header (8 bytes each), the header as JSON, and from the next
-multiple of 4096 the body, in which each array begins at a multiple of 4096 (small ones of 64).
+Layout: magic and header length (8 bytes each), the header as JSON, then the body from the next
+multiple of 4096 on. In the body each array is aligned to 4096 bytes, small ones to 64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_HEADER = 64 << 20
 
 
 class BlobError(Exception):
-    """A file is malformed; the message says why."""
+    """The file is malformed; the message says why."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -36,14 +36,14 @@ class _Header(msgspec.Struct, frozen=True):
     about: Any
     places: list[tuple[int, int]]
     size: int
-    sums: list[int]  # of chunks of the body
+    sums: list[int]  # checksums of the body's chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
     """The contents of a file: its description, and its arrays, which are writable.
 
-    `digest` identifies all of it: it is that of the header, which has the arrays' checksums.
+    `digest` is that of the header, which has the arrays' checksums, so it identifies the contents.
     """
 
     about: Any
@@ -55,7 +55,7 @@ def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) ->
     """Write a file atomically; return its size in bytes.
 
     Args:
-        path: Where; what is there is replaced, also while others read it.
+        path: File to write. An existing file is replaced atomically; open readers keep the old one.
         about: JSON values.
         arrays: Contiguous.
 
@@ -85,10 +85,10 @@ def read_blob(path: Path) -> Blob:
     """Read a file into new memory.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: it cannot be read.
-        BlobError: it is damaged, or of another format.
-        MemoryError: there is too little memory.
+        FileNotFoundError: The file does not exist.
+        OSError: The file cannot be read.
+        BlobError: The file is damaged, or has another format.
+        MemoryError: There is too little memory.
     """
     with path.open("rb", buffering=0) as file:
         header, start, digest = _header(file.fileno(), path)
@@ -118,7 +118,7 @@ def read_blob(path: Path) -> Blob:
 
 
 def blob_digest(path: Path) -> str:
-    """`Blob.digest` of a file, of which only the header is read.
+    """Return the `Blob.digest` of a file by reading its header only.
 
     Raises:
         OSError: it cannot be read.

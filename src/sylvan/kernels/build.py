@@ -26,7 +26,7 @@ _AVX512 = (
     "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mprefer-vector-width=512 -mtune=sapphirerapids"
 )
 _AMX = f"{_AVX512} -mamx-tile -mamx-int8 -mamx-bf16"
-# Linked into one library their std:: templates would merge, and AVX512 code reach older CPUs.
+# In one library the linker would merge std:: templates, and older CPUs would run AVX512 code.
 _X86 = {
     "portable": "",
     "avx2": _AVX2,
@@ -42,15 +42,15 @@ _ARM = {
 
 
 def variants_of(platform: str) -> Mapping[str, str]:
-    """Instruction sets of a platform, as `sysconfig` calls it, and the flags of the compiler."""
+    """Instruction sets by platform (as `sysconfig` names it), with their compiler flags."""
     if platform.endswith(("x86_64", "amd64")):
         return _X86
     return _ARM if platform.endswith(("aarch64", "arm64")) else {"portable": ""}
 
 
-# The platform built for: `_PYTHON_HOST_PLATFORM` names another one than this when cross-compiling.
+# Target platform; `_PYTHON_HOST_PLATFORM` overrides it when cross-compiling.
 VARIANTS: Mapping[str, str] = variants_of(sysconfig.get_platform())
-# Peeling unrolls loops over a constant number of accumulators; else these would stay in memory.
+# Peeling unrolls loops over a constant number of accumulators, which keeps them in registers.
 _FLAGS = (
     "-O2 -fpeel-loops -std=c++20 -fPIC -pthread -ffp-contract=off -fno-math-errno "
     "-fvisibility=hidden -fno-gnu-unique -Wall -Wextra -Wno-psabi -Wno-ignored-attributes "
@@ -60,14 +60,14 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a build gave: libraries by variant, and why others are missing."""
+    """Result of a build: libraries by variant, and errors of the variants that failed."""
 
     libraries: Mapping[str, Path]
     failures: Mapping[str, str]
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler, or None: `$CXX` if that is set."""
+    """Path of the C++ compiler (`$CXX` if set), or None."""
     named = os.environ.get("CXX")  # builds have no configuration
     return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
 
@@ -78,7 +78,7 @@ def sources() -> list[Path]:
 
 
 def build(out: Path = LIB, variants: Mapping[str, str] = VARIANTS) -> Built:
-    """Compile all variants, one process each. An old compiler may lack one: the rest serve."""
+    """Compile all variants, one process each. Variants that an old compiler lacks are left out."""
     cxx = compiler()
     if cxx is None:
         return Built({}, dict.fromkeys(variants, "no C++ compiler (g++) found"))
@@ -114,7 +114,7 @@ def write_header(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _bare_packages() -> Iterator[None]:
-    """Modules of `native` can be imported, also where the packages above lack what they import."""
+    """Make modules of `native` importable without the dependencies of the packages above them."""
     names = ("sylvan", "sylvan.kernels", "sylvan.kernels.native")
     if names[-1] in sys.modules:
         yield
@@ -158,7 +158,7 @@ def wheel_tag() -> str:
 
 
 def main() -> int:
-    """Build, and say what came of it."""
+    """Build all variants and print the result."""
     built = build()
     for name, path in built.libraries.items():
         sys.stdout.write(f"{name}: {path} ({path.stat().st_size >> 10} KiB)\n")

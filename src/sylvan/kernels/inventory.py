@@ -1,6 +1,6 @@
-"""Which implementation of each op runs where on this machine, and why. Needs no torch.
+"""Lists which implementation of each op this machine uses, and why. Imports no torch.
 
-A PyTorch reference defines the results of each op, and runs where no other implementation does.
+The PyTorch reference of an op defines its results, and runs where there is no other implementation.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sylvan.kernels.registry import KernelRegistry, KernelSpec, registry
 
 _ROOT = Path(__file__).parent
 _DEVICES = {"sample": "device.py", "scan": "space.py"}  # where PyTorch computes these
-_NOT_OPS = frozenset({"aot", "gpu", "lib", "native", "ngram", "xla"})  # ngram: of texts, no tensors
+_NOT_OPS = frozenset({"aot", "gpu", "lib", "native", "ngram", "xla"})  # ngram has no tensors
 _HINTS = {"triton": "pip install 'sylvan[gpu]'"}
 
 
 @dataclass(frozen=True, slots=True)
 class OpUse:
-    """What computes an op here, and why. `degraded`: it has faster code, which cannot run."""
+    """The implementation of an op here, and why. `degraded`: faster code exists but cannot run."""
 
     name: str
     detail: str
@@ -37,9 +37,9 @@ def op_uses(
 
     Args:
         found: The compiled kernels.
-        devices: Devices other than CPUs that can be used, and the types of their tensors.
-        kernels: Instead of those of all installed packages.
-        root: Where the folders of ops are.
+        devices: Usable devices other than CPUs, and the device types of their tensors.
+        kernels: Kernels to list; by default those of all installed packages.
+        root: Directory with the folders of ops.
     """
     known = kernels or registry()
     uses: list[OpUse] = []
@@ -78,6 +78,6 @@ def _on_device(op: str, name: str, device: str, kernels: KernelRegistry) -> str:
 
 
 def _shown(spec: KernelSpec) -> str:
-    """Its backend, and what it needs beyond the device."""
+    """Return the kernel's backend, and its requirements beyond the device."""
     needs = [*sorted(spec.dtypes), *(f"{chip}*" for chip in spec.chips)]
     return f"{spec.backend} ({', '.join(needs)})" if needs else spec.backend

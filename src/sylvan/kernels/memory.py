@@ -1,6 +1,6 @@
-"""Memory that kernels read and write: aligned, zeroed, and backed by huge pages where it is large.
+"""Memory for kernels: aligned, zeroed, and backed by huge pages if it is large.
 
-Untouched memory is not resident.
+Memory becomes resident when it is first touched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def allocate(num_bytes: int) -> Bytes:
     """Zeroed bytes, aligned to 64, followed by readable slack.
 
     Raises:
-        MemoryError: the system refuses them; says how many.
+        MemoryError: The system has too little memory; names the number of bytes.
     """
     if num_bytes < _LARGE:
         raw = np.zeros(num_bytes + _ALIGN + SLACK, np.uint8)
@@ -45,10 +45,10 @@ def give_back(memory: Bytes) -> int:
 
     The addresses stay valid: writing makes them resident again.
 
-        Returns: the bytes of these pages, whether or not they were resident.
+        Returns: The size of these pages in bytes, whether or not they were resident.
 
     Raises:
-        OSError: the system cannot do that.
+        OSError: The system does not support it.
     """
     page = mmap.PAGESIZE
     start = -(-memory.ctypes.data // page) * page
@@ -66,11 +66,11 @@ def give_back(memory: Bytes) -> int:
 
 
 def make_resident(address: int, num_bytes: int) -> bool:
-    """Have the system map the whole pages in a piece of memory now, not when they are written.
+    """Make the whole pages in a piece of memory resident now, not on first write.
 
-    What is in them stays, whoever writes them meanwhile. Blocks, and releases the GIL.
+    Contents stay unchanged, and other threads may write at the same time. Blocks without the GIL.
 
-    Returns: whether it did; some systems cannot (Linux before 5.14), or have no memory left.
+    Returns: False if the system cannot (Linux before 5.14) or has no memory left.
     """
     page = mmap.PAGESIZE
     start, stop = -(-address // page) * page, (address + num_bytes) // page * page
@@ -80,7 +80,7 @@ def make_resident(address: int, num_bytes: int) -> bool:
 
 
 def _madvise(address: int, num_bytes: int, advice: int) -> int:
-    """The system's error number; 0: done."""
+    """Call madvise; return 0, or the system's error number."""
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return ctypes.get_errno() if advise(address, num_bytes, advice) else 0

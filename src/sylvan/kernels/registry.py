@@ -1,6 +1,6 @@
-"""Which kernels compute which op, and what they need: Sylvan's own, and those of other packages.
+"""Registry of kernels by op, with their requirements: Sylvan's own and those of other packages.
 
-Imports no torch. What no kernel takes, the op's PyTorch reference computes.
+Imports no torch. Calls that no kernel supports run the op's PyTorch reference.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 from sylvan.protocol.errors import ConfigError
 
 GROUP = "sylvan.kernels"
-"""Entry points of other packages: each is a `KernelSpec`, or several."""
+"""Entry point group of other packages; an entry is a `KernelSpec` or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
-    """A kernel of an op, and what it can run on.
+    """A kernel of an op, and its requirements.
 
     Attributes:
         op: Folder of the op and name of its reference, as `norm.rms_norm`. A folder alone: kernels
-            that are not chosen by call, but with a step program, a sampler or a pool.
-        backend: How it is made, for display.
-        device: Type of the tensors' device, as torch calls it.
+            that are chosen by a step program, a sampler or a pool instead of per call.
+        backend: Name for display, for example `triton`.
+        device: Device type of the tensors, as in torch.
         target: `module:function`, with the arguments and results of the reference.
-        package: A module that must be installed for it, if any.
-        dtypes: Types of the first tensor; empty: any.
-        chips: Beginnings of names of chips, as `sm_9` or `gfx94`; empty: any.
-        takes: `module:function` that gets the arguments of a call (shapes, formats), and says
-            whether the kernel computes it.
+        package: Module that must be installed, if any.
+        dtypes: Dtypes of the first tensor; empty: any.
+        chips: Prefixes of chip names, as `sm_9` or `gfx94`; empty: any.
+        takes: `module:function` that gets the arguments of a call (shapes, formats) and returns
+            whether the kernel supports it.
     """
 
     op: str
@@ -52,13 +52,13 @@ class KernelSpec:
         return self.op.partition(".")[0]
 
     def obstacle(self) -> str:
-        """Why it cannot be used in this installation; "" if it can."""
+        """Reason why this installation cannot use it; "" if it can."""
         if self.package and not is_installed(self.package):
             return f"{self.package} is not installed"
         return ""
 
     def fits(self, device: str, dtype: str, chip: str) -> bool:
-        """Whether it computes on tensors of this type there; `chip` is "" where none is asked."""
+        """Whether it supports this dtype on this device and chip; `chip` "": not checked."""
         return (
             device == self.device
             and (not self.dtypes or dtype in self.dtypes)
@@ -68,12 +68,12 @@ class KernelSpec:
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported; does not import it."""
+    """Whether a module is installed; does not import it."""
     return importlib.util.find_spec(module) is not None
 
 
 def load(target: str) -> Any:
-    """What `module:name` names; a module if there is no name."""
+    """Import the object of `module:name`, or the module if there is no name."""
     module, _, name = target.partition(":")
     found = importlib.import_module(module)
     return getattr(found, name) if name else found
@@ -121,13 +121,13 @@ OWN: tuple[KernelSpec, ...] = (
 
 
 class KernelRegistry:
-    """Kernels by op, those of other packages before Sylvan's own.
+    """Return kernels by op, those of other packages before Sylvan's own.
 
     Args:
-        others: Instead of the entry points of installed packages.
+        others: Kernels of other packages; by default from their entry points.
 
     Raises:
-        ConfigError: a package's kernels cannot be loaded; names it.
+        ConfigError: The kernels of a package cannot be loaded; names the package.
     """
 
     def __init__(self, others: Iterable[EntryPoint] | None = None) -> None:
@@ -139,7 +139,7 @@ class KernelRegistry:
         return [s for s in self.specs if op in (s.op, s.folder) and s.device == device]
 
     def usable(self, op: str, device: str) -> Sequence[KernelSpec]:
-        """Those of them that this installation can run."""
+        """Return the kernels of `found` that this installation can run."""
         return [spec for spec in self.of(op, device) if not spec.obstacle()]
 
 

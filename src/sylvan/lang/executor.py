@@ -219,7 +219,7 @@ class StreamExecutor:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self.signal.lock:
-                if self._settled(ready):
+                if self._all_done(ready):
                     return
                 idle = not self._draining and bool(self._queue)
                 if not (idle and helping and deadline is None):
@@ -229,7 +229,7 @@ class StreamExecutor:
                     if not self.signal.wait(left) and deadline is not None:
                         raise TimeoutError(f"not ready within {timeout} s")
                     continue
-            self._help(lambda: self._settled(ready))
+            self._help(lambda: self._all_done(ready))
 
     async def wait_async(self, ready: Ready) -> None:
         """Like `wait`, without blocking a thread."""
@@ -237,9 +237,9 @@ class StreamExecutor:
             wake = bool(self._queue) and self._ask_worker()
         if wake and self._pool is not None:
             self._pool.submit(self._work)
-        await self.signal.until(lambda: self._settled(ready))
+        await self.signal.until(lambda: self._all_done(ready))
 
-    def _settled(self, ready: Ready) -> bool:
+    def _all_done(self, ready: Ready) -> bool:
         return self.failure is not None or ready()
 
     def _ask_worker(self) -> bool:

@@ -148,7 +148,7 @@ class Interpreter:
         """Close the chat message."""
         if self.context.cur_role != node.role:
             raise ValueError(f"no {node.role} message to end")
-        self._settle()
+        self._request_deferred()
         suffix = self.context.chat_template.get_prefix_and_suffix(
             node.role, self.context.messages_
         )[1]
@@ -156,7 +156,7 @@ class Interpreter:
             self._spec.fill(suffix, of_message=False)
         self.context.end_message(suffix)
 
-    def _settle(self) -> None:
+    def _request_deferred(self) -> None:
         """Request what API speculation deferred in this message."""
         if self._spec is None or self.context.cur_role != "assistant":
             return
@@ -213,7 +213,7 @@ class Interpreter:
 
     def separate_reasoning(self, node: ir.SeparateReasoning) -> None:
         """Move thinking out of variables, and out of the text unless it is being streamed."""
-        self._settle()
+        self._request_deferred()
         for name in node.names():
             prompt = self.context.text_[: self.context.spans[name][0]]
             value = self.context.variables[name]

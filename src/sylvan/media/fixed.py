@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from sylvan.media.images import UnreadableError, decode_image
+from sylvan.media.images import UnreadableError, open_image
 from sylvan.media.messages import PreparedItem, PrepareItem
 
 _IMAGE_PROCESSORS = frozenset({"SiglipImageProcessor", "SiglipImageProcessorFast"})
@@ -89,7 +89,7 @@ class FixedImages:
 
         if order.kind != "image":
             raise UnreadableError(f"this model takes images, no {order.kind}")
-        features = {"pixel_values": self._pixels(decode_image(order.data, order.max_pixels))}
+        features = {"pixel_values": self._pixels(open_image(order))}
         return PreparedItem(
             id=order.id,
             placeholder=self._token,

@@ -6,12 +6,38 @@ import io
 import warnings
 from typing import Any
 
+from sylvan.media.messages import PrepareItem
+
+MAX_SIDE = "max_side"
+"""Item option: scale down to a longer side of so many pixels."""
+MAX_TILES, MIN_TILES = "max_tiles", "min_tiles"
+"""Item options: into how many tiles an image is cut."""
+
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 """Accepted formats; readers of rarer formats are excluded to reduce the attack surface."""
 
 
 class UnreadableError(ValueError):
     """A file cannot be decoded; the message says why."""
+
+
+def open_image(order: PrepareItem, *, tiles: bool = False) -> Any:
+    """Decode the image of an order, and scale it down if the order says so.
+
+    Args:
+        order: The order.
+        tiles: Whether the number of tiles can be chosen.
+
+    Raises:
+        UnreadableError: See `decode_image`; or the order chooses what it cannot.
+    """
+    options = order.options
+    if not tiles and (MAX_TILES in options or MIN_TILES in options):
+        raise UnreadableError("the number of its tiles cannot be chosen for this model")
+    image = decode_image(order.data, order.max_pixels)
+    if (side := options.get(MAX_SIDE)) is not None:
+        image.thumbnail((side, side))
+    return image
 
 
 def decode_image(data: bytes, max_pixels: int) -> Any:

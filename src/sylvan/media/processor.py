@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.media.images import UnreadableError, decode_image
+from sylvan.media.images import MAX_TILES, MIN_TILES, UnreadableError, open_image
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.sounds import Sounds
 from sylvan.media.videos import prepare_video, video_rules
@@ -24,11 +24,19 @@ MAX_PIXELS = "max_pixels"
 _NOT_READ = ("rows", "cols")  # by encoders
 _TILES = "return_row_col_info"  # how an image was tiled; some processors write it into the prompt
 
+_TILE_COUNTS: Mapping[str, str] = {"max_patches": MAX_TILES, "min_patches": MIN_TILES}
+"""Settings of processors that cut images into tiles -> item options."""
+
 _PLACEHOLDERS: Mapping[str, str] = {
     "Gemma3Processor": "boi_token",
     "Llama4Processor": "fake_image_token",
 }
 """Attributes of processors with an item's placeholder text, if not `image_token`."""
+
+_EMBEDDED_ENDS: Mapping[str, Mapping[str, str]] = {
+    "Gemma3nProcessor": {"audio": "eoa_token", "image": "eoi_token"},
+}
+"""Attributes of tokenizers with the marks behind items that encoders embed, like their vectors."""
 
 
 class ProcessorError(Exception):
@@ -70,6 +78,10 @@ class Processor:
             defaults = _defaults(kind, "audio_kwargs")
             self._sounds = Sounds(model_dir, parts[heard], self._processor, kind.__name__, defaults)
         self._placeholders = self._found_placeholders(kind)
+        self._ends: dict[str, int] = {}
+        for media, name in _EMBEDDED_ENDS.get(kind.__name__, {}).items():
+            text = getattr(self._tokenizer, name)
+            self._ends[media] = self._tokenizer.convert_tokens_to_ids(text)
 
     def prepare(self, order: PrepareItem) -> PreparedItem:
         """Prepare one item.
@@ -94,6 +106,9 @@ class Processor:
             assert self._sounds is not None
             features, text = self._sounds.prepare(order)
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if (end := self._ends.get(order.kind)) is not None:
+            token = self._placeholders[order.kind]
+            tokens = [token if found == end else found for found in tokens]
         features = {name: _array(value) for name, value in features.items()}
         return PreparedItem(
             id=order.id,
@@ -107,7 +122,7 @@ class Processor:
         )
 
     def _image(self, order: PrepareItem) -> tuple[dict[str, Any], str]:
-        image = decode_image(order.data, order.max_pixels)
+        image = open_image(order, tiles=_TILE_COUNTS.keys() <= self._known)
         try:
             settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
             made = self._images([image], **settings)
@@ -151,6 +166,10 @@ class Processor:
 
     def _sizes(self, order: PrepareItem) -> dict[str, Any]:
         """Return the image size options of a request that this processor supports."""
+        options = order.options
+        counts = {ours: options[name] for ours, name in _TILE_COUNTS.items() if name in options}
+        if counts:
+            return counts
         most = order.options.get(MAX_PIXELS)
         size = getattr(self._images, "size", None)
         if most is None or MAX_PIXELS not in self._known or size is None:

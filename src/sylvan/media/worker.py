@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from sylvan.media.apart import ApartImages
 from sylvan.media.documents import PAGES, draw_pages
 from sylvan.media.fixed import FixedImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.processor import Processor, ProcessorError
+from sylvan.media.published import PublishedImages
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
 from sylvan.utils.threads import give_way
 
@@ -28,7 +30,12 @@ def main() -> None:
     give_way()  # leave the CPU to the server's steps
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
-        processor = FixedImages.of(model_dir) or Processor(model_dir)
+        processor = (
+            ApartImages.of(model_dir)
+            or PublishedImages.of(model_dir)
+            or FixedImages.of(model_dir)
+            or Processor(model_dir)
+        )
     except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
         write_frame(sink, encoder.encode(PreparedItem(id=-1, error=f"{error}")))
         return
@@ -37,7 +44,7 @@ def main() -> None:
 
 
 def _serve(
-    processor: Processor | FixedImages,
+    processor: Processor | FixedImages | ApartImages | PublishedImages,
     source: BinaryIO,
     sink: BinaryIO,
     encoder: MessageEncoder,

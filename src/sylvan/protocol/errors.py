@@ -4,7 +4,7 @@
   - ConfigError        the operator's fault; refuse to start (exit code 2)
   - RequestError       the client's fault; fails one request (HTTP 4xx)
     - ContextLengthError the model cannot take as many tokens
-  - CapacityError      nobody's fault; retry later (HTTP 429 or 503)
+  - CapacityError      a full resource; retry later (HTTP 429 or 503)
   - ExecutorError      a device or rank failed; its requests are retried or aborted
     - DeviceMemoryError  a step ran out of memory; smaller ones follow
   - RankLostError      a rank is gone; its group restarts and requests are replayed

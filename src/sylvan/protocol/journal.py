@@ -80,7 +80,7 @@ class JournalTicket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeFrom(msgspec.Struct, frozen=True, array_like=True):
-    """What a client has received so far.
+    """The progress of a client.
 
     Attributes:
         entries: Journal entries of all frames that had any.

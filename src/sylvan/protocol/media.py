@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,16 @@ from sylvan.protocol.arrays import IntArray
 MediaKind = Literal["image", "video", "audio", "text"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 """Kinds that clients send; a `text` is the prompt of a model that encodes it (T5, BART)."""
+APART_TOKEN = 0
+"""Stands for an item that has a vector of its own (CLIP): alone in its prompt, read by no layer."""
+IMAGE_TOKENS: Mapping[str, str] = MappingProxyType(
+    {
+        "DeepseekVLV2ForCausalLM": "<image>",
+        "MiniCPMV": "<unk>",
+        "Phi3VForCausalLM": "<|image|>",
+    }
+)
+"""Placeholders of images, by architecture, whose number only the tokenizer tells."""
 TEXT_IDS = "input_ids"
 """Name of the token ids among the features of a text, int64 (N,)."""
 

@@ -82,6 +82,9 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     `sampling.max_new_tokens` and `sampling.sampling_seed` are never None here. `interval` None
     means that no reader waits for single tokens: they are sent together at the end, and
     occasionally before, to limit recomputation after a process is lost.
+
+    With `align` the first output has, as `embedding`, what each prompt token attends to among the
+    first `align` vectors of the prompt's sound: float32 (prompt_len, align), for times of words.
     """
 
     rid: str
@@ -99,14 +102,16 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     bootstrap: Bootstrap | None = None  # None: this server does everything
     media: tuple[MediaItem, ...] = ()  # in the order of the prompt
     interval: int | None = 1  # emit every `interval` tokens; the first is always emitted
+    align: int = 0
 
 
-VectorForm = Literal["text", "tokens", "weights", "steps"]
+VectorForm = Literal["text", "tokens", "weights", "steps", "item"]
 """Forms of the result of an `EmbedRequest`, float32.
 
 `text`: one vector, or a number for each label. `tokens`: a vector of each token (ColBERT).
 `weights`: a number for each token (BGE-M3's sparse head). `steps`: probabilities of the labels at
-each token that ends a step (process reward models).
+each token that ends a step (process reward models). `item`: the vector of its only item, made by an
+encoder of its own (CLIP).
 """
 
 

@@ -34,9 +34,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished requests, and of all."""
 
 YOUNG_OBJECTS = 200_000
-"""For `garbage.settle`: most requests finish before this many objects are new."""
-TOLD_EVERY = 256  # requests between two calls of `Progress`
-_BEGIN, _ARRIVE, _RUN, _TELL = range(4)  # order of simultaneous events
+"""For `garbage.freeze`: most requests finish before this many objects are new."""
+PROGRESS_EVERY = 256  # requests between two calls of `Progress`
+_BEGIN, _ARRIVE, _RUN, _EMIT = range(4)  # order of simultaneous events
 
 
 @dataclass(slots=True)
@@ -145,16 +145,16 @@ class Fleet:
     ) -> float:
         """Serve conversations until all are finished."""
         self._began_s, self._limit, self._ended = began_s, limit, 0
-        total, told, now_s = sum(len(each.turns) for each in work), 0, began_s
+        total, reported, now_s = sum(len(each.turns) for each in work), 0, began_s
         self._coming = enumerate(sorted(work, key=lambda each: each.due_s))
         self._next_conversation()
         events, pop = self._events, heapq.heappop
         while events:
             now_s, _, _, act, what = pop(events)
             act(what, now_s)
-            if self._ended - told >= TOLD_EVERY:
-                told = self._ended
-                progress(told, total)
+            if self._ended - reported >= PROGRESS_EVERY:
+                reported = self._ended
+                progress(reported, total)
         progress(self._ended, total)
         return now_s
 
@@ -233,16 +233,16 @@ class Fleet:
     def _run(self, number: int, now_s: float) -> None:
         if now_s != self._planned[number]:
             return  # rescheduled since
-        told = self.replicas[number].run()
+        emitted = self.replicas[number].run()
         self._planned[number] = None
-        if told is not None:
-            self._push(told.at_s, _TELL, self._tell, told)
+        if emitted is not None:
+            self._push(emitted.at_s, _EMIT, self._deliver, emitted)
         self._plan(number)
 
-    def _tell(self, told: EmittedOutputs, now_s: float) -> None:
-        for rid, error in told.refused:
+    def _deliver(self, emitted: EmittedOutputs, now_s: float) -> None:
+        for rid, error in emitted.refused:
             self._end(self._live[rid], now_s, error, None)
-        for output in told.outputs:
+        for output in emitted.outputs:
             live = self._live[output.rid]
             finish = output.finish
             failed = finish is not None and finish.type == "abort"

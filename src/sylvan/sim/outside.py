@@ -1,9 +1,9 @@
 """Fits the time that requests spend outside the scheduler.
 
 Its median is that of the clients' times minus that of simulated times. Its spread is measured: the
-recording tells when a request reached the scheduler and when its first token was there, the results
-when the client sent it and had the token. The two clocks differ by a constant, so the way back is
-known up to a constant. The way there is not, since requests wait for the end of a step
+recording has the times when a request reached the scheduler and when its first token was there, the
+results when the client sent it and had the token. The two clocks differ by a constant, so the way
+back is known up to a constant. The way there is not, since requests wait for the end of a step
 before the scheduler sees them, which the simulation contains already.
 """
 

@@ -52,12 +52,12 @@ def page(
         about: Settings, profile and errors, for the end of the page.
     """
     found = [*_curves(results), *_distributions(results)]
-    told = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><h1>{escape(title)}</h1>{told}{_table(results)}"
+        f"<body><h1>{escape(title)}</h1>{paragraphs}{_table(results)}"
         f'<div class="charts">{"".join(found)}</div>'
         f"<h2>Settings and profile</h2><pre>{escape(json.dumps(about, indent=2))}</pre>"
         "</body></html>\n"

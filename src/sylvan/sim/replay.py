@@ -105,12 +105,12 @@ class _Tape(NoisyStepTimes):
         return self._seconds[self._launched] if self._launched < len(self._seconds) else 0.0
 
     def host_s(self, shape: PlanShape) -> float:
-        """When a call begins is told."""
+        """Called when a call begins."""
         del shape
         return 0.0
 
     def answer(self, plan: StepPlan) -> StepResult:
-        """What the step launched last brought."""
+        """Result of the most recent step."""
         del plan
         if self._launched >= len(self._results):
             return StepResult()

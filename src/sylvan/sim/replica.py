@@ -30,7 +30,7 @@ _MAX_REQUESTS_PER_STEP = 1024  # as above
 
 @dataclass(frozen=True, slots=True)
 class EmittedOutputs:
-    """What a replica sent to its clients at one time.
+    """Outputs that a replica sent to its clients at one time.
 
     Attributes:
         at_s: Time.
@@ -132,7 +132,7 @@ class SimulatedReplica:
         if self._quiescent and scheduler.idle:  # everything that arrived was rejected
             return EmittedOutputs(clock.now_s, (), refused)
         progressed = scheduler.step()
-        outputs, told_s = tuple(self._outputs), clock.now_s
+        outputs, emitted_s = tuple(self._outputs), clock.now_s
         self._outputs.clear()
         clock.advance(self._times.host_s(self.executor.shape))
         self._quiescent = not progressed
@@ -140,7 +140,7 @@ class SimulatedReplica:
         self._wait_s = 0.0 if progressed else longer
         if self._skips and not self._inbox and self.executor.shape.is_decode:
             self._look_ahead()
-        return EmittedOutputs(told_s, outputs, refused) if outputs or refused else None
+        return EmittedOutputs(emitted_s, outputs, refused) if outputs or refused else None
 
     def _look_ahead(self) -> None:
         """Compute when the next iterations start, if they only decode."""

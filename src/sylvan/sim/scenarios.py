@@ -70,7 +70,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What all scenarios share.
+    """Shared by all scenarios.
 
     Attributes:
         profile: Profile of the server.
@@ -166,7 +166,7 @@ def _known(setting: str, find: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """What a load needs.
+    """Requirements of a load.
 
     Attributes:
         load: The load in words.

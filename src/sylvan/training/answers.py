@@ -88,7 +88,7 @@ class VectorsWorker(CapabilityWorker):
             self._kept[self._rids[slot]].append(found)
 
     def take(self, rid: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was computed for the first `count` tokens of a request: (count, F), (count, D)."""
+        """Outputs for the first `count` tokens of a request: (count, F), (count, D)."""
         parts = self._kept.pop(rid)
         _, first, other = parts[0]
         columns_TF, last_TD = (x.new_empty(count, x.shape[1]) for x in (first, other))
@@ -165,7 +165,7 @@ def _joined(texts: Sequence[Text]) -> dict[str, torch.Tensor]:
 
 
 def load(file: Path) -> list[Text]:
-    """What `save` wrote."""
+    """Load a file of `save`."""
     parts = load_file(file)
     found: list[Text] = []
     if not parts:

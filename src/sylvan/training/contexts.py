@@ -31,7 +31,7 @@ class _Level:
 def context_tree(
     texts: Sequence[tuple[IntArray, int]], vocab_size: int, longest: int, least: int
 ) -> TreeArrays:
-    """What mostly followed each context in some texts.
+    """The most frequent next token of each context in some texts.
 
     Args:
         texts: Token ids, and how many of them were not said by the model.
@@ -77,7 +77,7 @@ def _said(
 
 
 def _single(node: NDArray[np.int64], said: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """By place: whether one token only ever followed its context; older tokens tell no more."""
+    """By place: whether one token only ever followed its context; older tokens add nothing."""
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, -1)
     np.minimum.at(low, node, said)

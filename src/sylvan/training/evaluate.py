@@ -13,7 +13,7 @@ from sylvan.training.answers import eos_ids, request
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of speculation over some prompts.
+    """Results of speculation over some prompts.
 
     Attributes:
         accept_length: Tokens of a pass that verified guesses.

@@ -146,5 +146,5 @@ class TrainableHead(nn.Module):
         return self.midlayer(embeds_BTD, hidden_BTD, past)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the tokens that can be guessed. Shape: (..., D) -> (..., W)."""
+        """Logits of draftable tokens. Shape: (..., D) -> (..., W)."""
         return self.lm_head(self.norm(hidden))

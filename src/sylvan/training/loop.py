@@ -26,7 +26,7 @@ from sylvan.training.answers import Text, load
 from sylvan.training.head import PastKV, TrainableHead
 
 WARM_UP = 0.03
-"""Of all steps, in which the learning rate grows."""
+"""Share of steps in which the learning rate grows."""
 DEEPER = 0.8
 """A guess weighs so much of the one before it."""
 STATE = "state.safetensors"
@@ -55,7 +55,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """What the head shares with the model, float32.
+    """Weights that the head shares with the model, float32.
 
     Attributes:
         embedding: (V, D), scaled as the model does.
@@ -90,7 +90,7 @@ class Trainer:
         head: To be trained.
         model: What it shares with the model.
         files: Of texts.
-        folder: For the state, so that training can go on where it stopped.
+        folder: For the state, so that training can continue where it stopped.
         schedule: How.
         device: To train on.
     """
@@ -117,7 +117,7 @@ class Trainer:
             self._load()
 
     def run(self) -> Iterator[Learnt]:
-        """Train to the end; tells of every step."""
+        """Train to the end; yields every step."""
         for step, texts in self._batches():
             if step < self._step:
                 continue  # before it was interrupted
@@ -185,7 +185,7 @@ class Trainer:
             self._optimizer.load_state_dict(whole)
         except (RuntimeError, ValueError, LookupError, OSError, SafetensorError):
             raise ConfigError(
-                f"{self._state} is of another training, or damaged; remove it to start anew"
+                f"{self._state} is of another training, or damaged; remove it to start over"
             ) from None
 
 
@@ -251,7 +251,7 @@ def losses(
 
 
 def _shifted(x: Tensor, count: int) -> Tensor:
-    """What lies `count` positions later; zeros at the end. Shape: as x, (B, T, ...)."""
+    """Shift by `count` positions; zeros at the end. Shape: that of x, (B, T, ...)."""
     if not count:
         return x
     return torch.cat([x[:, count:], torch.zeros_like(x[:, :count])], 1)

@@ -35,13 +35,13 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 64
 """Prompts that are kept for the evaluation."""
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
-Tell = Callable[[str], None]
-"""Takes a line about what goes on."""
+Progress = Callable[[str], None]
+"""Receives a line of progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftTrainOptions:
-    """What is asked for.
+    """Training options.
 
     Attributes:
         prompts: At most so many of the file's.
@@ -61,9 +61,9 @@ class DraftTrainOptions:
 
 
 def train_draft(
-    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+    config: Config, data: Path, out: Path, options: DraftTrainOptions, progress: Progress
 ) -> Evaluation:
-    """Train a head for a model and write it to a directory; goes on where it was interrupted.
+    """Train a head for a model and write it to a directory; continues an interrupted run.
 
     What is needed for that is in `out/training`, which may be removed afterwards.
 
@@ -71,8 +71,8 @@ def train_draft(
         config: Of the model.
         data: File of prompts, see `read_prompts`.
         out: Directory of the head, made if need be.
-        wish: How.
-        tell: Called with progress.
+        options: Training options.
+        progress: Called with progress.
 
     Raises:
         ConfigError: the model, the file or the directory cannot be used for that.
@@ -82,53 +82,53 @@ def train_draft(
     if model.head != "lm" or not model.causal or model.path != "native":
         raise ConfigError(f"{config.model}: a head can be trained for native models that generate")
     layers = read_layers(model.num_hidden_layers)
-    files, held_out = answered(config, data, out / "training", layers, wish, tell)
+    files, held_out = answered(config, data, out / "training", layers, options, progress)
     raw = head_config(model, layers)
     layer = make_config(common_fields(raw) | {"num_hidden_layers": 1})
     embedding, lm_head, norm = (
         model_tensor(f"{name}.weight", path, model).float()
         for name in ("embed_tokens", "lm_head", "norm")
     )
-    token_ids = frequent_tokens(files, wish.guessed)
+    token_ids = frequent_tokens(files, options.guessed)
     if not len(token_ids):
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
     shared = SharedWeights(embedding, lm_head * model.logit_scale, token_ids)
-    head = _new_head(layer, len(layers), shared, files, wish.schedule)
+    head = _new_head(layer, len(layers), shared, files, options.schedule)
     head.begin_as(norm + model.norm_offset, shared.head[token_ids])
-    _train(head, shared, files, out / "training", wish.schedule, tell)
+    _train(head, shared, files, out / "training", options.schedule, progress)
     write_head(out, raw, head, token_ids, getattr(torch, model.dtype))
-    tell(f"evaluating on {len(held_out)} prompts that it was not trained on")
+    progress(f"evaluating on {len(held_out)} prompts that it was not trained on")
     speculative = SpeculativeConfig(
         algorithm="eagle3",
         draft_model=str(out),
-        num_steps=wish.schedule.depth,
+        num_steps=options.schedule.depth,
         adaptive=False,
     )
     with_head = replaced(config, {"speculative": speculative})
-    return evaluate(with_head, held_out, wish.answer_tokens)
+    return evaluate(with_head, held_out, options.answer_tokens)
 
 
 def train_contexts(
-    config: Config, data: Path, out: Path, wish: DraftTrainOptions, tell: Tell
+    config: Config, data: Path, out: Path, options: DraftTrainOptions, progress: Progress
 ) -> Evaluation:
     """Make a tree of what a model mostly says, by which `ngram` guesses; as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
-    files, held_out = answered(config, data, out / "training", None, wish, tell)
+    files, held_out = answered(config, data, out / "training", None, options, progress)
     texts = [(text.tokens, text.prompt_len) for file in files for text in load(file)]
     if not texts:
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
-    tree = context_tree(texts, model.vocab_size, wish.context_tokens, wish.least)
+    tree = context_tree(texts, model.vocab_size, options.context_tokens, options.least)
     tree.save(out)
-    tell(
+    progress(
         f"{len(tree.parents)} contexts; evaluating on {len(held_out)} prompts that it was not made "
         "from"
     )
     speculative = SpeculativeConfig(
-        algorithm="ngram", draft_model=str(out), num_steps=wish.schedule.depth, adaptive=False
+        algorithm="ngram", draft_model=str(out), num_steps=options.schedule.depth, adaptive=False
     )
     with_tree = replaced(config, {"speculative": speculative})
-    return evaluate(with_tree, held_out, wish.answer_tokens)
+    return evaluate(with_tree, held_out, options.answer_tokens)
 
 
 def answered(
@@ -136,20 +136,20 @@ def answered(
     data: Path,
     work: Path,
     layers: Sequence[int] | None,
-    wish: DraftTrainOptions,
-    tell: Tell,
+    options: DraftTrainOptions,
+    progress: Progress,
 ) -> tuple[list[Path], list[IntArray]]:
     """Have the model answer prompts; files of texts, and prompts that are left for an evaluation.
 
     Raises:
         ConfigError: see `train_draft`.
     """
-    prompts = read_prompts(data, load_tokenizer(config), wish.prompts)
+    prompts = read_prompts(data, load_tokenizer(config), options.prompts)
     held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
     if len(prompts) <= held_out:
         raise ConfigError(f"{data} has {len(prompts)} prompts; 2 are needed at least")
-    _begin(work, config, data, wish)
-    files = _answer_all(config, prompts[held_out:], layers, wish, work, tell)
+    _begin(work, config, data, options)
+    files = _answer_all(config, prompts[held_out:], layers, options, work, progress)
     return files, prompts[:held_out]
 
 
@@ -208,13 +208,13 @@ def write_head(
     (out / "config.json").write_text(json.dumps(raw | {"draft_vocab_size": count}, indent=2) + "\n")
 
 
-def _begin(work: Path, config: Config, data: Path, wish: DraftTrainOptions) -> None:
+def _begin(work: Path, config: Config, data: Path, options: DraftTrainOptions) -> None:
     """Note what is trained, or see that it is what was trained here before.
 
     Raises:
         ConfigError: it is something else, or the directory cannot be written.
     """
-    asked = {"model": config.model, "data": str(data.resolve()), "wish": asdict(wish)}
+    asked = {"model": config.model, "data": str(data.resolve()), "wish": asdict(options)}
     note = work / "asked.json"
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -235,9 +235,9 @@ def _answer_all(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
-    wish: DraftTrainOptions,
+    options: DraftTrainOptions,
     work: Path,
-    tell: Tell,
+    progress: Progress,
 ) -> list[Path]:
     """Files of all texts; those that are there already are not made again."""
 
@@ -250,10 +250,10 @@ def _answer_all(
 
     def keep(first: int, texts: Sequence[Text]) -> None:
         save(name(done + first), texts)
-        tell(f"{min(done + first + PART, len(prompts))} of {len(prompts)} prompts answered")
+        progress(f"{min(done + first + PART, len(prompts))} of {len(prompts)} prompts answered")
 
     if done < len(prompts):
-        answer(config, prompts[done:], layers, wish.answer_tokens, keep)
+        answer(config, prompts[done:], layers, options.answer_tokens, keep)
     return [name(first) for first in range(0, len(prompts), PART)]
 
 
@@ -277,11 +277,12 @@ def _train(
     files: Sequence[Path],
     work: Path,
     schedule: Schedule,
-    tell: Tell,
+    progress: Progress,
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(head, shared, files, work, schedule, device)
     for learnt in trainer.run():
         if learnt.step % 50 == 0 or learnt.step == schedule.steps:
             right = ", ".join(f"{100 * share:.0f} %" for share in learnt.right)
-            tell(f"step {learnt.step} of {schedule.steps}: loss {learnt.loss:.3f}, right {right}")
+            loss = f"loss {learnt.loss:.3f}, right {right}"
+            progress(f"step {learnt.step} of {schedule.steps}: {loss}")

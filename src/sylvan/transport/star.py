@@ -35,7 +35,7 @@ class AsyncCentre(Generic[Send, Recv]):
         kind: Of messages that arrive.
 
     Raises:
-        MessageError: nobody can listen there.
+        MessageError: The address cannot be listened on.
     """
 
     def __init__(self, context: Context, host: str, port: int, kind: object) -> None:
@@ -101,7 +101,7 @@ class AsyncPoint(Generic[Send, Recv]):
 
 
 class _Events:
-    """Waits for messages at a socket that also sends, which resets what its descriptor tells."""
+    """Waits for messages at a socket that also sends; sending resets its descriptor's readiness."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -140,7 +140,7 @@ class Centre(Generic[Send, Recv]):
         port: That the system chose.
 
     Raises:
-        MessageError: nobody can listen there.
+        MessageError: The address cannot be listened on.
     """
 
     def __init__(self, context: Context, host: str, names: Collection[str], kind: object) -> None:

@@ -25,7 +25,7 @@ svg .title { fill: var(--ink); font-size: 13px; font-weight: 600; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 pre { overflow-x: auto; padding: 1rem; border: 1px solid var(--line); }
 """
-"""Of a page with charts, tables (in `.scroll`) and settings (in `pre`)."""
+"""CSS of a page with charts, tables (in `.scroll`) and settings (in `pre`)."""
 
 Points = Sequence[tuple[float, float]]
 

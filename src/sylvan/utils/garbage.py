@@ -16,12 +16,12 @@ OLD_PASSES = 750
 """Young collections per full one: millions of objects later, so only if something leaks."""
 
 
-def settle(young_objects: int = YOUNG_OBJECTS) -> None:
+def freeze(young_objects: int = YOUNG_OBJECTS) -> None:
     """Look for cycles now, and spare what lives from all later looks.
 
     For a process that is at rest. A walk over the nodes of a full prefix tree takes 0.1 s and finds
     nothing, as the scheduler makes no cycles; by Python's defaults it comes whenever the tree has
-    grown by a quarter. What is spared is freed as ever when nothing refers to it any more.
+    grown by a quarter. Frozen objects are still freed when their last reference goes.
 
     Args:
         young_objects: When new objects are looked at. A program that may pause does it the more
@@ -49,6 +49,6 @@ def postponed() -> Iterator[None]:
 def spare() -> None:
     """Spare what there is from all later looks: right after imports, of which next to all lives.
 
-    Cycles that are garbage by now stay; where there may be large ones, `settle`.
+    Cycles that are garbage by now stay; where there may be large ones, `freeze`.
     """
     gc.freeze()

@@ -51,7 +51,7 @@ class LoopWatch:
         limit_s: How late the loop must be.
         on_hold: Called in the watching thread, after each hold.
         clock: For durations.
-        cpu: Processor time of this process, by which a suspension is told from work.
+        cpu: Processor time of this process, by which a suspension is distinguished from work.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def cores_of_rank(nodes: Sequence[Cores], allowed: Cores, rank: int, ranks: int)
     return frozenset[int]().union(*usable[first:last])
 
 
-def settle(rank: int, ranks: int, threads: int, root: Path = Path("/")) -> Cores | None:
+def bind_to_node(rank: int, ranks: int, threads: int, root: Path = Path("/")) -> Cores | None:
     """Keep this thread, and those that it starts, on the cores of a rank.
 
     What they write first then lies in the memory of that node: weights and KV of a rank are near

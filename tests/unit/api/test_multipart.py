@@ -24,6 +24,17 @@ def test_a_field_is_changed_and_nothing_else() -> None:
     assert with_field(kind, body, "absent", "x") == body
 
 
+def test_values_of_a_list_are_joined() -> None:
+    request = httpx.Request(
+        "POST",
+        "http://x",
+        data={"a[]": ["one", "two"], "b": ["first", "last"]},
+        files={"file": b"x"},
+    )
+    parts = parse_form(request.headers["content-type"], request.read())
+    assert (parts["a[]"].content, parts["b"].content) == (b"one,two", b"last")
+
+
 @pytest.mark.parametrize("cut", [0, 10, -4])
 def test_what_is_no_form_is_refused(cut: int) -> None:
     kind, body = form(model="fast")

@@ -54,7 +54,7 @@ def test_a_command_says_what_it_printed_and_its_complaints_go_to_the_log(tmp_pat
         ("import os; os.kill(os.getpid(), 9)", "SIGKILL, perhaps for lack of memory"),
     ],
 )
-def test_a_failure_is_told_in_one_line(tmp_path, code, reason):
+def test_a_failure_is_reported_in_one_line(tmp_path, code, reason):
     log = tmp_path / "x.log"
     log.write_text("ValueError: of an earlier command\n")
     with pytest.raises(CommandFailedError, match=reason):
@@ -84,7 +84,7 @@ def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path):
     assert gone(int(python(code, tmp_path / "x.log")))
 
 
-def test_processes_end_when_the_comparison_is_told_to(tmp_path):
+def test_processes_end_with_the_comparison(tmp_path):
     child = "import os, time; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(600)"
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'peers')!r})\n"
@@ -128,7 +128,7 @@ def test_a_peer_without_packages_runs_in_this_environment(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_peer_that_cannot_be_installed_is_told_and_tried_again(tmp_path):
+def test_a_peer_that_cannot_be_installed_is_reported_and_retried(tmp_path):
     peer = Peer(PEERS["vllm"].load, {"bf16": "bf16"}, "nothing", packages=("./not-a-package",))
     environment = Environment("nothing", peer, tmp_path)
     with pytest.raises(CommandFailedError, match="not-a-package"):
@@ -225,7 +225,7 @@ def test_a_peer_that_answers_other_counts_of_tokens_is_refused():
 
 
 class Scripted:
-    """Stands for a peer: says what it was told to, or fails by its reason."""
+    """Replaces a peer: prints a given output, or fails with a reason."""
 
     def __init__(self, **script: object) -> None:
         self.script, self.asked = script, []
@@ -247,7 +247,7 @@ def candidate(name: str, environment: Scripted) -> compare.Candidate:
     return compare.Candidate("10M", name, "bf16", environment, (name, "bf16", "m", "x"))
 
 
-def test_one_that_fails_keeps_what_it_said_and_the_rest_goes_on(tmp_path, capsys):
+def test_one_that_fails_keeps_what_it_said_and_the_rest_continues(tmp_path, capsys):
     late = CommandFailedError("took longer than 30 s", '{"what": "prefill 512", "value": 9}\n')
     bad = Scripted(measure={"prefill 512": 8, "decode 1": 7}, measure_1=late)
     good = Scripted(measure={"prefill 512": 5}, shared={"shared prefix": 6})

@@ -55,7 +55,7 @@ def test_the_header_is_what_the_library_reads(small):
     assert ours.shape == (12, 32)
 
 
-def test_every_cut_is_told_in_one_sentence(small, tmp_path):
+def test_every_cut_is_one_sentence(small, tmp_path):
     whole = small.read_bytes()
     for size in [*range(0, 400, 7), *range(400, len(whole), 97)]:
         cut = tmp_path / "cut.gguf"
@@ -197,7 +197,7 @@ def test_a_directory_stands_for_the_file_until_that_changes(small, cache):
         model_facts(str(first))
 
 
-def test_several_files_must_be_told_apart(small):
+def test_several_files_are_ambiguous(small):
     (small.parent / "n.gguf").write_bytes(small.read_bytes())
 
     with pytest.raises(ConfigError, match=r"several GGUF files \(m.gguf, n.gguf\); name one"):
@@ -222,7 +222,7 @@ def test_the_package_is_named_where_it_is_missing(small, monkeypatch):
         ("llama", {}, "0 scores of 12 tokens"),
     ],
 )
-def test_unknown_tokenizers_are_told_when_one_is_needed(tmp_path, kind, values, words):
+def test_unknown_tokenizers_are_reported_when_one_is_needed(tmp_path, kind, values, words):
     file = gguf_files.write_tokenizer(tmp_path / "m.gguf", kind, TOKENS, TYPES, values)
 
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,4 @@
-"""What is wrong with a file of weights is said before anything is loaded."""
+"""Faults of weight files are reported before anything is loaded."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_the_package_is_named_where_it_is_missing(tmp_path, monkeypatch):
         fetch(URL, tmp_path)
 
 
-def test_urls_are_told_from_paths():
+def test_urls_differ_from_paths():
     assert is_remote("s3://bucket/model")
     assert is_remote("simplecache::https://host/model")
     assert not is_remote("C:\\models\\x")

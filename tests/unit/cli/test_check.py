@@ -185,6 +185,24 @@ def test_tensors_are_compared_without_loading_them(capsys, whole_model, spoil, w
     assert words in found["tensors"]["cost"]
 
 
+def test_scales_of_keys_and_values_are_told(capsys, whole_model):
+    file = whole_model / "model.safetensors"
+    plain = load_file(file)
+    layers = {int(name.split(".")[2]) for name in plain if ".layers." in name}
+    names = [f"model.layers.{i}.self_attn.{side}_scale" for i in layers for side in "kv"]
+
+    save_file(plain | dict.fromkeys(names, np.ones(1, np.float32)), file, {"format": "pt"})
+    code, found = check_model(capsys, whole_model)
+    assert code == 0
+    used = f"of {len(layers)} layers; cache.dtype=fp8_e4m3 uses them"
+    assert found["KV scales"]["detail"] == used
+
+    save_file(plain | dict.fromkeys(names, np.zeros(1, np.float32)), file, {"format": "pt"})
+    code, found = check_model(capsys, whole_model)
+    assert code == 0  # it is served with other caches
+    assert "not positive" in found["KV scales"]["cost"]
+
+
 def test_a_chosen_template_is_read(capsys, whole_model, tmp_path):
     file = tmp_path / "plain.jinja"
     file.write_text("{{ messages[0].content }}")

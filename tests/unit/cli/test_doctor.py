@@ -78,7 +78,7 @@ def test_limits_of_the_user_are_looked_at():
     assert slow(check_limits(lambda _: none)) == {}
 
 
-def test_this_machine_is_told_about_as_json(capsys):
+def test_this_machine_is_described_as_json(capsys):
     main(["doctor", "--json"])
 
     found = {one["what"]: one for one in json.loads(capsys.readouterr().out)}

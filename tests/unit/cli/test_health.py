@@ -44,12 +44,12 @@ def test_a_server_that_answers_is_well(url):
     assert main(["health", url]) == 0
 
 
-def test_another_status_is_told(url, capsys):
+def test_another_status_is_reported(url, capsys):
     assert main(["health", url, "--path", "/health_generate"]) == 1
     assert capsys.readouterr().err == f"{url}/health_generate: status 503\n"
 
 
-def test_nobody_there_is_told(tmp_path, capsys):
+def test_an_unreachable_server_is_reported(tmp_path, capsys):
     assert main(["health", f"unix:{tmp_path}/none"]) == 1
     assert "No such file" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What each of several servers on one machine is told."""
+"""The settings of each of several servers on one machine."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ BROKEN = {
         {"parallel.same_bits": True, "quantization": "w8a8"},
         "parallel.same_bits and quantization=w8a8 exclude each other: ranks quantise",
     ),
-    "registered where nobody listens": (
+    "registered without a listener": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
         "gateways cannot reach server.uds=/tmp/s; give server.register_url",
     ),

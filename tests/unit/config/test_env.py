@@ -1,4 +1,4 @@
-"""What children get of the environment."""
+"""The environment of child processes."""
 
 from __future__ import annotations
 

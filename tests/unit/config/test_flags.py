@@ -29,7 +29,7 @@ def test_every_field_is_a_flag(path):
     assert [s.path for s in parsed.given.settings] == [path]
 
 
-def test_words_options_and_settings_are_told_apart():
+def test_words_options_and_settings_are_distinguished():
     parsed = read("a --port 5 --json b --config f.yaml -h --seed=-3")
 
     assert parsed.positions == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What torchrun tells a process becomes settings."""
+"""torchrun's environment variables become settings."""
 
 from __future__ import annotations
 

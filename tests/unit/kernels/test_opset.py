@@ -46,7 +46,7 @@ def test_fields_are_in_the_order_of_the_struct():
     ]
 
 
-def test_buffers_are_told_with_what_is_done_to_them():
+def test_buffers_are_listed_with_their_use():
     found = [(part.name, part.access, part.ref) for part in buffers_of(Twice(x=3, out=~0, cols=1))]
 
     assert found == [("x", "read", 3), ("out", "write", ~0)]

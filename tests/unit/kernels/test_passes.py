@@ -204,7 +204,7 @@ def test_nothing_is_fused_over_segments():
     assert kinds(fuse_quantise(quantised(traced))) == [RmsNorm, Quantise, LinearInt8]
 
 
-def test_rows_that_nobody_makes_keep_their_op():
+def test_rows_without_a_producer_keep_their_op():
     traced = tracer()
     ops.linear(traced.input(D, "f32"), int8())
 

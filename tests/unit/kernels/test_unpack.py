@@ -91,14 +91,16 @@ def assert_same_parts(one, other) -> None:
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8", "int4"])
-def test_repacked_bytes_are_those_of_packing_anew(kind):
+def test_repacked_bytes_are_those_of_packing_again(kind):
     weight, other = matrix(kind, 1, 48, 96), matrix(kind, 2, 48, 96)
-    packed, anew = pack(weight, dtype_of(kind)), pack(other, dtype_of(kind))
+    packed, other_packed = pack(weight, dtype_of(kind)), pack(other, dtype_of(kind))
 
     repack(other, packed, dtype_of(kind))
 
     for one, two in zip(
-        (packed.data, packed.scale, packed.sums), (anew.data, anew.scale, anew.sums), strict=True
+        (packed.data, packed.scale, packed.sums),
+        (other_packed.data, other_packed.scale, other_packed.sums),
+        strict=True,
     ):
         assert (one is None) == (two is None)
         assert one is None or one.tobytes() == two.tobytes()

@@ -39,7 +39,7 @@ def test_appending_does_not_wait_for_the_model():
     @sgl.function
     def program(s):
         s += sgl.gen("x")
-        assert gate.reached.wait(10)  # the gen runs although nobody has asked for it
+        assert gate.reached.wait(10)  # the gen runs before its result is requested
         assert "x" not in s
         gate.open.set()
         return s["x"]

@@ -258,7 +258,7 @@ def test_a_failing_fork_fails_the_join_and_only_its_program():
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 
-def test_several_samples_make_a_list_and_the_first_goes_on():
+def test_several_samples_make_a_list_and_the_first_continues():
     @sgl.function
     def program(s):
         s += sgl.gen("x", n=3) + "|"

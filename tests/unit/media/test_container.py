@@ -1,4 +1,4 @@
-"""Files of videos and sounds: what is read of them, and what is refused."""
+"""Video and audio files: accepted streams, and refusals."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def test_frames_are_those_that_are_wanted():
         (b"no video", (1 << 20, 60), "the video cannot be decoded"),
         (b"", (1 << 20, 60), "the video cannot be decoded"),
         (mp4()[:400], (1 << 20, 60), "read|decoded|frames"),
+        (mp4(0), (1 << 20, 60), "read|decoded|frames|track"),
         (wav(), (1 << 20, 60), "no video track"),
         (mp4(), (64 * 47, 60), "media.pixels"),
         (mp4(12, 6), (1 << 20, 1.5), "media.seconds"),

@@ -1,4 +1,4 @@
-"""What is fetched, and what never is."""
+"""Addresses that are fetched, and those that never are."""
 
 from __future__ import annotations
 

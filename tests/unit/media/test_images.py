@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sylvan.media.images import UnreadableError, decode_image
+from sylvan.media.images import (
+    MAX_SIDE,
+    MAX_TILES,
+    UnreadableError,
+    decode_image,
+    open_image,
+)
+from sylvan.media.messages import PrepareItem
 
 LIMIT = 1 << 20
 
@@ -103,3 +110,17 @@ def test_damaged_files_are_read_or_refused(form, cut, flips):
     except UnreadableError:
         return
     assert found.mode == "RGB"
+
+
+def test_orders_scale_images_down():
+    data = saved(noise(size=(90, 30)))
+
+    def order(**options):
+        return PrepareItem(id=1, kind="image", data=data, max_pixels=LIMIT, options=options)
+
+    assert open_image(order()).size == (90, 30)
+    assert open_image(order(**{MAX_SIDE: 30})).size == (30, 10)
+    assert open_image(order(**{MAX_SIDE: 300})).size == (90, 30)
+    with pytest.raises(UnreadableError, match="tiles"):
+        open_image(order(**{MAX_TILES: 2}))
+    assert open_image(order(**{MAX_TILES: 2}), tiles=True).size == (90, 30)

@@ -50,6 +50,32 @@ def test_a_token_for_each_vector(name, tmp_path):
             assert np.prod(found.grid) == len(vectors)
 
 
+RIBBONS = ("idefics3", "internvl", "llava-next", "llava-onevision", "ovis2", "qwen2.5-vl")
+MOST_BYTES = 64 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIBBONS)
+def test_ribbons_are_refused_or_take_little(name, tmp_path):
+    """100,000 pixels are few; as one row they must not become many."""
+    write_served(name, tmp_path)
+    processor = Processor(tmp_path)
+    for size in ((1, 100_000), (100_000, 1)):
+        try:
+            found = processor.prepare(order(*size))
+        except UnreadableError:
+            continue
+        assert sum(array.nbytes for array in found.features.values()) <= MOST_BYTES
+
+
+def test_tiles_can_be_chosen_where_they_are_counted(tmp_path):
+    processor = Processor(write_served("internvl", tmp_path))
+    many = processor.prepare(order(60, 120))
+    few = processor.prepare(order(60, 120, max_tiles=1, min_tiles=1))
+    assert len(few.features["pixel_values"]) < len(many.features["pixel_values"])
+    assert few.tokens.count(IMAGE) < many.tokens.count(IMAGE)
+
+
 @pytest.fixture(scope="module")
 def processor(tmp_path_factory):
     return Processor(write_served("qwen2-vl", tmp_path_factory.mktemp("qwen")))
@@ -69,6 +95,8 @@ def test_items_that_a_model_cannot_take_are_refused(processor):
         processor.prepare(PrepareItem(id=1, kind="audio", data=b"x", max_pixels=9))
     with pytest.raises(UnreadableError, match="refuses"):
         processor.prepare(order(1, 1000))  # too long for Qwen
+    with pytest.raises(UnreadableError, match="tiles"):
+        processor.prepare(order(40, 60, max_tiles=2))
 
 
 def test_checkpoints_without_a_processor_say_so(tmp_path):

@@ -1,4 +1,4 @@
-"""What strings and parts in bodies mean, in the forms of all APIs."""
+"""Meaning of strings and parts in bodies, in the formats of all APIs."""
 
 from __future__ import annotations
 
@@ -57,6 +57,22 @@ def test_image_parts_of_openai(part):
     assert found["source"].data == DATA
     low = isinstance(part.get("image_url"), dict) and part["image_url"].get("detail") == "low"
     assert ("max_pixels" in found["source"].options) == low
+
+
+def test_numbers_of_an_image():
+    url = {"url": TEXT, "max_long_side_pixel": 64, "max_dynamic_patch": 4, "min_dynamic_patch": 2}
+    options = openai_media({"type": "image_url", "image_url": url}, "p")["source"].options
+    assert options == {"max_side": 64, "max_tiles": 4, "min_tiles": 2}
+    for name, value in (
+        ("max_long_side_pixel", 0),
+        ("max_long_side_pixel", 1 << 17),
+        ("max_dynamic_patch", "4"),
+        ("min_dynamic_patch", 5),
+    ):
+        bad = url | {name: value}
+        with pytest.raises(RequestError) as error:
+            openai_media({"type": "image_url", "image_url": bad}, "p")
+        assert error.value.param == f"p.image_url.{name}"
 
 
 def test_sounds_and_videos_of_openai():

@@ -196,7 +196,7 @@ def test_routing_by_cached_prefix_hits_more_than_in_turn():
     assert hits("cache_aware") > 1.1 * hits("round_robin")
 
 
-def test_more_replicas_make_nobody_wait_longer():
+def test_more_replicas_do_not_increase_waiting():
     work = workload(200, rate=400.0)
     waits = [np.median(serve(work, replicas=n, scatter=False).outcomes.ttft_s) for n in (1, 2, 4)]
 

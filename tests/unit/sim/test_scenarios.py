@@ -1,4 +1,4 @@
-"""Scenarios, the answer they give, and how it is told."""
+"""Scenarios, their answer, and its presentation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_gateway_takes_its_time(study):
     assert through.figures["median_tpot_ms"] == pytest.approx(direct.figures["median_tpot_ms"])
 
 
-def test_a_disturbed_recording_is_told_of(results, study):
+def test_a_disturbed_recording_is_reported(results, study):
     def told(error):
         origin = msgspec.structs.replace(study.profile.origin, step_error=error)
         found = msgspec.structs.replace(study.profile, origin=origin)
@@ -75,7 +75,7 @@ def test_a_disturbed_recording_is_told_of(results, study):
     assert disturbed[0][-1] in disturbed[1]
 
 
-def test_bounds_that_nobody_keeps_name_the_best(results):
+def test_bounds_that_no_scenario_keeps_name_the_best(results):
     [light, _] = answers(results, 1.1)
 
     assert not light.keeps
@@ -123,7 +123,7 @@ def test_processes_give_the_same_results_in_the_same_order(study, results):
     assert [*run_all(study, planned, 3, lambda done, total: None)] == results
 
 
-def test_an_error_in_a_process_is_told(study):
+def test_an_error_in_a_process_is_reported(study):
     planned = scenarios(SimConfig(cache_tokens=(4096, 4097)), ArrivalConfig(), study.profile)
     wrong = Study(study.profile, [([], None)], {}, 1, 1, scatter=True)
 

@@ -31,7 +31,7 @@ def test_push_equals_decode_for_real_tokenizers(kind: str, folders: dict) -> Non
         assert text + detok.push([], final=True).text == tok.decode(ids)
 
 
-def test_leading_space_is_kept_when_a_text_goes_on(folders: dict) -> None:
+def test_leading_space_is_kept_when_a_text_continues(folders: dict) -> None:
     tok = Tokenizer.load(folders["llama2"])
     word = tok.encode("world", add_special_tokens=False)
 

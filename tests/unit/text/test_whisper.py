@@ -1,4 +1,4 @@
-"""What Whisper is told, and what its times mean."""
+"""Whisper's prompt, and the meaning of its timestamps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_prompts_name_language_and_task():
     assert short[1:-3] == tuple(range(41, 50))
 
 
-def test_models_of_one_language_are_told_neither():
+def test_models_of_one_language_get_neither():
     tokens = WhisperTokens(Words([n for n in NAMES if n not in ("<|en|>", "<|de|>")]))
     assert tokens.prompt("", "transcribe", (), times=True) == (100,)
 

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if it had not been."""
+"""An interrupted run continues as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Interrupted(Trainer):
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_interrupted_run_goes_on_exactly(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_exactly(tokenizer: Tokenizer, tmp_path: Path) -> None:
     whole = Trainer(CONFIG, tokenizer, tmp_path)
     whole.run()
     first = Interrupted(CONFIG, tokenizer, tmp_path)

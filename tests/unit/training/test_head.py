@@ -154,5 +154,5 @@ def test_a_state_of_something_else_is_refused(tmp_path, files, weights, head_dir
     next(run.run())
     (tmp_path / "run" / STATE).write_bytes(b"no state")
 
-    with pytest.raises(ConfigError, match="remove it to start anew"):
+    with pytest.raises(ConfigError, match="remove it to start over"):
         trainer(tmp_path / "run", files, weights, head_dir)

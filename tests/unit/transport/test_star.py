@@ -1,4 +1,4 @@
-"""Channels between machines: who has gone is told."""
+"""Channels between machines: lost peers are reported."""
 
 from __future__ import annotations
 

@@ -47,6 +47,6 @@ def test_garbage_of_a_start_is_found_when_it_settles():
         gone = weakref.ref(Cycle())
         assert gone() is not None
 
-    garbage.settle()
+    garbage.freeze()
 
     assert gone() is None

@@ -104,7 +104,7 @@ def test_a_suspension_is_no_hold():
     process.stdout.close()
 
 
-def test_a_loop_that_waits_holds_nobody_up():
+def test_a_loop_that_waits_delays_no_other():
     async def rest():
         watch = LoopWatch(LIMIT_S, holds.add)
         watch.begin(asyncio.get_running_loop())

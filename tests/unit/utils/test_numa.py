@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sylvan.utils.numa import cores_of_rank, memory_nodes, settle
+from sylvan.utils.numa import bind_to_node, cores_of_rank, memory_nodes
 
 
 def machine(root, *nodes: str):
@@ -65,11 +65,11 @@ def test_a_thread_and_what_it_starts_stay_on_the_cores_of_the_rank(tmp_path):
     seen = []
 
     def rank() -> None:
-        seen.append(settle(1, 2, 1, root))
+        seen.append(bind_to_node(1, 2, 1, root))
         child = threading.Thread(target=lambda: seen.append(frozenset(os.sched_getaffinity(0))))
         child.start()
         child.join()
-        seen.append(settle(0, 2, len(cores), root))
+        seen.append(bind_to_node(0, 2, len(cores), root))
 
     thread = threading.Thread(target=rank)
     thread.start()

@@ -22,7 +22,7 @@ async def test_it_wakes_a_waiter_that_is_there_and_one_that_comes() -> None:
     again = asyncio.create_task(event.wait())
     await asyncio.sleep(0)
     event.set()
-    event.clear()  # a waiter that was woken goes on
+    event.clear()  # a woken waiter continues
     await again
 
 

@@ -1,4 +1,4 @@
-"""What an example is, how it falls into train, dev or test, and helpers to phrase requests."""
+"""Examples, their split into train, dev and test, and helpers to phrase requests."""
 
 from __future__ import annotations
 

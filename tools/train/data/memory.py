@@ -139,7 +139,7 @@ def memory(rng: random.Random) -> Example:
 
 
 def memory_empty(rng: random.Random) -> Example:
-    """Asked for something that was never told."""
+    """Asked for something that was never mentioned."""
     asked = rng.choice(list(_FACTS))
     index, template = choose(rng, _FACTS[asked][2])
     lead = smalltalk(rng) if rng.random() < 0.5 else None

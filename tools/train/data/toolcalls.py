@@ -166,7 +166,7 @@ def _call_key(asked: Asked) -> str:
 
 
 def _result(rng: random.Random, offer: Offer, values: dict[str, Any]) -> tuple[str, str]:
-    """What a tool returned and the sentence that reports it."""
+    """A tool's result and the sentence that reports it."""
     shape, sentence = rng.choice(offer.tool.results)
     slots = {
         **values,

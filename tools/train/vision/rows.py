@@ -1,4 +1,4 @@
-"""What a step trains on, by its number: pictures with questions, and texts as sapling's own."""
+"""Training data by step number: pictures with questions, and texts as for sapling."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ class Steps(Dataset[list[Part]]):
 
 
 def as_drawn(parts: list[Part]) -> list[Part]:
-    """What a loader collates by: nothing is to be put together."""
+    """Collate function of a loader: returns its input."""
     return parts

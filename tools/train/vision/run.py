@@ -119,7 +119,7 @@ class Trainer:
         self.tokenizer = load_tokenizer()
 
     def save(self) -> None:
-        """Write a checkpoint from which training goes on as if it had never stopped."""
+        """Write a checkpoint from which training continues as if it had never stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(),
@@ -264,7 +264,7 @@ class Trainer:
         return [row not in missed for row in range(len(examples))]
 
     def _parts(self) -> Iterator[list[Part]]:
-        """What each step from here on trains on: blocks of drawn steps, each several times."""
+        """Training data of later steps: blocks of drawn steps, each several times."""
         config, step = self.config, self.step
         block, passed = divmod(step, _BLOCK * config.times)
         loader = DataLoader(
@@ -293,7 +293,7 @@ class Trainer:
 
 def _check_finite(means: dict[str, float], step: int) -> None:
     if not all(map(math.isfinite, means.values())):
-        raise FloatingPointError(f"the loss of step {step} is {means}: nothing to go on from")
+        raise FloatingPointError(f"the loss of step {step} is {means}: nothing to continue from")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -313,7 +313,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("build/vision"), help="weights")
     parser.add_argument("--start", type=Path, help="begin with these weights, not with sapling's")
     parser.add_argument("--times", type=int, default=usual.times, help="uses of a drawn step")
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint, exactly")
+    parser.add_argument("--resume", type=Path, help="continue exactly from this checkpoint")
     given = vars(parser.parse_args(arguments))
     names = ("work", "output", "resume", "start")
     work, output, resume, start = (given.pop(name) for name in names)

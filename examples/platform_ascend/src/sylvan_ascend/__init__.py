@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs: what is known of them without one, and why none can be used."""
+"""Huawei Ascend NPUs: facts that need no device, and the reason if none can be used."""
 
 from __future__ import annotations
 

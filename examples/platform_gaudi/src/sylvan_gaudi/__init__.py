@@ -1,4 +1,4 @@
-"""Intel Gaudi: what is known of it without one, and why it cannot be used."""
+"""Intel Gaudi: facts that need no device, and the reason if it cannot be used."""
 
 from __future__ import annotations
 

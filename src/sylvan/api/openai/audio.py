@@ -35,6 +35,7 @@ class AudioForm:
         temperature: Sampling temperature.
         stream: Stream the text.
         segments: Return segment times.
+        words: Return word times.
     """
 
     file: bytes
@@ -44,10 +45,11 @@ class AudioForm:
     temperature: float = 0.0
     stream: bool = False
     segments: bool = False
+    words: bool = False
 
 
 class TranscriptionReply(BaseModel):
-    """A transcription; the last four fields only in `verbose_json`. Other formats are text."""
+    """A transcription; the last five fields only in `verbose_json`. Other formats are text."""
 
     text: str
     usage: dict[str, Any]
@@ -55,16 +57,32 @@ class TranscriptionReply(BaseModel):
     language: str | None = None
     duration: float | None = None
     segments: list[dict[str, Any]] | None = None
+    words: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word, with times in seconds from the beginning."""
+
+    start: float
+    end: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of speech, with times in seconds from the beginning."""
+    """A segment of speech, with times in seconds from the beginning, and its words if asked for."""
 
     start: float
     end: float
     text: str
     tokens: Sequence[int] = field(default=())
+    words: Sequence[SpokenWord] = field(default=())
+
+    def later(self, by: float) -> Segment:
+        """The segment `by` seconds later."""
+        words = [SpokenWord(by + w.start, by + w.end, w.text) for w in self.words]
+        return Segment(by + self.start, by + self.end, self.text, self.tokens, words)
 
 
 def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
@@ -85,12 +103,7 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
     if stream and form not in ("json", "text"):
         message = f"stream: a reply of the form {form} is not streamed."
         raise RequestError(message, param="stream")
-    times = _text(parts, "timestamp_granularities[]") or _text(parts, "timestamp_granularities")
-    if times not in ("", "segment"):
-        raise RequestError(
-            "timestamp_granularities: only segment is supported.",
-            param="timestamp_granularities",
-        )
+    times = _granularities(parts, form)
     prompt = _text(parts, "prompt")
     if len(prompt) > MAX_PROMPT_CHARS:
         message = f"prompt must have at most {MAX_PROMPT_CHARS} characters."
@@ -102,8 +115,25 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
         format=form,
         temperature=_temperature(_text(parts, "temperature")),
         stream=stream,
-        segments=form in ("verbose_json", "srt", "vtt"),
+        segments=form in ("srt", "vtt") or (form == "verbose_json" and "segment" in times),
+        words="word" in times,
     )
+
+
+def _granularities(parts: Mapping[str, FormPart], form: str) -> frozenset[str]:
+    """What has times: segments unless the form says otherwise."""
+    given = [_text(parts, f"timestamp_granularities{end}") for end in ("[]", "")]
+    found = frozenset(name.strip() for text in given if text for name in text.split(","))
+    unknown = found - {"segment", "word"}
+    message = ""
+    if unknown:
+        message = f"each is 'segment' or 'word', not {min(unknown)[:40]!r}."
+    elif found and form != "verbose_json":
+        message = f"a reply of the form {form} has no such times; ask for verbose_json."
+    if message:
+        name = "timestamp_granularities"
+        raise RequestError(f"{name}: {message}", param=name)
+    return found or frozenset({"segment"})
 
 
 def audio_reply(
@@ -132,19 +162,32 @@ def audio_reply(
         "language": language,
         "duration": round(seconds, 3),
         "text": text,
-        "segments": [
-            {
-                "id": n,
-                "start": round(s.start, 2),
-                "end": round(s.end, 2),
-                "text": s.text,
-                "tokens": list(s.tokens),
-                "temperature": form.temperature,
-            }
-            for n, s in enumerate(segments)
-        ],
+        **({"segments": _segments(form, segments)} if form.segments else {}),
+        **({"words": _words(segments)} if form.words else {}),
         "usage": usage,
     }, "application/json"
+
+
+def _segments(form: AudioForm, segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": n,
+            "start": round(s.start, 2),
+            "end": round(s.end, 2),
+            "text": s.text,
+            "tokens": list(s.tokens),
+            "temperature": form.temperature,
+        }
+        for n, s in enumerate(segments)
+    ]
+
+
+def _words(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [
+        {"word": word.text.strip(), "start": round(word.start, 2), "end": round(word.end, 2)}
+        for segment in segments
+        for word in segment.words
+    ]
 
 
 def whole_text(segments: Sequence[Segment]) -> str:

@@ -167,7 +167,7 @@ class ChatBody(GenerationBody):
     return_output_ids_in_sglext: bool | None = None
 
 
-def goes_on(body: ChatBody) -> bool:
+def continues_message(body: ChatBody) -> bool:
     """Whether to continue the last message instead of answering it.
 
     Raises:

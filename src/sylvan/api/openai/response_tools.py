@@ -31,9 +31,9 @@ class ResponsesTool(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    """Of a custom tool: the format of its input."""
+    """For a custom tool: the format of its input."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
-    """Of a namespace: its functions."""
+    """For a namespace: its functions."""
 
     @property
     def passes_on(self) -> bool:

@@ -40,7 +40,7 @@ class MediaInput(WireModel):
     video: Items | None = None
     audio: Items | None = None
     instruct: str | None = None
-    """What the vector is for: the system message."""
+    """Instruction for the embedding; becomes the system message."""
 
     def messages(self, path: str) -> list[dict[str, Any]]:
         """Return the conversation to embed; see `sylvan.api.media`.

@@ -1,1 +1,1 @@
-"""GGUF files (of llama.cpp) as checkpoints in the usual layout."""
+"""GGUF files (of llama.cpp) as checkpoints in Hugging Face layout."""

@@ -1,6 +1,6 @@
-"""What config.json would say, from a GGUF file's metadata and tensors.
+"""Derives config.json from the metadata and tensors of a GGUF file.
 
-Keys: ggml's docs/gguf.md. What families have of their own is in `families`.
+Keys: ggml's docs/gguf.md. Fields of single families are in `families`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EPSILONS = {
     "cohere2": "layer_norm_eps",
     "phi": "layer_norm_eps",
 }
-"""How config.json calls it, where not `rms_norm_eps`."""
+"""Field for the epsilon in config.json, if not `rms_norm_eps`."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CONTROL = 3
 _ENDS = frozenset(
@@ -37,7 +37,7 @@ _ENDS = frozenset(
         "<end_of_utterance>",
     )
 )
-"""Texts of control tokens behind which llama.cpp stops."""
+"""Control tokens at which llama.cpp stops."""
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
 _ROPES = frozenset({"none", "linear", "yarn"})
 
@@ -46,7 +46,7 @@ def config_json(header: Header) -> dict[str, Any]:
     """The config of the model in a file.
 
     Raises:
-        ConfigError: its architecture is not served from GGUF, or metadata is missing; names it.
+        ConfigError: The architecture is not supported as GGUF, or metadata is missing; names it.
     """
     keys = Keys(header)
     _check(keys)
@@ -82,12 +82,12 @@ def config_json(header: Header) -> dict[str, Any]:
 
 
 def served_layers(keys: Keys) -> int:
-    """Layers of the model; those behind them guess further tokens, and are not read."""
+    """Number of layers without the multi-token prediction layers, which are not read."""
     return keys.number("block_count") - keys.number("nextn_predict_layers", 0)
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
-    """Heads of keys in layers that attend; files of hybrids list 0 for the others."""
+    """Key heads of attention layers; files of hybrids list 0 for other layers."""
     found = keys.value("attention.head_count_kv")
     if isinstance(found, list) and len(counts := {n for n in found if n}) == 1:
         return counts.pop()
@@ -95,9 +95,9 @@ def _kv_heads(keys: Keys, heads: int) -> int:
 
 
 def _ends(header: Header) -> list[Any]:
-    """Tokens that end a text, a turn or a message: those that are named, and those known by text.
+    """Tokens that end a text, turn or message: those in metadata, and those known by their text.
 
-    Files of many models name one only.
+    Many files name only one of them.
     """
     names = [f"tokenizer.ggml.{what}_token_id" for what in ("eos", "eot", "eom")]
     found = [header.metadata[n] for n in names if n in header.metadata]
@@ -106,7 +106,7 @@ def _ends(header: Header) -> list[Any]:
     if isinstance(tokens, list) and isinstance(kinds, list) and len(tokens) == len(kinds):
         control = {text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL}
         ends = _ENDS & control
-        if control >= _HARMONY:  # there it ends a part of a message
+        if control >= _HARMONY:  # Harmony: it ends a part of a message, not the message
             ends = ends - {"<|end|>"}
         found += [i for i, text in enumerate(tokens) if text in ends]
     return list(dict.fromkeys(found))
@@ -129,7 +129,7 @@ def _check(keys: Keys) -> None:
 
 
 def _dtype(header: Header) -> str:
-    """By most of the numbers in matrices; quantised ones are computed with in bfloat16."""
+    """The dtype of most matrix elements; bfloat16 for quantised ones."""
     sizes: Counter[str] = Counter()
     for tensor in header.tensors.values():
         if len(tensor.shape) > 1:
@@ -138,7 +138,7 @@ def _dtype(header: Header) -> str:
 
 
 def _rope(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any]:
-    """Rotary positions, as transformers spells them."""
+    """Rotary settings, spelt as in transformers."""
     turning = keys.number("rope.dimension_count", head_dim) or head_dim
     if turning != head_dim and not family.partial:
         raise ConfigError(
@@ -154,11 +154,11 @@ def _rope(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any]:
 
 
 def _scaling(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any] | None:
-    """The rule for long texts, with the meaning that llama.cpp gives to the keys.
+    """RoPE scaling, with the keys as llama.cpp reads them.
 
-    Llama 3's frequencies are stored as one factor each; `longrope` with the same factors for short
-    and long texts, and no other change, says just that. So it does for `attn_factor`, which
-    multiplies cosines and sines whatever the rule.
+    Files store Llama 3's frequencies as one factor each, which `longrope` with equal factors for
+    short and long texts expresses. It also expresses `attn_factor`, which multiplies cosines and
+    sines with any scaling.
     """
     file, kind = str(keys.header.file), keys.text("rope.scaling.type")
     factor = float(keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)))
@@ -187,7 +187,7 @@ def _scaling(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any] | 
 
 
 def _long(keys: Keys, names: list[str]) -> dict[str, Any]:
-    """LongRoPE: factors of both kinds; `attn_factor` multiplies cosines and sines."""
+    """LongRoPE: short and long factors; `attn_factor` multiplies cosines and sines."""
     if len(names) != len(_LONG_FACTORS):
         raise ConfigError(f"{str(keys.header.file)!r} has {names[0]} without its other factors")
     long, short = (_floats(keys.header, name) for name in _LONG_FACTORS)
@@ -204,14 +204,14 @@ def _long(keys: Keys, names: list[str]) -> dict[str, Any]:
 
 
 def _yarn(keys: Keys, family: GgufFamily) -> dict[str, Any]:
-    """YaRN: `yarn_attn_factor` is a checkpoint's `attention_factor`, `attn_factor` goes on top.
+    """YaRN: `yarn_attn_factor` is the checkpoint's `attention_factor`; `attn_factor` multiplies it.
 
-    Where a family has `yarn_log_multiplier`, cosines and sines stay as they are, and scores grow.
+    With `yarn_log_multiplier`, scores are scaled instead of cosines and sines.
     """
     mscale = family.mscale * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
     if not mscale:
         _refuse(keys, "yarn_log_multiplier", 0.0)
-    if keys.number("rope.scaling.yarn_ext_factor", -1.0) >= 0.0:  # less: unset
+    if keys.number("rope.scaling.yarn_ext_factor", -1.0) >= 0.0:  # negative: unset
         _refuse(keys, "yarn_ext_factor", 1.0)
     factor = float(keys.number("rope.scaling.factor"))
     usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
@@ -237,10 +237,10 @@ def _yarn(keys: Keys, family: GgufFamily) -> dict[str, Any]:
 
 
 def _refuse(keys: Keys, name: str, usual: float) -> None:
-    """Refuse a number that changes positions in a way that is not computed here.
+    """Reject a positional setting that is not implemented.
 
     Raises:
-        ConfigError: it is not `usual`.
+        ConfigError: The number is not `usual`.
     """
     value = keys.number(f"rope.scaling.{name}", usual)
     if value != usual:
@@ -251,10 +251,10 @@ def _refuse(keys: Keys, name: str, usual: float) -> None:
 
 
 def _floats(header: Header, name: str) -> list[float]:
-    """The numbers of a small tensor that is stored as float32.
+    """Read a small float32 tensor.
 
     Raises:
-        ConfigError: it is stored otherwise.
+        ConfigError: It has another dtype.
     """
     tensor = header.tensors[name]
     if tensor.quant.name != "F32":

@@ -1,4 +1,4 @@
-"""Families of GGUF files without experts and without recurrent layers."""
+"""GGUF families without experts and recurrent layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _gemma(keys: Keys) -> Json:
 
 
 def _query_scale(keys: Keys) -> float:
-    """What query_pre_attn_scalar was; the files do not say, llama.cpp knows the large models."""
+    """query_pre_attn_scalar: files lack it, and llama.cpp hard-codes it for the large models."""
     if keys.number("block_count") == _LAYERS_OF_27B[keys.architecture]:
         return keys.number("embedding_length") // keys.number("attention.head_count")
     return keys.number("attention.key_length")
@@ -129,7 +129,7 @@ def _olmo3(keys: Keys) -> Json:
 
 
 def _olmo3_scaling(keys: Keys) -> Json:
-    """The file's `attn_factor` is all that cosines and sines are multiplied by."""
+    """The file's `attn_factor` is the whole factor of cosines and sines."""
     factor = keys.number("rope.scaling.attn_factor", 0.0)
     return {"attention_factor": factor} if factor else {}
 
@@ -155,7 +155,7 @@ def _phi2(keys: Keys) -> Json:
 OLMO_3 = GgufFamily(
     "Olmo3ForCausalLM", "olmo3", names=_AFTER, config=_olmo3, scaling=_olmo3_scaling
 )
-"""Files call it `olmo2` too; it has windows."""
+"""Files use the name `olmo2` for it, too; the windows distinguish them."""
 
 DENSE: Mapping[str, GgufFamily] = MappingProxyType(
     {
@@ -263,4 +263,4 @@ DENSE: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""GGUF architecture -> what its files hold."""
+"""GGUF architecture -> description of its files."""

@@ -1,6 +1,6 @@
-"""What a GGUF file says of a checkpoint: metadata, and the name and order of its tensors.
+"""Derives the contents of a GGUF file from a checkpoint: metadata, tensor names and order.
 
-It is the inverse of `config` and `names`, for families whose files need no keys of their own.
+The inverse of `config` and `names`, for families whose files need no special keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRITTEN: Mapping[str, tuple[str, GgufFamily]] = MappingProxyType(
         "qwen3_moe": ("qwen3moe", FAMILIES["qwen3moe"]),
     }
 )
-"""model_type -> what llama.cpp calls the architecture, and its names."""
+"""model_type -> llama.cpp's name of the architecture, and of its tensors."""
 _NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)\Z")
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 FREQUENCIES = "rope_freqs.weight"
@@ -41,10 +41,10 @@ class Target:
     """A tensor of the file.
 
     Attributes:
-        name: As llama.cpp has it.
-        layer: Its layer; -1: it is in none.
-        sources: Tensors of the checkpoint; several are a stack.
-        turned: Heads whose rows are put in pairs; 0: rows stay in order.
+        name: llama.cpp's name.
+        layer: Layer of the tensor; -1: none.
+        sources: Tensors of the checkpoint; several form a stack.
+        turned: Number of heads whose rows are interleaved for rotation; 0: rows keep their order.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class GgufExport:
-    """What a file says of a checkpoint.
+    """The contents of a GGUF file.
 
     Attributes:
         architecture: llama.cpp's name.
-        layers: Their number.
-        values: Metadata by key, without the architecture in front.
-        frequencies: Factors by which rotary frequencies are divided; empty: none.
+        layers: Number of layers.
+        values: Metadata by key, without the architecture prefix.
+        frequencies: Divisors of rotary frequencies; empty: none.
         targets: All tensors.
-        tied: The head is the embedding.
+        tied: Whether the head is the embedding.
     """
 
     architecture: str
@@ -75,10 +75,10 @@ class GgufExport:
 
 
 def exported(raw: Raw, names: Iterable[str]) -> GgufExport:
-    """The file of a checkpoint with this config.json and tensors of these names.
+    """Describe the file of a checkpoint with this config.json and these tensors.
 
     Raises:
-        ConfigError: the family is not written, or has what files cannot say; names the field.
+        ConfigError: The family cannot be written, or a field has no GGUF counterpart; names it.
     """
     kind = raw.get("model_type")
     if kind not in _WRITTEN:
@@ -123,7 +123,7 @@ def _count(raw: Raw, field: str, default: int | None = None) -> int:
 
 
 def _refuse_others(raw: Raw) -> None:
-    """Fields that change the model and that files have no key for."""
+    """Reject fields that change the model but have no key in GGUF."""
     usual: Mapping[str, tuple[object, ...]] = {
         "hidden_act": ("silu", None),
         "use_sliding_window": (False, None),
@@ -161,7 +161,7 @@ def _experts(raw: Raw) -> dict[str, int | float | str]:
 
 
 def _scaling(raw: Raw, head_dim: int) -> tuple[dict[str, int | float | str], tuple[float, ...]]:
-    """Metadata of the rule for long texts, or factors of the frequencies."""
+    """Metadata of RoPE scaling, or divisors of the frequencies."""
     rule = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = rule.get("rope_type", rule.get("type", "default"))
     if kind == "default":
@@ -185,7 +185,7 @@ def _scaling(raw: Raw, head_dim: int) -> tuple[dict[str, int | float | str], tup
 
 
 def _llama3(rule: Raw, theta: float, head_dim: int) -> tuple[float, ...]:
-    """By how much Llama 3.1 divides each frequency."""
+    """Llama 3.1's divisor of each frequency."""
     factor, low, high, original = (float(rule[key]) for key in _LLAMA3)
     found: list[float] = []
     for at in range(0, head_dim, 2):

@@ -1,4 +1,4 @@
-"""All architectures of GGUF files that are read."""
+"""All supported GGUF architectures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sylvan.checkpoints.gguf.keys import Keys
 from sylvan.checkpoints.gguf.mixtures import MIXTRAL, MIXTURES
 
 FAMILIES: Mapping[str, GgufFamily] = MappingProxyType({**DENSE, **MIXTURES, **HYBRIDS})
-"""GGUF architecture -> what its files hold."""
+"""GGUF architecture -> description of its files."""
 
 
 def family_of(keys: Keys) -> GgufFamily:
-    """The family of a file whose architecture is known; some have the name of another."""
+    """The family of a file; some families share the architecture name of another one."""
     if keys.architecture == "llama" and keys.number("expert_count", 0):
         return MIXTRAL
     if keys.architecture == "olmo2" and keys.number("attention.sliding_window", 0):

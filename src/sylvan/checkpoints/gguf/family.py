@@ -1,7 +1,7 @@
-"""One architecture of GGUF files, and what the families share.
+"""Description of a GGUF architecture, and helpers that families share.
 
-Each family is the inverse of what llama.cpp's converter does with it; names that it shares with
-Llama are in `names`.
+Each family inverts llama.cpp's converter for it. Tensor names that it shares with Llama are in
+`names`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class GgufFamily:
     """One architecture of GGUF.
 
     Attributes:
-        name: As config.json has it.
-        model_type: As config.json has it.
-        names: Parts of layers that are called otherwise than Llama's.
-        whole: Tensors outside of layers that are.
-        experts: What an expert's matrix is called, by part; `{}` is its number.
-        config: Fields beyond the common ones.
-        scaling: Fields of the rule for long texts beyond the common ones.
-        pairs: Rows of queries and keys were put in pairs for the rotary kernel.
-        raised: 1 was added to the weights of norms.
-        layer_norm: Norms subtract the mean, so their epsilon has another key.
-        partial: Some columns of a head do not turn.
-        latent: Keys and values are latents: only `rope.dimension_count` columns of a head turn.
-        tiled: Value heads of recurrent layers take turns by key heads.
-        mscale: What `yarn_log_multiplier` times this is, YaRN's `mscale_all_dim`; 0: not known.
+        name: Architecture in config.json.
+        model_type: `model_type` in config.json.
+        names: Names of layer tensors that differ from Llama's.
+        whole: Names of other tensors that differ from Llama's.
+        experts: Names of an expert's matrices by part; `{}` is the expert's number.
+        config: Adds fields beyond the common ones.
+        scaling: Adds RoPE scaling fields beyond the common ones.
+        pairs: Whether rows of queries and keys are interleaved for llama.cpp's rotary kernel.
+        raised: Whether 1 was added to norm weights.
+        layer_norm: Whether norms are LayerNorms, whose epsilon has another key.
+        partial: Whether only some columns of a head are rotated.
+        latent: Latent attention: only `rope.dimension_count` columns of a head are rotated.
+        tiled: Whether value heads of recurrent layers are interleaved by key head.
+        mscale: `mscale_all_dim` is `yarn_log_multiplier` times this; 0: unknown.
     """
 
     name: str
@@ -59,7 +59,7 @@ class GgufFamily:
 
 
 NUMBERED: Mapping[str, Any] = MappingProxyType({"sylvan": {"experts": "numbered"}})
-"""In config.json: experts, and what is beside them, have plain names and numbers, no stacks."""
+"""Field of config.json: experts are stored one by one under numbers, not as stacks."""
 GATE: Mapping[str, str] = MappingProxyType({"ffn_gate_inp": "mlp.gate"})
 EXPERTS: Mapping[str, str] = MappingProxyType(
     {
@@ -97,20 +97,20 @@ POST_ATTENTION: Mapping[str, str] = MappingProxyType(
 
 
 def kinds_by_pattern(keys: Keys, every: int) -> list[str]:
-    """Kinds of layers where the last of `every` sees everything."""
+    """Layer types if the last of each `every` layers has full attention."""
     layers = range(keys.number("block_count"))
     return ["sliding_attention" if (i + 1) % every else "full_attention" for i in layers]
 
 
 def kinds_by_tensor(keys: Keys, other: str) -> list[str]:
-    """Kinds of layers where those that attend have queries, and the rest are `other`."""
+    """Layer types: layers with query tensors are attention layers, the rest are `other`."""
     there = keys.header.tensors
     layers = range(keys.number("block_count") - keys.number("nextn_predict_layers", 0))
     return ["full_attention" if f"blk.{i}.attn_q.weight" in there else other for i in layers]
 
 
 def multipliers(keys: Keys) -> Json:
-    """Granite's."""
+    """Granite's multipliers."""
     heads = keys.number("attention.head_count")
     usual = (keys.number("embedding_length") // heads) ** -0.5
     return {

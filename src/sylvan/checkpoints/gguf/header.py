@@ -1,9 +1,9 @@
-"""Reads what stands before the tensors of a GGUF file: metadata, and where each tensor lies.
+"""Reads the header of a GGUF file: metadata, and the location of each tensor.
 
-Format: "GGUF", version, counts of tensors and of metadata; each metadata value as key, type and
-value; each tensor as name, sizes (innermost first), type and place; then the tensors, aligned.
-Every length is checked against the file before anything of that length is made.
-Source: ggml's docs/gguf.md, version 3 (2 is the same but for byte order).
+Format: "GGUF", version, counts of tensors and of metadata; each metadata entry as key, type and
+value; each tensor as name, sizes (innermost first), type and offset; then the tensors, aligned.
+Every length is checked against the file size before memory of that length is allocated.
+Source: ggml's docs/gguf.md, version 3 (version 2 differs in byte order only).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself, and its further parts of their tensors."""
+    """Metadata of a file, and the tensors of all its parts."""
 
     file: Path
     metadata: dict[str, Value]
@@ -63,15 +63,15 @@ class Header:
 
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z")
-"""The name of one of several parts of a model: stem, number from 1 on, count."""
+"""Pattern of part names: stem, number from 1 on, count."""
 _MOST_PARTS = 10_000
 
 
 def read_model(file: Path) -> Header:
-    """The header of a model that lies in one file, or in several of which this is the first.
+    """Read the header of a model from one file, or from all parts if this is the first part.
 
     Raises:
-        ConfigError: see `read_header`; a part is missing, or repeats a tensor.
+        ConfigError: As for `read_header`; or a part is missing, or repeats a tensor.
     """
     first = read_header(file)
     count, name = first.metadata.get("split.count", 1), PART.match(file.name)
@@ -101,7 +101,7 @@ def read_header(file: Path) -> Header:
     """Read the header of a GGUF file.
 
     Raises:
-        ConfigError: it is none, is cut off, or holds a kind of numbers that cannot be read.
+        ConfigError: The file is not GGUF, is truncated, or has an unsupported number type.
     """
     try:
         with file.open("rb") as stream, _mapped(stream) as data:
@@ -115,7 +115,7 @@ def _mapped(stream: BinaryIO) -> mmap.mmap:
 
 
 class _Reader:
-    """Goes through the bytes once; `_at` is where the next value begins."""
+    """Parses bytes sequentially; `_at` is the offset of the next value."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -194,4 +194,4 @@ class _Reader:
 
     def _expect(self, count: int) -> None:
         if count > len(self._data) - self._at:
-            raise ConfigError(f"{str(self._file)!r} is cut off: its header goes on after its end")
+            raise ConfigError(f"{str(self._file)!r} is cut off: its header continues after its end")

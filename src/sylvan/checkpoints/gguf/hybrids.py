@@ -1,4 +1,4 @@
-"""Families of GGUF files with recurrent layers."""
+"""GGUF families with recurrent layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PURE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}
 
 
 def _mixer(name: str) -> Mapping[str, str]:
-    """Tensors of a state-space mixer that is called so."""
+    """Tensor names of a state-space mixer with this name."""
     return {
         "ssm_in": f"{name}.in_proj",
         "ssm_conv1d": f"{name}.conv1d",
@@ -88,7 +88,7 @@ def _delta(keys: Keys) -> Json:
 
 
 def _qwen3_next(keys: Keys) -> Json:
-    """Older files have the inputs of a delta net in one matrix, as checkpoints do."""
+    """Older files store the input projections of a delta net joined, as checkpoints do."""
     split = keys.has("ssm_out.weight") and not keys.has("ssm_in.weight")
     return _delta(keys) | ({"sylvan": {"delta_inputs": "split"}} if split else {})
 
@@ -243,4 +243,4 @@ HYBRIDS: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""GGUF architecture -> what its files hold."""
+"""GGUF architecture -> description of its files."""

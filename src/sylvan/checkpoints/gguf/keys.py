@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file by key, with the types that are expected of it."""
+"""Typed access to the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sylvan.protocol.errors import ConfigError
 
 
 class Keys:
-    """Metadata of one file, with the types that are expected of it."""
+    """Typed access to the metadata of one file."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
         self.architecture = str(header.metadata.get("general.architecture", ""))
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The number at `ARCHITECTURE.key`.
+        """The number of `ARCHITECTURE.key`.
 
         Raises:
-            ConfigError: it is missing, or none, or differs from layer to layer.
+            ConfigError: It is missing, is not a number, or differs from layer to layer.
         """
         name = f"{self.architecture}.{key}"
         value = self.header.metadata.get(name, default)
@@ -31,14 +31,14 @@ class Keys:
         return value
 
     def value(self, key: str, default: object = None) -> object:
-        """Whatever is at `ARCHITECTURE.key`."""
+        """The value of `ARCHITECTURE.key`, of any type."""
         return self.header.metadata.get(f"{self.architecture}.{key}", default)
 
     def text(self, key: str) -> str:
-        """The text at `ARCHITECTURE.key`; "" if there is none."""
+        """The text of `ARCHITECTURE.key`; "" if missing."""
         return str(self.header.metadata.get(f"{self.architecture}.{key}") or "")
 
     def has(self, tensor: str) -> bool:
-        """Whether there is a tensor of this name, or one that ends so in a layer."""
+        """Whether there is a tensor of this name, or a layer tensor with this suffix."""
         there = self.header.tensors
         return tensor in there or any(name.endswith("." + tensor) for name in there)

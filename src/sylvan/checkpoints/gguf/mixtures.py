@@ -1,4 +1,4 @@
-"""Families of GGUF files with mixtures of experts."""
+"""GGUF families with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sylvan.checkpoints.gguf.family import (
 from sylvan.checkpoints.gguf.keys import Keys
 
 _SIGMOID = 2
-"""Of `expert_gating_func`."""
+"""Values of `expert_gating_func`."""
 _QUERY_NORMS = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
@@ -39,11 +39,11 @@ MIXTRAL = GgufFamily(
     },
     pairs=True,
 )
-"""Files call it `llama`."""
+"""Files use the name `llama` for it."""
 
 
 def qwen_experts(keys: Keys) -> Json:
-    """As the Qwen families spell it."""
+    """Expert settings as the Qwen families name them."""
     found = {
         "num_experts": keys.number("expert_count"),
         "num_experts_per_tok": keys.number("expert_used_count"),
@@ -69,7 +69,7 @@ def _qwen2_moe(keys: Keys) -> Json:
 
 
 def _grouped(keys: Keys) -> Json:
-    """As DeepSeek's families spell it."""
+    """Expert settings as DeepSeek's families name them."""
     return {
         "n_routed_experts": keys.number("expert_count"),
         "num_experts_per_tok": keys.number("expert_used_count"),
@@ -97,7 +97,7 @@ def _gpt_oss(keys: Keys) -> Json:
 
 
 def _latent(keys: Keys) -> Json:
-    """DeepSeek V2, V3 and their like: files with the matrices of heads apart, or as stored."""
+    """DeepSeek V2, V3 and relatives; files have up-projections joined, or split by kind."""
     turning = keys.number("rope.dimension_count")
     whole = keys.number("attention.key_length_mla", keys.number("attention.key_length"))
     found = {
@@ -137,7 +137,7 @@ def _llama4(keys: Keys) -> Json:
 
 
 _MOST_EXPERTS_WITH_NORMS = 16
-"""Scout norms its heads, Maverick does not; the files do not say."""
+"""Scout has head norms, Maverick does not; files do not record it."""
 
 
 def _granite_moe(keys: Keys) -> Json:
@@ -177,7 +177,7 @@ def _minimax(keys: Keys) -> Json:
 
 
 def _bailing(keys: Keys) -> Json:
-    """Ling 1: DeepSeek's first mixture with other names, which the file does not have."""
+    """Ling 1: DeepSeek's first mixture; the file lacks `norm_topk_prob`."""
     return _grouped(keys) | {"norm_topk_prob": True}
 
 
@@ -345,4 +345,4 @@ MIXTURES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""GGUF architecture -> what its files hold."""
+"""GGUF architecture -> description of its files."""

@@ -1,4 +1,4 @@
-"""What llama.cpp calls tensors -> what the checkpoint called them, and how they were reordered."""
+"""Maps llama.cpp's tensor names to the checkpoint's, and undoes its reordering."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.protocol.errors import ConfigError
 
 Entry = dict[str, Any]
 Heads = tuple[int, int]
-"""Of queries, and of keys."""
+"""Tensors of queries and keys."""
 
 WHOLE_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -36,7 +36,7 @@ LAYER_NAMES = {
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?\Z")
 DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-"""Tensors that are part of the config."""
+"""Tensors that belong to the config."""
 TURNED = frozenset({"attn_q", "attn_k"})
 _WITHOUT_KIND = ("e_score_correction_bias", "expert_bias", "A_log", "dt_bias", ".D", "sinks")
 _ONE_ROW = "shared_expert_gate"
@@ -47,7 +47,7 @@ _HALVES = (".k_b_proj.", ".v_b_proj.")
 
 
 def layer_of(name: str) -> int:
-    """The number of a tensor's layer; -1: it is in none."""
+    """The layer of a tensor; -1: none."""
     match = _NAME.match(name)
     return int(match[1]) if match and match[1] else -1
 
@@ -55,14 +55,14 @@ def layer_of(name: str) -> int:
 def entries_of(
     tensor: StoredArray, header: Header, family: GgufFamily, heads: Heads
 ) -> list[Entry]:
-    """What a tensor is in the checkpoint that the file was made of: a stack is many.
+    """Return the checkpoint tensors that a tensor of the file corresponds to; a stack has several.
 
-    An entry has a name, type and shape, and where its bytes lie; `turned` heads whose rows are in
-    pairs; `add`: a number to add to it; `decay`: it is minus the exponential of what is wanted;
-    `tiled`: see `_tiles`.
+    An entry has name, type, shape and location; `turned`: number of heads with interleaved rows;
+    `add`: a number to add; `decay`: the stored value is -exp of the checkpoint's; `tiled`: see
+    `_tiles`.
 
     Raises:
-        ConfigError: no tensor of this family is called so, or it has another shape than a stack.
+        ConfigError: The family has no such tensor, or a stack has another shape.
     """
     match = _NAME.match(tensor.name)
     layer, part, kind = match.groups("") if match else ("", "", "")
@@ -99,7 +99,7 @@ def _stem(family: GgufFamily) -> str:
 
 
 def _shape(shape: tuple[int, ...], part: str, found: str) -> tuple[int, ...]:
-    """A tensor's shape in the checkpoint: files leave out dimensions of one, and add some."""
+    """A tensor's shape in the checkpoint: files drop or add dimensions of size one."""
     if part in _TAPS and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if part in _FLAT or (part == "ssm_a" and shape[-1:] == (1,)):
@@ -108,11 +108,11 @@ def _shape(shape: tuple[int, ...], part: str, found: str) -> tuple[int, ...]:
 
 
 def _tiles(keys: Keys, part: str) -> Entry | None:
-    """How value heads of a recurrent layer lie in a tensor of the file; None: it has none.
+    """How value heads of a recurrent layer are ordered in a tensor; None: it has none.
 
-    A checkpoint has the value heads of the first key head, then of the next one; the file the first
-    value head of each key head, then the next one of each. `before` are rows of other kinds,
-    `size` the rows of a head, `dim` where they are.
+    A checkpoint groups value heads by key head. A file has the first value head of every key head,
+    then the second of every one, and so on. `before`: rows of other kinds; `size`: rows of a head;
+    `dim`: dimension of the rows.
     """
     groups, heads = keys.number("ssm.group_count"), keys.number("ssm.time_step_rank")
     if groups == heads:
@@ -142,7 +142,7 @@ def _tiles(keys: Keys, part: str) -> Entry | None:
 
 
 def _both(tensor: StoredArray, path: str, header: Header, family: GgufFamily) -> list[Entry]:
-    """Gates and ups of experts that lie in one stack."""
+    """Gate and up matrices of experts that are stored in one stack."""
     entries: list[Entry] = []
     for number, (shape, (start, stop)) in enumerate(_matrices(tensor, header)):
         half, middle = (shape[0] // 2, *shape[1:]), (start + stop) // 2
@@ -153,12 +153,12 @@ def _both(tensor: StoredArray, path: str, header: Header, family: GgufFamily) ->
 
 
 def with_latent_heads(entries: list[Entry], heads: int) -> list[Entry]:
-    """Entries where the two halves of each up-projection of latent attention are one.
+    """Join the two halves of each up-projection of latent attention.
 
-    Files have the keys' half transposed, head by head; `halves` are both, as they lie.
+    Files have the key half transposed per head; `halves` are the locations of both.
 
     Raises:
-        ConfigError: one half is there without the other; names it.
+        ConfigError: One half is missing; names the other one.
     """
     found: list[Entry] = []
     halves: dict[str, dict[str, Entry]] = {}
@@ -205,7 +205,7 @@ def _entry(
 def _matrices(
     tensor: StoredArray, header: Header
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-    """Shape and place of each matrix of a stack."""
+    """Shape and location of each matrix of a stack."""
     if len(tensor.shape) < 2:
         raise ConfigError(
             f"{str(header.file)!r}: {tensor.name!r} is {list(tensor.shape)}, no stack of experts"

@@ -1,4 +1,4 @@
-"""How GGUF files store numbers; the package `gguf` knows the layouts."""
+"""Number types of GGUF files; the package `gguf` has their layouts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ READ = (
     *("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"),
     *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
-"""Kinds of numbers that are read."""
+"""Supported number types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """A kind of numbers: `block` of them take `num_bytes`."""
+    """A number type: `block` numbers take `num_bytes`."""
 
     name: str
     block: int
@@ -29,10 +29,10 @@ class Quant:
 
 @cache
 def library() -> Any:
-    """The package `gguf`.
+    """Import the package `gguf`.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: The package is not installed.
     """
     try:
         return importlib.import_module("gguf")
@@ -41,10 +41,10 @@ def library() -> Any:
 
 
 def quant_of(number: int, where: str) -> Quant:
-    """The kind that a file calls `number`.
+    """The type with this number.
 
     Raises:
-        ConfigError: it is unknown, or one that cannot be read; `where` begins the sentence.
+        ConfigError: The type is unknown or unsupported; the message starts with `where`.
     """
     constants = library().constants
     try:

@@ -1,7 +1,7 @@
-"""Which kind of numbers each matrix of a GGUF file gets, by the name of the mixture.
+"""Number types of the matrices of a GGUF file, by quantisation mix (as `Q4_K_M`).
 
-The rules follow llama.cpp's (`llama_tensor_get_type`): values and down-projections, which matter
-most, get more bits in some layers, and so does the head.
+The rules follow llama.cpp's `llama_tensor_get_type`: value and down projections, which matter most,
+get more bits in some layers, and so does the head.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ PREFIX = "gguf:"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A mixture.
+    """A quantisation mix.
 
     Attributes:
         file_type: `general.file_type` of such files.
-        kind: What matrices are stored as.
-        head: What the head is stored as, also where it is the embedding.
-        values: Kind of matrices of values in the layers that get more bits.
-        down: Kind of down-projections in those.
-        early: The first eighth of the layers alone gets more bits.
+        kind: Type of most matrices.
+        head: Type of the head, also if tied to the embedding.
+        values: Type of value projections in layers that get more bits.
+        down: Type of down projections in these layers.
+        early: Whether only the first eighth of the layers gets more bits.
     """
 
     file_type: int
@@ -36,7 +36,7 @@ class Recipe:
     early: bool = False
 
     def of(self, tensor: str, layer: int, layers: int, *, tied: bool) -> str:
-        """The kind of a matrix, by its name in the file."""
+        """The type of a matrix, by its name in the file."""
         part = tensor.removesuffix(".weight").rpartition(".")[2]
         if part == "output" or (part == "token_embd" and tied):
             return self.head
@@ -79,15 +79,15 @@ _NARROW = MappingProxyType(
         "Q6_K": "Q8_0",
     }
 )
-"""What takes the place of blocks of 256 where a row does not divide into them."""
+"""Substitutes for types with blocks of 256, for rows that are not multiples of 256."""
 _SMALL, _LARGE = 32, 256
 
 
 def recipe_of(name: str) -> Recipe:
-    """The mixture that `gguf:NAME` asks for.
+    """The mix that `gguf:NAME` names.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: There is no mix of this name.
     """
     kind = name.removeprefix(PREFIX)
     found = RECIPES.get(kind.upper())
@@ -97,7 +97,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def fitting(kind: str, inputs: int) -> str:
-    """The kind, or one with smaller blocks that rows of `inputs` numbers divide into."""
+    """The type, or one with smaller blocks if rows of `inputs` numbers require it."""
     if kind in _NARROW and inputs % _LARGE:
         kind = _NARROW[kind]
     return kind if kind in ("F32", "F16", "BF16") or inputs % _SMALL == 0 else "F16"

@@ -1,6 +1,6 @@
-"""The tokenizer and chat templates of a GGUF file, as the files of a checkpoint.
+"""Converts tokenizer and chat templates of a GGUF file to checkpoint files.
 
-Source of the ways to split words: llama.cpp's table of `tokenizer.ggml.pre`.
+Source of the pre-tokenizers: llama.cpp's table of `tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from sylvan.checkpoints.vocab.tiktoken import KIMI
 from sylvan.protocol.errors import ConfigError
 
 PROBLEM = "sylvan_problem"
-"""In tokenizer_config.json: why there is no tokenizer, told when one is needed."""
+"""Field of tokenizer_config.json: why there is no tokenizer, reported when one is needed."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _OWN, _UNUSED, _BYTE = range(1, 7)
 _KEY = "tokenizer.ggml."
 HF_JSON = "tokenizer.huggingface.json"
-"""Key of a whole tokenizer.json."""
+"""Key with a complete tokenizer.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How text is split before pairs are joined."""
+    """How text is split before pairs are merged."""
 
     patterns: tuple[str, ...]
     normal_form: bool = False
-    whole_words: bool = False  # a word that is a token is not taken apart
-    begins: bool = False  # texts begin with a token of their own, unless the file says no
+    whole_words: bool = False  # a word that is a token is not split
+    begins: bool = False  # texts start with BOS unless the file disables it
 
 
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -104,7 +104,7 @@ SPLITS: Mapping[str, _Words] = {
 
 
 def text_files(header: Header) -> dict[str, Any]:
-    """Name -> content of the files that concern text."""
+    """Name -> content of the tokenizer and template files."""
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", **_templates(header)}
     files: dict[str, Any] = {"tokenizer_config.json": config}
     there = header.metadata
@@ -120,10 +120,10 @@ def text_files(header: Header) -> dict[str, Any]:
 
 
 def _whole(header: Header) -> Json | None:
-    """The tokenizer.json that a file holds; None: it holds none.
+    """The tokenizer.json in a file, or None.
 
     Raises:
-        ConfigError: it is not JSON, or no tokenizer.
+        ConfigError: It is not JSON, or not a tokenizer.
     """
     text = header.metadata.get(HF_JSON)
     if text is None:
@@ -149,7 +149,7 @@ def _templates(header: Header) -> Json:
 
 
 class _Vocabulary:
-    """The lists under `tokenizer.ggml`, checked."""
+    """The validated lists under `tokenizer.ggml`."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -167,10 +167,10 @@ class _Vocabulary:
             )
 
     def build(self) -> Json:
-        """The tokenizer.json.
+        """Build the tokenizer.json.
 
         Raises:
-            ConfigError: a kind of tokenizer that is not known; names it.
+            ConfigError: The kind of tokenizer is unknown; names it.
         """
         kind = self._value("model", "none")
         if kind == "gpt2":
@@ -183,7 +183,7 @@ class _Vocabulary:
         )
 
     def named(self) -> dict[str, str]:
-        """Texts of the tokens that have a name."""
+        """Texts of named tokens."""
         names = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
         found = {field: self._token(f"{name}_token_id") for name, field in names.items()}
         return {field: self.tokens[token] for field, token in found.items() if token is not None}

@@ -1,8 +1,8 @@
-"""The tokenizer of a checkpoint as metadata of a GGUF file.
+"""Converts the tokenizer of a checkpoint to metadata of a GGUF file.
 
-The whole tokenizer.json is written as well (`tokenizer.huggingface.json`, ggml's docs/gguf.md), by
-which Sylvan reads the file. llama.cpp needs lists of tokens and merges, and the name of the way to
-split words; a tokenizer that it has no name for gets its default one.
+The complete tokenizer.json is included (`tokenizer.huggingface.json`, ggml's docs/gguf.md), which
+Sylvan reads. llama.cpp needs lists of tokens and merges, and the name of the pre-tokenizer; one
+that it has no name for gets its default.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NAMED = (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"))
 
 @dataclass(frozen=True, slots=True)
 class TokenizerExport:
-    """Metadata by key, and what llama.cpp cannot do with it; "": nothing."""
+    """Metadata by key, and a warning about llama.cpp's use of it; "": none."""
 
     values: Mapping[str, Value] = field(default_factory=dict[str, Value])
     problem: str = ""
 
 
 def tokenizer_export(folder: Path, raw: Mapping[str, Any]) -> TokenizerExport:
-    """The tokenizer of the checkpoint `folder`, whose config.json is `raw`.
+    """Convert the tokenizer of the checkpoint `folder` with the config.json `raw`.
 
     Raises:
-        ConfigError: its files cannot be read.
+        ConfigError: Its files cannot be read.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -92,7 +92,7 @@ def _template(folder: Path, config: Json) -> str:
 
 
 def _tokens(whole: Json, model: Json, count: int) -> tuple[list[str], list[int]]:
-    """Text and kind of each token; numbers that nothing has are unused."""
+    """Text and type of each token; missing ids become unused tokens."""
     added = [item for item in whole.get("added_tokens") or [] if isinstance(item, dict)]
     most = max([count - 1, *model["vocab"].values(), *(item["id"] for item in added)])
     tokens = [f"[PAD{number}]" for number in range(most + 1)]
@@ -113,7 +113,7 @@ def _byte_kind(token: str, kind: int) -> int:
 
 
 def _pre(whole: Json) -> str | None:
-    """llama.cpp's name for how words are split."""
+    """llama.cpp's name of the pre-tokenizer."""
     pre = whole.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", [pre])
     patterns: list[str] = []
@@ -139,7 +139,7 @@ def _pre(whole: Json) -> str | None:
 def _named(
     whole: Json, config: Json, raw: Mapping[str, Any], tokens: list[str]
 ) -> dict[str, Value]:
-    """Numbers of tokens that begin and end texts, and whether a text gets them."""
+    """Ids of BOS and EOS, and whether texts get them."""
     places = {token: number for number, token in enumerate(tokens)}
     found: dict[str, Value] = {}
     for name, key in _NAMED:

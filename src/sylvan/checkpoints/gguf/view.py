@@ -1,7 +1,7 @@
-"""A directory in the usual layout that stands for a GGUF file.
+"""A Hugging Face model directory as a view of a GGUF file.
 
-It holds config.json, the tokenizer and a table of the tensors, and lies in the cache: everything
-that reads model directories reads it. The weights stay in the GGUF file.
+The view is in the cache and has config.json, the tokenizer and a table of tensors, so all code that
+reads model directories works. The weights stay in the GGUF file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sylvan.checkpoints.gguf.tokenizer import text_files
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
-_LAYOUT = 3  # raise it when what a view holds changes
+_LAYOUT = 3  # increment when the contents of views change
 
 
 def gguf_file(model: Path) -> Path | None:
-    """The GGUF file that `model` is, or holds beside no other weights; None: there is none.
+    """The GGUF file at `model`, or the only weights in that directory; None: there is none.
 
     Raises:
-        ConfigError: there are several; names them.
+        ConfigError: There are several; names them.
     """
     if model.is_file() and model.suffix == ".gguf":
         return _first_part(model)
@@ -45,7 +45,7 @@ def gguf_file(model: Path) -> Path | None:
 
 
 def _parts(file: Path) -> list[Path]:
-    """All parts of a model that are there, by the name of its first."""
+    """The existing parts of a model, given its first part."""
     name = PART.match(file.name)
     return (
         sorted(file.parent.glob(f"{glob.escape(name[1])}-*-of-{name[3]}.gguf")) if name else [file]
@@ -53,17 +53,17 @@ def _parts(file: Path) -> list[Path]:
 
 
 def _first_part(file: Path) -> Path:
-    """The first part of the model that a file is a part of; itself, where it is whole."""
+    """The first part of the model that a file belongs to; the file itself if not split."""
     name = PART.match(file.name)
     first = file.with_name(f"{name[1]}-00001-of-{name[3]}.gguf") if name else file
     return first if first.is_file() else file
 
 
 def gguf_view(file: Path, cache: Path) -> Path:
-    """The directory under `cache` that stands for `file`; made unless it is there.
+    """Return the view of `file` under `cache`; create it if needed.
 
     Raises:
-        ConfigError: the file cannot be read or served; one sentence.
+        ConfigError: The file cannot be read or served; one sentence.
     """
     file = file.resolve()
     found = [part.stat() for part in _parts(file)]
@@ -84,7 +84,7 @@ def gguf_view(file: Path, cache: Path) -> Path:
             (part / name).write_text(text, "utf-8")
         if not (folder / GGUF_INDEX).is_file():
             part.rename(folder)
-    except OSError as error:  # another process was faster
+    except OSError as error:  # another process has created it meanwhile
         if not (folder / GGUF_INDEX).is_file():
             raise ConfigError(f"model: cannot write {str(folder)!r}: {error}") from None
     finally:
@@ -96,7 +96,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     """`file`, all `files` with their sizes, and `tensors` as `names.entries_of` has them.
 
     Raises:
-        ConfigError: `folder` stands for no GGUF file, or that has changed since.
+        ConfigError: `folder` is not a view of a GGUF file, or the file has changed since.
     """
     try:
         index = read_json(folder / GGUF_INDEX)
@@ -110,7 +110,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def _contents(header: Header) -> dict[str, Any]:
-    """Name -> content of each file of the directory."""
+    """Name -> content of each file of the view."""
     config = config_json(header)
     family = family_of(Keys(header))
     heads = config["num_attention_heads"], config["num_key_value_heads"]

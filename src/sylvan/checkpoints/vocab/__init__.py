@@ -1,1 +1,1 @@
-"""Vocabularies in other formats, rewritten as tokenizer.json: no library is needed for that."""
+"""Converts vocabularies in other formats to tokenizer.json, without their libraries."""

@@ -1,4 +1,4 @@
-"""Pieces of a tokenizer.json, as the library `tokenizers` reads it."""
+"""Builds parts of a tokenizer.json for the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 Json = dict[str, Any]
 
 SPACE = "\u2581"
-"""SentencePiece's mark of a space."""
+"""SentencePiece's space symbol."""
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}@| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CL100K = _CL100K.replace("@", "{1,3}")
-"""How GPT-4, Llama 3 and GLM-4 split text into words."""
+"""Pre-tokenizer pattern of GPT-4, Llama 3 and GLM-4."""
 QWEN = _CL100K.replace("@", "")
-"""As `CL100K`, but each digit stands alone."""
+"""As `CL100K`, but each digit is a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token with a text of its own.
+    """An added token.
 
     Attributes:
-        id: Its number.
-        text: What spells it.
-        special: It is of control, not part of what is said.
-        normalized: It is looked for in normalised text.
+        id: Token id.
+        text: Its text.
+        special: Whether it is a control token.
+        normalized: Whether it is matched in normalised text.
     """
 
     id: int
@@ -41,20 +41,20 @@ class AddedToken:
 
 @cache
 def char_of_byte() -> tuple[str, ...]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2)."""
+    """The character for each byte in byte-level vocabularies (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return tuple(chr(b) if b in printable else chr(next(hidden)) for b in range(256))
 
 
 def spelled(data: bytes) -> str:
-    """Bytes as byte-level vocabularies spell them."""
+    """Spell bytes as in byte-level vocabularies."""
     table = char_of_byte()
     return "".join(table[byte] for byte in data)
 
 
 def tokenizer_json(model: Json, added: Iterable[AddedToken], **parts: Json | None) -> Json:
-    """The whole file; `parts` are normalizer, pre_tokenizer, post_processor and decoder."""
+    """The complete file; `parts` are normalizer, pre_tokenizer, post_processor and decoder."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     return {
@@ -72,7 +72,7 @@ def tokenizer_json(model: Json, added: Iterable[AddedToken], **parts: Json | Non
 
 
 def bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], **changes: object) -> Json:
-    """A model that joins pairs in the order of `merges`."""
+    """A BPE model that merges pairs in the order of `merges`."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -91,7 +91,7 @@ def bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], **changes: 
 def byte_level(
     model: Json, added: Sequence[AddedToken], patterns: Sequence[str], **parts: Any
 ) -> Json:
-    """A tokenizer over bytes that splits text by each of `patterns` in turn."""
+    """A byte-level tokenizer that splits text by each of `patterns` in turn."""
     splits: list[Json] = [
         {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
         for p in patterns
@@ -106,7 +106,7 @@ def byte_level(
 
 
 def around(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]] = ()) -> Json | None:
-    """Puts tokens before and after each text; None: there are none."""
+    """A post-processor that adds tokens before and after each text; None: there are none."""
     if not before and not after:
         return None
 

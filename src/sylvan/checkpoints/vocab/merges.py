@@ -1,4 +1,4 @@
-"""Merges of byte-pair encodings that store only their tokens, in order of preference."""
+"""Derives BPE merges from vocabularies that store tokens only, in order of priority."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Pair = tuple[str, str]
 
 
 def merges_by_rank(ranks: Mapping[bytes, int], spell: Callable[[bytes], str]) -> list[Pair]:
-    """As tiktoken joins: whichever two neighbours make the token of the lowest rank.
+    """As tiktoken: merge the two neighbours that form the token with the lowest rank.
 
-    So each way to cut a token into two others is a merge, at the token's own rank.
+    So each split of a token into two others is a merge, at the token's own rank.
     """
     found: list[tuple[int, int, int, Pair]] = []
     for token, rank in ranks.items():
@@ -22,7 +22,7 @@ def merges_by_rank(ranks: Mapping[bytes, int], spell: Callable[[bytes], str]) ->
 
 
 def merges_by_score(pieces: Sequence[tuple[str, float]]) -> list[Pair]:
-    """As SentencePiece joins: whichever two neighbours make the piece of the highest score."""
+    """As SentencePiece: merge the two neighbours that form the piece with the highest score."""
     places = {piece: index for index, (piece, _) in enumerate(pieces)}
     found: list[tuple[float, int, int, Pair]] = []
     for piece, score in pieces:

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies as tokenizer.json: pairs joined by score, or the likeliest pieces."""
+"""Converts SentencePiece vocabularies, BPE and unigram, to tokenizer.json."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SPELLED_BYTE = "<(?=0x[0-9A-F]{2}>)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """A vocabulary of SentencePiece.
+    """A SentencePiece vocabulary.
 
     Attributes:
         pieces: Text and score of each id.
-        unknown: The piece for what no other one covers.
-        added: Pieces that text does not spell (control) or that are never cut (`special` False).
-        unused: Ids that no text becomes.
-        bytes_too: Characters that have no piece become pieces `<0xNN>`.
-        prefix: A space is put before each text.
-        likeliest: Pieces are chosen by the sum of their scores instead of being joined pairwise.
-        charsmap: SentencePiece's compiled table of normalisation; empty: none.
-        squeeze: Spaces at the ends are dropped, and several become one.
+        unknown: The piece for uncovered characters.
+        added: Control pieces, and user-defined pieces that are never split (`special` False).
+        unused: Ids that never result from text.
+        bytes_too: Whether characters without a piece become byte pieces `<0xNN>`.
+        prefix: Whether a space is added before each text.
+        likeliest: Unigram: choose pieces by the sum of scores instead of merging pairs.
+        charsmap: SentencePiece's compiled normalisation table; empty: none.
+        squeeze: Whether spaces at the ends are dropped and repeated ones merged.
     """
 
     pieces: tuple[tuple[str, float], ...]
@@ -42,8 +42,8 @@ class Pieces:
 
 
 def piece_tokenizer(pieces: Pieces, post_processor: Json | None) -> Json:
-    """The tokenizer.json of a vocabulary."""
-    # without a prefix such tokens may hold the mark of a space, which text gets by normalisation
+    """Convert a vocabulary to a tokenizer.json."""
+    # without a prefix such tokens may contain the space symbol, which normalisation adds to text
     late = not pieces.prefix
     return tokenizer_json(
         _likeliest(pieces) if pieces.likeliest else _pairwise(pieces),
@@ -105,7 +105,7 @@ def _decoder(pieces: Pieces) -> Json:
 
 
 def _apart(pattern: str) -> Json:
-    """Takes text apart that spells the name of a byte, which would be taken for that byte."""
+    """Split text that spells the name of a byte piece, which would be mistaken for that byte."""
     where = {"Regex": pattern}
     return {"type": "Split", "pattern": where, "behavior": "Isolated", "invert": False}
 

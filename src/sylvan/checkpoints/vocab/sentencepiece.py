@@ -22,7 +22,7 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 
 @dataclass(slots=True)
 class SentencePiece:
-    """What a file says; `kinds` as the enum of pieces in the source."""
+    """Contents of a file; `kinds` are the piece types of the proto."""
 
     texts: list[str] = field(default_factory=list[str])
     scores: list[float] = field(default_factory=list[float])
@@ -37,12 +37,12 @@ class SentencePiece:
     def build(
         self, *, bos: bool, eos: bool, more: Sequence[str] = (), before: Sequence[str] = ()
     ) -> Json:
-        """The tokenizer.json; `bos` and `eos` say what is put around each text.
+        """Convert a model to a tokenizer.json; `bos` and `eos`: whether to add them to each text.
 
         `more` are control tokens numbered after the pieces; those `before` come before each text.
 
         Raises:
-            ConfigError: the model splits into words or characters.
+            ConfigError: The model type is word or char.
         """
         if self.algorithm not in (_UNIGRAM, _BPE):
             raise ConfigError("its algorithm is neither unigram nor BPE")
@@ -77,7 +77,7 @@ def read_sentencepiece(data: bytes) -> SentencePiece:
     """Read the content of a model file.
 
     Raises:
-        ConfigError: it is none, or is cut off.
+        ConfigError: The file is malformed or truncated.
     """
     found = SentencePiece()
     try:
@@ -120,7 +120,7 @@ def _signed(value: int | bytes) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message; the last of a number counts where one is."""
+    """Number and value of each field of a message; for scalar fields the last value counts."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,7 +1,7 @@
-"""Reads tiktoken's files of ranks, and tekken.json, which is the same idea with its rules inside.
+"""Reads tiktoken rank files, and tekken.json, which includes its settings.
 
-A line of a tiktoken file is a token in base64 and its rank. How text is split into words, and which
-control tokens there are, stands in the code of each model, so that the models are listed here.
+A line of a tiktoken file is a token in base64 and its rank. Pre-tokenizer and control tokens are in
+the code of each model, so the models are listed here.
 Sources: tokenization_qwen.py of Qwen 1, tokenizer.py of Llama 3, tokenization_kimi.py of Kimi K2,
 tokenization_chatglm.py of GLM-4, tekken.py of mistral-common.
 """
@@ -61,13 +61,13 @@ _QWEN1 = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a file of ranks leaves unsaid.
+    """Settings that a rank file lacks.
 
     Attributes:
-        pattern: How text is split into words.
-        control: Control tokens, numbered after the ranks; used unless the checkpoint lists its own.
-        start: Tokens put before each text.
-        normal_form: Text is brought into Unicode's form C first.
+        pattern: Pre-tokenizer pattern.
+        control: Control tokens, numbered after the ranks, unless the checkpoint lists its own.
+        start: Tokens before each text.
+        normal_form: Whether text is normalised to Unicode NFC.
     """
 
     pattern: str
@@ -82,11 +82,11 @@ RULES: Mapping[str, Rules] = {
     "chatglm": Rules(CL100K, _GLM4, start=("[gMASK]", "<sop>")),
     "kimi": Rules(KIMI),
 }
-"""By `model_type`, or what stands in for it."""
+"""Settings by `model_type`, or a substitute for it."""
 
 
 def is_tiktoken(data: bytes) -> bool:
-    """Whether a file begins as those of tiktoken do: base64, a space, a rank."""
+    """Whether a file starts like a tiktoken file: base64, a space, a rank."""
     token, space, rank = data[:200].partition(b"\n")[0].partition(b" ")
     return bool(space) and rank.strip().isdigit() and b"\0" not in token
 
@@ -95,7 +95,7 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
     """Token -> rank.
 
     Raises:
-        ConfigError: a line is not of that form; names it.
+        ConfigError: A line is malformed; names it.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
@@ -112,17 +112,17 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def tiktoken_json(ranks: Mapping[bytes, int], rules: Rules, own: Sequence[AddedToken]) -> Json:
-    """The tokenizer.json of ranks; `own` are the control tokens that the checkpoint lists."""
+    """Convert ranks to a tokenizer.json; `own` are control tokens that the checkpoint lists."""
     first = max(ranks.values()) + 1
     control = own or [AddedToken(first + i, text) for i, text in enumerate(rules.control)]
     return _build(ranks, control, rules.pattern, rules.start, normal_form=rules.normal_form)
 
 
 def tekken_json(content: Mapping[str, Any]) -> Json:
-    """The tokenizer.json of a tekken.json.
+    """Convert a tekken.json to a tokenizer.json.
 
     Raises:
-        ConfigError: an entry is missing or impossible.
+        ConfigError: An entry is missing or invalid.
     """
     try:
         config = content["config"]
@@ -146,7 +146,7 @@ _TEKKEN = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Control tokens of files that are too old to list them."""
+"""Control tokens of old files, which do not list them."""
 
 
 def _build(

@@ -1,4 +1,4 @@
-"""What the gateway's own routes share."""
+"""Shared by the gateway's own routes."""
 
 from __future__ import annotations
 

@@ -124,14 +124,14 @@ class Information:
         """Return the settings of the gateway and of all workers."""
         asked = servers(self._parts.registry.workers)
         found = await asyncio.gather(*(self._document(w, "/get_server_info") for w in asked))
-        told = {w.url: d for w, d in zip(asked, found, strict=True) if d is not None}
-        first = next(iter(told.values()), cast("dict[str, Any]", {}))
+        by_url = {w.url: d for w, d in zip(asked, found, strict=True) if d is not None}
+        first = next(iter(by_url.values()), cast("dict[str, Any]", {}))
         kinds = {
-            kind: [told[w.url] for w in asked if w.kind == kind and w.url in told]
+            kind: [by_url[w.url] for w in asked if w.kind == kind and w.url in by_url]
             for kind in ("prefill", "decode")
         }
         paired = {kind: infos for kind, infos in kinds.items() if infos}
-        states = [state for info in told.values() for state in _rows(info, "internal_states")]
+        states = [state for info in by_url.values() for state in _rows(info, "internal_states")]
         content = {
             **first,
             **paired,
@@ -174,8 +174,8 @@ class Information:
         """Return the merged metrics of all workers, labelled by worker."""
         asked = servers(self._parts.registry.workers)
         texts = await asyncio.gather(*(self._parts.probe.text(w, "/metrics", ASK_S) for w in asked))
-        told = {w.url: text for w, text in zip(asked, texts, strict=True) if text is not None}
-        await caller.reply(200, METRICS, merged(told).encode())
+        by_url = {w.url: text for w, text in zip(asked, texts, strict=True) if text is not None}
+        await caller.reply(200, METRICS, merged(by_url).encode())
 
     async def _document(self, worker: Worker, path: str) -> dict[str, Any] | None:
         return await self._parts.probe.document(worker, path, ASK_S)

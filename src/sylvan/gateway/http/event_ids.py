@@ -59,7 +59,7 @@ class NumberedStream:
         self.status = status
         self.headers = [p for p in headers if p[0] not in ("content-length", "x-request-id")]
         self._has_events = dict(headers).get("content-type", "").startswith(SSE)
-        self._tell()
+        self._notify()
 
     async def begun(self) -> None:
         """Wait until the answer starts, or can no longer start."""
@@ -70,13 +70,13 @@ class NumberedStream:
         """Append a part of the answer; it may end inside an event."""
         if not self._has_events:
             self._keep(data)
-            self._tell()
+            self._notify()
             return
         *whole, self._partial = (self._partial + data).split(_END)
         for event in whole:
             number = self._first + len(self._events)
             self._keep(b"id: %s-%d\n" % (self.name.encode(), number) + event + _END)
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """Mark the answer as complete or abandoned."""
@@ -84,7 +84,7 @@ class NumberedStream:
             self.add(_END)
         self._partial = b""
         self._ended = True
-        self._tell()
+        self._notify()
 
     def check(self, after: int) -> None:
         """Check that a reader can continue after an event.
@@ -126,7 +126,7 @@ class NumberedStream:
             self._num_bytes -= len(self._events.pop(0))
             self._first += 1
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -84,7 +84,7 @@ class Forwarding:
 
 @dataclass(slots=True)
 class AnswerJournal:
-    """What was relayed of an answer, so that another worker can continue it.
+    """The relayed part of an answer, with which another worker can continue it.
 
     Attributes:
         ticket: Inputs of the answer besides the request (seed, IDs, time).

@@ -261,7 +261,7 @@ class HttpRouter:
         if not workers and self._parts.has_peers:  # they know their tenants
             able = servers(self._parts.exchange.registry.workers)
             workers = {worker.id: worker for worker in able if worker.found.journals}
-        told = orjson.dumps({"rid": asked.rid})
+        body_bytes = orjson.dumps({"rid": asked.rid})
         for worker in workers.values():
-            await self._search.tell(caller, "/abort_request", worker, told)
+            await self._search.send(caller, "/abort_request", worker, body_bytes)
         await caller.reply(200, [], b"")

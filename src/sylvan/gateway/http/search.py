@@ -41,7 +41,7 @@ class ObjectLocator:
 
         Raises:
             NoWorkerError: There is no worker to ask.
-            RequestError: Workers cannot tell tenants apart.
+            RequestError: Workers cannot distinguish tenants.
         """
         if route.spread == "tenant":
             workers: Sequence[Worker] = [self.keeper(caller.tenant)]
@@ -90,7 +90,7 @@ class ObjectLocator:
             return worker
         return None
 
-    async def tell(self, caller: Caller, path: str, worker: Worker, body: bytes) -> None:
+    async def send(self, caller: Caller, path: str, worker: Worker, body: bytes) -> None:
         """Send a client's command to a worker; ignore whether it succeeded."""
         other = caller.asking("POST", path)
         with contextlib.suppress(UpstreamError):
@@ -114,7 +114,7 @@ class ObjectLocator:
 
     def _check_tenant(self, caller: Caller, worker: Worker) -> None:
         if caller.tenant and not worker.found.journals:
-            message = "The workers cannot tell the tenants of this gateway apart."
+            message = "The workers cannot distinguish the tenants of this gateway."
             raise RequestError(message, status=501)
 
     async def _ask(self, caller: Caller, family: Family, worker: Worker, raw: bytes) -> None:

@@ -106,9 +106,9 @@ class RouterFamilies:
             name + "generation_duration_seconds", "First to last byte", *_ROUTER
         )
         self.continued = make.total(
-            OWN_PREFIX + "streams_continued", "Streams that another worker went on with"
+            OWN_PREFIX + "streams_continued", "Streams that another worker continued"
         )
-        self.cut = make.total(OWN_PREFIX + "streams_cut", "Streams that nobody went on with")
+        self.cut = make.total(OWN_PREFIX + "streams_cut", "Streams that were not continued")
 
 
 class WorkerFamilies:
@@ -129,7 +129,7 @@ class WorkerFamilies:
             name + "cb_transitions", "Changes of circuit breakers", "worker", "from", "to"
         )
         self.outcomes = make.counter(
-            name + "cb_outcomes", "What circuit breakers were told", "worker", "outcome"
+            name + "cb_outcomes", "Outcomes reported to circuit breakers", "worker", "outcome"
         )
         self.retries = make.counter(name + "retries", "Retries", "worker_type", "endpoint")
         self.exhausted = make.counter(

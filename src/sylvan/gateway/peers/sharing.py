@@ -97,7 +97,7 @@ class Sharing:
         self._versions += 1
         change = WorkerChange(url, (self._versions, self._parts.number), spec)
         self._changes[url] = change
-        self._tell(change)
+        self._broadcast(change)
 
     def _loaded(self, worker: Worker) -> None:
         self._changed.add(worker)
@@ -105,7 +105,7 @@ class Sharing:
 
     def _placed(self, model: str, placement: Placement, request: RoutingRequest) -> None:
         worker = placement.worker
-        self._tell(
+        self._broadcast(
             PeerPlacement(
                 model,
                 worker.kind,
@@ -119,9 +119,9 @@ class Sharing:
         )
 
     def _spent(self, tenant: str, requests: int, tokens: int) -> None:
-        self._tell(Spent(tenant, requests, tokens))
+        self._broadcast(Spent(tenant, requests, tokens))
 
-    def _tell(self, message: Message) -> None:
+    def _broadcast(self, message: Message) -> None:
         self._pending.append(message)
         self._soon()
 

@@ -18,7 +18,7 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingRequest:
-    """What routing knows of a request.
+    """A request as seen by routing.
 
     Attributes:
         prompt: Bytes such that prompts with a common prefix have a common prefix: text, or token

@@ -34,7 +34,7 @@ LEARNING_RATE = 0.02
 MANY = 32
 """Number of workers from which on costs are computed as arrays."""
 TIES = 8
-"""Of workers of equal cost, at most this many are compared by tree size."""
+"""Most workers of equal cost that are compared by tree size."""
 
 
 class CacheAware(RoutingPolicy):

@@ -1,4 +1,4 @@
-"""What the prefix trees share."""
+"""Shared by the prefix trees."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _Entry = tuple[int, int, int, _Node]
 
 @dataclass(slots=True)
 class _Held:
-    """What one worker holds: bytes of its nodes, and a heap entry per node that may be outdated.
+    """A worker's nodes: their bytes, and a heap entry per node that may be outdated.
 
     The tick of an entry is never later than that of the tag, so a node pops before its parent.
     """

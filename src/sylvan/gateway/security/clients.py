@@ -55,18 +55,18 @@ class Clients:
             CapacityError: The budget is spent.
         """
         self._budgets.admit(tenant)
-        self._tell(tenant, 1, 0)
+        self._notify(tenant, 1, 0)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Take the tokens of a finished request from the tenant's budget."""
         self._budgets.charge(tenant, tokens)
-        self._tell(tenant, 0, tokens)
+        self._notify(tenant, 0, tokens)
 
     def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
         """Apply what another process of this gateway took from a tenant's budget."""
         self._budgets.spent_elsewhere(tenant, requests, tokens)
 
-    def _tell(self, tenant: str, requests: int, tokens: int) -> None:
+    def _notify(self, tenant: str, requests: int, tokens: int) -> None:
         for listener in self.on_spend:
             listener(tenant, requests, tokens)
 

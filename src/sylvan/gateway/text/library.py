@@ -39,7 +39,7 @@ class PendingTokenizer:
         name: Name of the model.
         source: Directory or worker from which it is loaded.
         task: The loading task.
-        requested: An operator asked for it and is told of a failure.
+        requested: An operator asked for it, so failures are reported.
     """
 
     id: str
@@ -143,10 +143,10 @@ class TextLibrary:
         task = asyncio.get_running_loop().create_task(loading)
         made = PendingTokenizer(uuid4().hex, name, source, task, requested)
         self._loading[name] = made
-        task.add_done_callback(lambda done: self._settle(made, done))
+        task.add_done_callback(lambda done: self._loaded(made, done))
         return made
 
-    def _settle(self, made: PendingTokenizer, task: asyncio.Task[ModelText]) -> None:
+    def _loaded(self, made: PendingTokenizer, task: asyncio.Task[ModelText]) -> None:
         if task.cancelled():
             return
         failed = task.exception() is not None

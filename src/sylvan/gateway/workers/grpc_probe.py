@@ -129,8 +129,8 @@ class GrpcProbe:
             )
         except (UpstreamError, RequestError):  # for operators only
             return {}
-        told: dict[str, Any] = MessageToDict(reply.server_args)
-        return {name: told[name] for name in EVENT_SETTINGS if told.get(name)}
+        settings: dict[str, Any] = MessageToDict(reply.server_args)
+        return {name: settings[name] for name in EVENT_SETTINGS if settings.get(name)}
 
     async def _loads(self, spec: WorkerSpec, timeout_s: float) -> pb.GetLoadsResponse:
         return await self._upstream.call(

@@ -59,7 +59,7 @@ class Health:
 
 @dataclass(slots=True)
 class Discovered:
-    """What a worker reported about itself.
+    """Properties that a worker reported.
 
     Attributes:
         models: Names of its models.

@@ -1,1 +1,1 @@
-"""Compiles every Triton kernel ahead of time, without a GPU, and measures what came out."""
+"""Compiles every Triton kernel ahead of time, without a GPU, and measures the binaries."""

@@ -1,7 +1,7 @@
-"""`python -m sylvan.kernels.aot`: compile every kernel for every chip, print a table, and judge.
+"""`python -m sylvan.kernels.aot`: compile every kernel for every chip, print a table, check it.
 
-Needs Triton but no GPU. Fails if a kernel spills registers (but for what was measured to be worth
-it, see `target.py`), or wants more shared memory than a program may have.
+Needs Triton but no GPU. Fails if a kernel spills registers (except where spilling was measured to
+be faster, see `target.py`), or needs more shared memory than a program may have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sylvan.kernels.aot.target import TARGETS, ChipTarget, compile_for
 
 
 def main() -> int:
-    """Exit status: 0 if every kernel compiles well for every requested chip."""
+    """Return the exit status: 0 if every kernel passes on every requested chip."""
     parser = argparse.ArgumentParser(prog="python -m sylvan.kernels.aot", description=__doc__)
     names = [target.name for target in TARGETS]
     parser.add_argument("--target", action="append", choices=names, help="default: all")

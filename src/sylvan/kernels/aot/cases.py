@@ -1,7 +1,7 @@
-"""The shapes that kernels are compiled for: real models, every branch of every kernel once.
+"""Shapes that kernels are compiled for: those of real models, so that every branch is covered.
 
-A case calls the wrapper that the runtime calls, with tensors of the meta device, so what compiles
-here has the very types, strides and constants of the real call.
+A case calls the wrapper that the runtime calls, with meta tensors, so the kernel is compiled with
+the types, strides and constants of the real call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows, LoraShape
-from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, Rope, Routing
+from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, KVScales, Rope, Routing
 from sylvan.kernels.collective.triton_sum import Rooms, one_shot, two_shot
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
@@ -24,9 +24,10 @@ from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.triton_linear import gated_linear, linear
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
-from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
+from sylvan.kernels.paged.pages import NIBBLES, SCALED, Cache, LayerKV, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
 from sylvan.kernels.paged.triton_heads import store_heads, store_kv
+from sylvan.kernels.paged.triton_scaled import turn_heads
 from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
 from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
@@ -40,7 +41,7 @@ BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
 @dataclass(frozen=True, slots=True)
 class CompileCase:
-    """A call to compile. `sample`: part of the quick run."""
+    """A call to compile. `sample`: included in the quick run."""
 
     name: str
     call: Callable[[], object]
@@ -49,13 +50,14 @@ class CompileCase:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """A model's attention as it is served."""
+    """The attention shapes of a served model."""
 
     name: str
     layer: AttentionLayer
     cache: torch.dtype = BF16
     page: int = 64
     dtype: torch.dtype = BF16
+    scaled: bool = False  # by the checkpoint
 
 
 def _like(heads: int, kv_heads: int, width: int) -> AttentionLayer:
@@ -81,6 +83,14 @@ def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
     )
     return [
         *(_Attention(name, layer, cache=fp8) for name, layer in narrow if fp8),
+        *(
+            [_Attention("llama 8b, scaled fp8 cache", _LLAMA, cache=fp8, scaled=True)]
+            if fp8
+            else []
+        ),
+        _Attention("llama 8b, int8 cache", _LLAMA, cache=torch.int8),
+        _Attention("llama 8b, int4 cache", _LLAMA, cache=NIBBLES),
+        _Attention("gemma 3, int4 cache", replace(_like(8, 4, 256), window=1024), cache=NIBBLES),
         _Attention("llama 8b", _LLAMA),
         _Attention("llama 8b, pages of 16", _LLAMA, page=16),
         _Attention("llama 8b, fp16", _LLAMA, cache=F16, dtype=F16),
@@ -95,11 +105,25 @@ def _attentions(fp8: torch.dtype | None) -> list[_Attention]:
     ]
 
 
+def _side(page: int, layer: AttentionLayer, dtype: torch.dtype) -> torch.Tensor:
+    """Pages of keys or values, as a pool has them."""
+    heads, width = layer.num_kv_heads, layer.head_dim // (2 if dtype == NIBBLES else 1)
+    row = heads * (width + (4 if dtype in SCALED else 0))
+    whole = _empty(1000, page, row, dtype=dtype)
+    return whole[..., : heads * width].unflatten(-1, (heads, width))
+
+
+def _scales(layer: AttentionLayer) -> KVScales:
+    return KVScales(*(_empty(layer.num_kv_heads, dtype=F32) for _ in range(2)))
+
+
 def _pages(a: _Attention) -> LayerKV:
     layer = a.layer
-    keys = _empty(1000, a.page, layer.num_kv_heads, layer.head_dim, dtype=a.cache)
-    values = keys[..., : layer.v_head_dim] if layer.v_head_dim else torch.empty_like(keys)
+    keys = _side(a.page, layer, a.cache)
+    values = _side(a.page, layer, a.cache)
+    values = keys[..., : layer.v_head_dim] if layer.v_head_dim else values
     return LayerKV(
+        scales=_scales(layer) if a.scaled else None,
         keys=keys,
         values=values,
         table_SP=_empty(64, 128, dtype=I32),
@@ -123,8 +147,8 @@ def _attention_cases(fp8: torch.dtype | None) -> list[CompileCase]:
 
 
 def _cache(layer: AttentionLayer, dtype: torch.dtype = BF16) -> Cache:
-    keys = _empty(1000, 64, layer.num_kv_heads, layer.head_dim, dtype=dtype)
-    return Cache(keys=keys, values=torch.empty_like(keys), slots_T=_empty(64, dtype=I32))
+    keys, values = _side(64, layer, dtype), _side(64, layer, dtype)
+    return Cache(keys=keys, values=values, slots_T=_empty(64, dtype=I32))
 
 
 def _store_heads(turn: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16) -> object:
@@ -138,6 +162,10 @@ def _narrow_cases(fp8: torch.dtype) -> list[CompileCase]:
     return [
         CompileCase("heads, fp8 cache", lambda: _store_heads(Rotary(rope), dtype=fp8)),
         CompileCase("store, fp8 cache", lambda: store_kv(new, new, _cache(_LLAMA, fp8))),
+        CompileCase(
+            "store, scaled fp8 cache",
+            lambda: store_kv(new, new, replace(_cache(_LLAMA, fp8), scales=_scales(_LLAMA))),
+        ),
     ]
 
 
@@ -158,6 +186,13 @@ def _head_cases() -> list[CompileCase]:
         CompileCase("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
         CompileCase("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
         CompileCase("store", lambda: store_kv(new, new, _cache(_LLAMA))),
+        *(
+            CompileCase(
+                f"store, {name} cache", lambda dtype=dtype: _store_heads(Rotary(), dtype=dtype)
+            )
+            for name, dtype in (("int8", torch.int8), ("int4", NIBBLES))
+        ),
+        CompileCase("turn heads", lambda: turn_heads(new)),
     ]
 
 
@@ -223,7 +258,7 @@ def _code_name(kind: tuple[Code, int, bool, bool]) -> str:
 
 
 def _code_cases() -> list[CompileCase]:
-    """Decoding, a few rows and prompts, by matrices of codes; experts of some."""
+    """Quantised matrices times one row, few rows and prompts; for some formats experts, too."""
     found: list[CompileCase] = []
     for kind in _CODES:
         for rows in (1, 16, 64, 512):
@@ -242,7 +277,7 @@ def _code_cases() -> list[CompileCase]:
 
 
 def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
-    """Rows of 8-bit floats by matrices of them; other chips round rows only."""
+    """FP8 rows times FP8 matrices; on chips without FP8 units only the rounding of rows."""
     found: list[CompileCase] = []
     for kind in (_CODES[4], _CODES[5]):
         weight = replace(_coded(kind, 6144, 4096), fp8_inputs=True)
@@ -427,7 +462,7 @@ def _sum_cases() -> list[CompileCase]:
 
 
 def cases(fp8: torch.dtype | None) -> list[CompileCase]:
-    """All of them; `fp8` is the chip's type of a narrow cache, if it has one."""
+    """All cases; `fp8` is the chip's dtype for an FP8 cache, if it has one."""
     return [
         *_attention_cases(fp8),
         *(_narrow_cases(fp8) if fp8 else []),

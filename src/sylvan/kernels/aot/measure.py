@@ -31,7 +31,7 @@ class Compiled:
     matrix: int
 
     def faults(self, target: ChipTarget) -> list[str]:
-        """Why it may not be used on `target`."""
+        """Reason why the kernel may not be used on `target`; empty if it may."""
         allowed = target.spills.get(self.kernel, 0)
         found = [f"spills {self.spilled}"] if self.spilled > allowed else []
         if self.shared_bytes > target.shared_bytes:
@@ -42,13 +42,13 @@ class Compiled:
 
 
 def forget(modules: list[ModuleType]) -> None:
-    """Drop what these modules' kernels were compiled to."""
+    """Drop the compiled binaries of these modules' kernels."""
     for kernel in _kernels(modules):
         kernel.device_caches.clear()
 
 
 def compiled(modules: list[ModuleType]) -> list[Compiled]:
-    """Everything that was compiled since `forget`."""
+    """All binaries compiled since `forget`."""
     found = []
     for kernel in _kernels(modules):
         for cache in kernel.device_caches.values():
@@ -83,7 +83,7 @@ def _field(text: str, name: str) -> int:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack, from the tool that comes with Triton."""
+    """Registers and stack bytes, as reported by the `cuobjdump` that Triton ships."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

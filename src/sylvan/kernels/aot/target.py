@@ -1,4 +1,4 @@
-"""A driver without a device: kernels compile for a chip that is not there."""
+"""A Triton driver without a device, to compile kernels for chips that this machine lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triton.runtime import driver
 
 @dataclass(frozen=True, slots=True)
 class ChipTarget:
-    """A chip: how Triton calls it, the shared memory that one program may have, its fp8 if any.
+    """A chip: Triton's name for it, shared memory per program, and its FP8 dtype if any.
 
     `spills`: bytes that a kernel may spill there, because it was measured to be faster with them.
     """
@@ -26,8 +26,8 @@ class ChipTarget:
     spills: Mapping[str, int] = field(default_factory=dict)
 
 
-# A tile of 128 x 64 with 4 warps spills around its loops, and runs prompts at 419 TFLOP/s on an
-# H100; the best that spills nothing (128 x 128, 8 warps) at 379.
+# A tile of 128 x 64 with 4 warps spills around its loops, and still runs prompts at 419 TFLOP/s on
+# an H100; the best tile without spills (128 x 128, 8 warps) reaches 379.
 _H100 = {"extend_kernel": 384}
 
 
@@ -56,11 +56,11 @@ class _Absent(_Driver):
         return False
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """Asked for by launchers, of which there are none."""
+        """Not used: nothing is launched."""
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        """The chip that is not there."""
+        """The chip to compile for."""
         return self._gpu
 
     def get_active_torch_device(self) -> torch.device:
@@ -68,7 +68,7 @@ class _Absent(_Driver):
         return torch.device("meta")
 
     def get_current_device(self) -> int:
-        """The only one."""
+        """Always device 0."""
         return 0
 
     def get_current_stream(self, device: int = 0) -> int:
@@ -76,10 +76,10 @@ class _Absent(_Driver):
         return device
 
     def get_benchmarker(self) -> Any:
-        """Nothing runs that could be timed."""
+        """Not available: nothing runs."""
         raise NotImplementedError
 
 
 def compile_for(target: ChipTarget) -> None:
-    """From now on kernels of this process compile for `target` and cannot be launched."""
+    """Make all kernels of this process compile for `target`; they cannot be launched then."""
     driver.set_active(_Absent(target.gpu))

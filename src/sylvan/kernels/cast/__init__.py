@@ -1,4 +1,4 @@
-"""From the float32 residual stream to the model's dtype, where no norm stands between."""
+"""Casts the float32 residual stream to the model's dtype, where no norm does it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Collectives: what the ranks of a group compute together. All of them call the same, in order.
+"""Collective ops of a group of ranks. All ranks call the same ops in the same order.
 
-Sums are taken in float32 over a fixed tree of the ranks, so that every rank has the same bits,
-whichever part came first.
+Sums are float32 over a fixed tree of the ranks, so every rank gets the same bits whatever the
+order of arrival.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def all_gather(x: X, ranks: Communicator, cols: int) -> X:
 
 
 def reduce_scatter(x: X, ranks: Communicator) -> X:
-    """This rank's share of the rows of the sum. Shape: (size T, N) -> (T, N)."""
+    """This rank's rows of the sum (reduce-scatter). Shape: (size T, N) -> (T, N)."""
     return cast("X", reference.reduce_scatter(_tensor(x), ranks))
 
 
 def all_to_all(x: X, ranks: Communicator) -> X:
-    """Rows [r T, (r + 1) T) go to rank r; those from rank r lie there. Shape: (size T, N)."""
+    """Exchange: rows [r T, (r + 1) T) go to rank r and come from rank r. Shape: (size T, N)."""
     return cast("X", reference.all_to_all(_tensor(x), ranks))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are processes, over process groups of torch.distributed; gloo connects them by TCP."""
+"""Collectives between processes by groups of torch.distributed; gloo connects them by TCP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GroupRanks:
         self._group = group
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.numel():  # a step that samples nothing: no rank has anything to tell
+        if not x.numel():  # a step that samples nothing: there is nothing to exchange
             return x.new_empty(self.size, *x.shape)
         given = _bytes(x)
         found = given.new_empty(self.size, len(given))
@@ -53,10 +53,10 @@ class GroupRanks:
         return self._sum_by_shares(x)
 
     def check(self) -> None:
-        """Nothing native is under way."""
+        """Do nothing: no native program runs collectives."""
 
     def close(self) -> None:
-        """Ranks that wait for this one fail."""
+        """Leave the group; ranks that wait for this one get RankLostError."""
         self._group = None
 
     def _sum_by_shares(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,18 +82,18 @@ def join_ranks(
     step_timeout_s: float,
     host: str = _LOOPBACK,
 ) -> GroupRanks:
-    """Meet the other ranks at a store, which no other group uses.
+    """Form a group with the other ranks through a store of its own.
 
     Args:
-        store: Where they find each other.
-        rank: Of this process.
+        store: Store through which the ranks find each other.
+        rank: Rank of this process.
         size: Number of ranks.
-        timeout_s: Within which they must come.
-        step_timeout_s: Within which a collective must be done.
+        timeout_s: Time limit for all ranks to join.
+        step_timeout_s: Time limit of a collective.
         host: Address of this machine at which the others reach this rank.
 
     Raises:
-        RankLostError: some did not come; names them.
+        RankLostError: Ranks did not join in time; names them.
     """
     gloo = importlib.import_module("torch.distributed").ProcessGroupGloo
     await_ranks(store, rank, size, timeout_s)
@@ -131,20 +131,20 @@ def file_store(path: str, size: int) -> Any:
 
 
 def part_of_store(store: Any, name: str) -> Any:
-    """A store of its own for one of several groups that meet at a store."""
+    """Return a prefixed store, so that several groups can share one store."""
     c10d: Any = importlib.import_module("torch.distributed")
     return c10d.PrefixStore(name, store)
 
 
 def listening_store(host: str, timeout_s: float) -> Any:
-    """A store for ranks on several machines, which this process keeps; `port` says where.
+    """Start a store for ranks on several machines in this process; its `port` is chosen here.
 
     Args:
         host: Address of this machine to listen at.
-        timeout_s: Of each of its operations.
+        timeout_s: Time limit of each operation.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: The address cannot be listened on.
     """
     c10d: Any = importlib.import_module("torch.distributed")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -164,10 +164,10 @@ def listening_store(host: str, timeout_s: float) -> Any:
 
 
 def remote_store(host: str, port: int, timeout_s: float) -> Any:
-    """The store of another process.
+    """Connect to the store of another process.
 
     Raises:
-        RankLostError: it cannot be reached.
+        RankLostError: The store cannot be reached.
     """
     c10d: Any = importlib.import_module("torch.distributed")
     try:

@@ -67,14 +67,10 @@ void wake_all(std::atomic<uint32_t>& word) {
 }
 
 class Ranks {
-  public:
+public:
     Ranks(char* memory, int rank, int size, int64_t capacity, double timeout_s)
-        : heads_(reinterpret_cast<RankHead*>(memory)),
-          rooms_(memory + heads_bytes(size)),
-          rank_(rank),
-          size_(size),
-          capacity_(capacity),
-          timeout_s_(timeout_s) {}
+        : heads_(reinterpret_cast<RankHead*>(memory)), rooms_(memory + heads_bytes(size)),
+          rank_(rank), size_(size), capacity_(capacity), timeout_s_(timeout_s) {}
 
     static int64_t heads_bytes(int size) {
         int64_t bytes = size * static_cast<int64_t>(sizeof(RankHead));
@@ -118,7 +114,7 @@ class Ranks {
         wake_all(heads_[rank_].number);
     }
 
-  private:
+private:
     bool is_there(const RankHead& head) const {
         return static_cast<int32_t>(head.number.load(std::memory_order_acquire) - number_) >= 0;
     }

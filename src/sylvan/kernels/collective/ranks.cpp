@@ -9,8 +9,10 @@ template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
     return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
 }
 template <class T> void write(Buf<void> out, const Step& s, bool f32, int64_t i, vf v) {
-    if (f32) put(at<float>(out, s) + i, v);
-    else put(at<T>(out, s) + i, v);
+    if (f32)
+        put(at<float>(out, s) + i, v);
+    else
+        put(at<T>(out, s) + i, v);
 }
 
 template <class T> void all_reduce(const AllReduce& op, const Step& s, int, void*) {

@@ -1,4 +1,4 @@
-"""The definition of correct, in PyTorch, and a group whose ranks are threads of one process.
+"""Reference in PyTorch, and a group whose ranks are threads of one process.
 
 Shapes: P parts, T rows, N columns.
 """
@@ -18,8 +18,8 @@ from sylvan.protocol.errors import RankLostError
 def tree_sum(parts: torch.Tensor) -> torch.Tensor:
     """Sum over the first dimension: neighbours in pairs, then pairs of pairs. Shape: (P, ...).
 
-    Where P is a power of two, the sum of an aligned half is one of the two numbers added last. So
-    parts may be added up by 1, 2, 4, ... ranks first, and the bits stay the same.
+    If P is a power of two, each aligned half has its own sub-tree. So 1, 2, 4, ... ranks may add up
+    their parts first, and the bits stay the same.
     """
     while len(parts) > 1:
         even = len(parts) // 2 * 2
@@ -67,10 +67,10 @@ def mean_of_squares(x: torch.Tensor, over: RowParts | None) -> torch.Tensor:
 
 @dataclass(slots=True)
 class _Meeting:
-    """Where the threads of a group exchange tensors. Room n % 2 of a rank is for exchange n."""
+    """Buffers in which the threads of a group exchange tensors; exchange n uses buffer n % 2."""
 
     rooms: list[list[torch.Tensor]]
-    numbers: list[int]  # of the newest exchange of each rank
+    numbers: list[int]  # newest exchange of each rank
     timeout_s: float
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: set[int] = field(default_factory=set[int])
@@ -97,10 +97,10 @@ class ThreadRanks:
         return tree_sum(self.all_gather(x))
 
     def check(self) -> None:
-        """Nothing native is under way."""
+        """Do nothing: no native program runs collectives."""
 
     def close(self) -> None:
-        """Ranks that wait for this one fail."""
+        """Leave the group; ranks that wait for this one get RankLostError."""
         with self._meeting.changed:
             self._meeting.closed.add(self.rank)
             self._meeting.changed.notify_all()
@@ -129,7 +129,7 @@ class ThreadRanks:
 
 
 def thread_ranks(size: int, timeout_s: float = 60.0) -> tuple[ThreadRanks, ...]:
-    """A group of threads, one object for each."""
+    """Return a group of `size` ranks, one communicator per thread."""
     rooms = [[torch.empty(0), torch.empty(0)] for _ in range(size)]
     meeting = _Meeting(rooms, [0] * size, timeout_s)
     return tuple(ThreadRanks(rank, size, meeting) for rank in range(size))

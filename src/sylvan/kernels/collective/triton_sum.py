@@ -56,12 +56,12 @@ def _meet(pads_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
     """Wait until this program of all ranks is here; what they wrote before is visible then."""
     tl.debug_barrier()
     pad = tl.program_id(0) * SIZE
-    for other in tl.static_range(SIZE):
+    for other in range(SIZE):
         theirs = tl.load(pads_ptr + other).to(tl.pointer_type(tl.int32)) + pad + RANK
         while tl.atomic_cas(theirs, 0, 1, sem="release", scope="sys") != 0:
             pass
     mine = tl.load(pads_ptr + RANK).to(tl.pointer_type(tl.int32)) + pad
-    for other in tl.static_range(SIZE):
+    for other in range(SIZE):
         while tl.atomic_cas(mine + other, 1, 0, sem="acquire", scope="sys") != 1:
             pass
     tl.debug_barrier()
@@ -133,7 +133,7 @@ def two_shot_kernel(
         place = first + RANK * BLOCK + step
         mask = place < count
         total = _tree_sum(rooms_ptr, place, mask, 0, PADDED, SIZE)
-        for other in tl.static_range(SIZE):
+        for other in range(SIZE):
             tl.store(_room(rooms_ptr, other) + place, total, mask=mask)
     _meet(pads_ptr, RANK, SIZE)
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):

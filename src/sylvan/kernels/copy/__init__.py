@@ -1,7 +1,7 @@
-"""Bytes of pages: to and from host memory, and the beginnings of pages into other pages.
+"""Copies of KV pages: to and from host memory, and of leading bytes into other pages.
 
-Shapes: R regions, P pages, W bytes of a page in one region, N pages that are copied. Memory
-(R, P, W) is uint8 on any device, its bytes of one page and region side by side.
+Shapes: R regions, P pages, W bytes of a page in one region, N copied pages. Memory (R, P, W) is
+uint8 on any device; the bytes of a page in a region are contiguous.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ __all__ = ["PageBytes", "copy_pages", "gather_pages", "scatter_pages"]
 def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor) -> None:
     """Copy pages out of `memory_RPW`, one after another.
 
-    On a GPU this is one launch, and the copy is done when the current stream gets there.
+    On a GPU this is one launch in the current stream, which does not wait.
 
     Args:
         memory_RPW: The pool.
-        pages_N: int64, in host memory: pinned where the pool is not, or the call may wait.
-        out_NRW: uint8, contiguous, in host memory: pinned where the pool is not.
+        pages_N: int64, in host memory; pinned for a pool on a device, else the call may wait.
+        out_NRW: uint8, contiguous, in host memory; pinned for a pool on a device.
     """
     _found(memory_RPW).gather_pages(memory_RPW, pages_N, out_NRW)
 
 
 def scatter_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor) -> None:
-    """The reverse of `gather_pages`; no page may come twice."""
+    """The reverse of `gather_pages`; page numbers must be distinct."""
     _found(memory_RPW).scatter_pages(memory_RPW, pages_N, data_NRW)
 
 
 def copy_pages(memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None:
-    """Copy the first bytes of pages into other pages, in each region; as if one after another."""
+    """Copy leading bytes of pages into other pages, in each region; the result is sequential."""
     _found(memory_RPW).copy_pages(memory_RPW, copies)
 
 
 class _Copies(Protocol):
-    """A module with all three."""
+    """A module that implements all three."""
 
     def gather_pages(
         self, memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor

@@ -5,11 +5,14 @@
 
 namespace {
 
-char* piece(const PagedBytes& m, int64_t region, int64_t page) { return m.memory + region * m.region_step + page * m.page_step; }
+char* piece(const PagedBytes& m, int64_t region, int64_t page) {
+    return m.memory + region * m.region_step + page * m.page_step;
+}
 
 // Copies run by blocks of a page: one thread does the same block of all copies in order, so one
 // copy may read a page that a later one writes.
-constexpr int64_t COPY_BLOCK = 16 << 10, FEW_BYTES = 256 << 10;  // FEW: done before helpers are awake
+// FEW: done before helpers are awake
+constexpr int64_t COPY_BLOCK = 16 << 10, FEW_BYTES = 256 << 10;
 
 struct PageCopies {
     const PagedBytes& memory;
@@ -22,30 +25,40 @@ struct PageCopies {
         int64_t region = index / blocks(), begin = index % blocks() * COPY_BLOCK;
         for (int64_t i = 0; i < count; i++) {
             int64_t bytes = std::min(copies[i][2] - begin, COPY_BLOCK);
-            if (bytes > 0) memcpy(piece(memory, region, copies[i][1]) + begin, piece(memory, region, copies[i][0]) + begin, bytes);
+            if (bytes > 0)
+                memcpy(piece(memory, region, copies[i][1]) + begin,
+                       piece(memory, region, copies[i][0]) + begin, bytes);
         }
     }
     void run() {
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < memory.regions * blocks();) block(i);
+        for (int64_t i;
+             (i = next.fetch_add(1, std::memory_order_relaxed)) < memory.regions * blocks();)
+            block(i);
     }
 };
 
 }  // namespace
 
 // Pages one after another, each with all its regions, into `out`; on the calling thread.
-SYLVAN_API void sylvan_gather_pages(const PagedBytes* memory, const int64_t* pages, int64_t count, char* out) {
+SYLVAN_API void sylvan_gather_pages(const PagedBytes* memory, const int64_t* pages, int64_t count,
+                                    char* out) {
     for (int64_t i = 0; i < count; i++)
-        for (int64_t r = 0; r < memory->regions; r++, out += memory->width) memcpy(out, piece(*memory, r, pages[i]), memory->width);
+        for (int64_t r = 0; r < memory->regions; r++, out += memory->width)
+            memcpy(out, piece(*memory, r, pages[i]), memory->width);
 }
 
 // The reverse.
-SYLVAN_API void sylvan_scatter_pages(const PagedBytes* memory, const int64_t* pages, int64_t count, const char* in) {
+SYLVAN_API void sylvan_scatter_pages(const PagedBytes* memory, const int64_t* pages, int64_t count,
+                                     const char* in) {
     for (int64_t i = 0; i < count; i++)
-        for (int64_t r = 0; r < memory->regions; r++, in += memory->width) memcpy(piece(*memory, r, pages[i]), in, memory->width);
+        for (int64_t r = 0; r < memory->regions; r++, in += memory->width)
+            memcpy(piece(*memory, r, pages[i]), in, memory->width);
 }
 
-// In each region the first bytes of a page into another page, (source, target, bytes); as if one after another.
-SYLVAN_API void sylvan_copy_pages(const PagedBytes* memory, const int64_t (*copies)[3], int64_t count) {
+// In each region the first bytes of a page into another page, (source, target, bytes); as if one
+// after another.
+SYLVAN_API void sylvan_copy_pages(const PagedBytes* memory, const int64_t (*copies)[3],
+                                  int64_t count) {
     PageCopies work{*memory, copies, count, 0};
     int64_t bytes = 0;
     for (int64_t i = 0; i < count; i++) bytes += copies[i][2] * memory->regions;

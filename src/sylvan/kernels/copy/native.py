@@ -1,4 +1,4 @@
-"""The C++ kernels of `copy.cpp`, over CPU tensors; the GIL is released meanwhile."""
+"""The C++ kernels of `copy.cpp` on CPU tensors; calls release the GIL."""
 
 from __future__ import annotations
 

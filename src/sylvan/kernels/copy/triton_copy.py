@@ -1,8 +1,8 @@
-"""Copies of pages on GPUs: one launch a call, whatever the number of pages and layers.
+"""Page copies on GPUs: one launch per call, whatever the number of pages and layers.
 
-Host memory is pinned and read or written by the kernel itself: pages lie in many pieces, which a
-copy engine would be told of one by one. A few programs saturate the bus; they go over all blocks,
-and leave the rest of the chip to the step.
+The kernel itself reads and writes pinned host memory: pages consist of many pieces, each of which
+a copy engine would need its own command for. A few programs saturate the bus; they loop over all
+blocks and leave the rest of the chip to the step.
 
 Shapes: R regions, P pages, W bytes of a page in one region, N pages.
 """
@@ -38,7 +38,7 @@ def _host_kernel(
     EXPORT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Blocks of words of all regions of all pages, in the order that they have on the host."""
+    """Copy blocks of words of all regions and pages, in host order."""
     each = tl.cdiv(width, BLOCK)
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         piece = (block // each).to(tl.int64)
@@ -55,7 +55,7 @@ def _host_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def _pages_kernel(memory_ptr, copy_ptr, count, region_step, page_step, BLOCK: tl.constexpr):
-    """A program owns a block of words of every page of a region: it does all copies in order."""
+    """A program does all copies in order, for one block of words of every page of a region."""
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     memory_ptr += tl.program_id(0).to(tl.int64) * region_step
     for i in range(count):
@@ -115,7 +115,7 @@ def _to_or_from_host(
 
 
 def _words(memory_RPW: torch.Tensor, *numbers: int) -> tuple[torch.Tensor, int]:
-    """Memory in the widest words that all of its steps, and `numbers`, are multiples of."""
+    """View memory in the widest words that divide all of its strides and `numbers`."""
     steps = (*memory_RPW.stride()[:2], memory_RPW.shape[2], memory_RPW.storage_offset(), *numbers)
     for size, dtype in _WORDS:
         if not any(step % size for step in steps):

@@ -15,8 +15,8 @@ def embedding(
     """Row `ids[t]` of `weight` (V, D) times `scale`. Shape: (T, D) float32.
 
     With tied weights the head is the table: a quantised head gives dequantised rows. When traced,
-    an id beyond the table reads its last row. With `part_from` the weight is rows of a table
-    from there on: ids of other rows give zeros.
+    an id beyond the table reads its last row. With `part_from` the weight is a slice of a table,
+    starting at that row: ids outside of the slice give zeros.
     """
     if isinstance(ids, TracedTensor):
         return ids.tracer.embedding(ids, weight, scale, part_from)

@@ -11,17 +11,21 @@ void embed_coded(const Embed& op, const Step& s, int64_t id, float* out) {
         using C = typename decltype(kind)::type;
         const C code(op.code);
         int each = op.group / (2 * C::PAIRS), groups = op.words / each;  // words of a group
-        Scales scales{at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups, op.per_row ? 0 : 1};
+        Scales scales{at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
+                      op.per_row ? 0 : 1};
         for (int k = 0; k < op.words; k++) {
             int g = k / each;
             vu v = load<vu>(w + int64_t(k) * LANES), zero = code.zero(scales, block, g);
-            float scale = scales.scale(block, g)[lane], shift = shifts ? shifts[(block * groups + g) * LANES + lane] : 0;
+            float scale = scales.scale(block, g)[lane];
+            float shift = shifts ? shifts[(block * groups + g) * LANES + lane] : 0;
             unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
-                uint32_t pair = code.template pair<i>(v, zero)[lane], halves[2] = {pair << 16, pair & 0xffff0000u};
+                uint32_t pair = code.template pair<i>(v, zero)[lane];
+                uint32_t halves[2] = {pair << 16, pair & 0xffff0000u};
                 float values[2];
                 memcpy(values, halves, sizeof values);
                 for (int e = 0; e < 2; e++)
-                    if (int at = (k * C::PAIRS + i) * 2 + e; at < op.cols) out[at] = (values[e] * scale + shift) * op.scale;
+                    if (int at = (k * C::PAIRS + i) * 2 + e; at < op.cols)
+                        out[at] = (values[e] * scale + shift) * op.scale;
             });
         }
     });
@@ -43,7 +47,8 @@ template <class E> void embed(const Embed& op, const Step& s, int64_t r) {
     if (op.format == WeightFormat::DENSE) {
         const uint32_t* w = at<uint32_t>(op.weight, s) + id / LANES * words * LANES + lane;
         for (int k = 0; k < ceil_div(cols, E::ELEMENTS); k++) {
-            uint32_t word = w[int64_t(k) * LANES], parts[2] = {E::ELEMENTS == 2 ? word << 16 : word, word & 0xffff0000u};
+            uint32_t word = w[int64_t(k) * LANES];
+            uint32_t parts[2] = {E::ELEMENTS == 2 ? word << 16 : word, word & 0xffff0000u};
             for (int e = 0; e < E::ELEMENTS; e++) {
                 float x;
                 memcpy(&x, &parts[e], 4);
@@ -59,7 +64,8 @@ template <class E> void embed(const Embed& op, const Step& s, int64_t r) {
         const uint8_t* w = at<uint8_t>(op.weight, s) + (id / LANES * words * LANES + lane) * 4;
         int groups = words * 8 / group;
         for (int k = 0; k < cols; k++) {
-            int byte = w[int64_t(k / 8) * 64 + k % 4], level = (k / 4 % 2 ? byte >> 4 : byte & 15) - 8;
+            int byte = w[int64_t(k / 8) * 64 + k % 4];
+            int level = (k / 4 % 2 ? byte >> 4 : byte & 15) - 8;
             out[k] = level * scales[(id / LANES * groups + k / group) * LANES + lane] * scale;
         }
     }

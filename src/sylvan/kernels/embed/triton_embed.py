@@ -10,7 +10,7 @@ from sylvan.kernels.rows.triton_rows import gather
 
 
 def embedding(ids: torch.Tensor, weight: LinearWeight, scale: float) -> torch.Tensor:
-    """A quantised table takes PyTorch's way."""
+    """Look rows up; a quantised table uses the PyTorch reference."""
     if not isinstance(weight, torch.Tensor):
         return reference.embedding(ids, weight, scale)
     return gather(weight, ids, scale, torch.float32)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a token goes to, and their grouped feed-forward.
+"""Mixture of experts: routing, and the grouped feed-forward.
 
 Shapes: T rows, E experts, K experts of a row, D hidden, F inner.
 """
@@ -27,9 +27,9 @@ def experts(
 ) -> X:
     """Route each row of x (T, D) by its logits (T, E) and sum its experts' outputs.
 
-    The experts of a row are added in the order of their numbers, whatever the other rows are, and
-    whichever rank has them (`weights.spread`; all ranks then call this with the same rows).
-    `load`, int64 (E,), counts the rows that each expert has: these are added to it.
+    A row's experts are summed in the order of their numbers, whatever the other rows are and
+    whichever rank holds the expert (with `weights.spread` all ranks pass the same rows). `load`,
+    int64 (E,): the number of rows per expert is added to it.
 
     Returns: (T, D) in the dtype of x.
     """

@@ -1,7 +1,7 @@
-"""All-to-all: outputs of experts go only to the rank that adds them up, not to all ranks.
+"""All-to-all: each expert output goes only to the rank that sums it, not to all ranks.
 
-Every rank has all rows of a step, and an equal share of them to add up. Because all know which rank
-has which expert, they know who sends how much to whom without asking.
+Every rank has all rows of a step, and sums an equal share of them. All ranks know which rank has
+which expert, so each knows what it sends and receives without exchanging counts.
 
 Shapes: T rows, K experts of a row, P pairs of a row and one of its experts, D columns, N ranks.
 """
@@ -17,14 +17,14 @@ from sylvan.kernels.api import ExpertRanks
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Of all T K pairs, in order: the rank that computes each, and the one that adds it up."""
+    """For all T K pairs, in order: the rank that computes it, and the rank that sums it."""
 
     source: torch.Tensor
     target: torch.Tensor
-    room: int  # pairs that a rank sends to another, at most
+    room: int  # most pairs that a rank sends to another
 
     def of(self, source: int, target: int) -> torch.Tensor:
-        """Numbers of the pairs that one rank sends to another."""
+        """Indices of the pairs that one rank sends to another."""
         return ((self.source == source) & (self.target == target)).nonzero().flatten()
 
 
@@ -35,14 +35,14 @@ def sum_by_owner(
     pairs: torch.Tensor,
     shares_TK: torch.Tensor,
 ) -> torch.Tensor:
-    """The weighted sums of all rows, each added up by one rank, in the order of the experts.
+    """Return the weighted sums of all rows, each computed by one rank in the order of the experts.
 
     Args:
-        spread: Who has which expert; each rank has whole experts.
+        spread: Which rank has which expert; each rank has whole experts.
         ids_TK: The experts of each row.
         outputs_PD: Outputs of this rank's pairs.
-        pairs: Their numbers, int64.
-        shares_TK: Weight of each pair, float32.
+        pairs: Indices of these pairs, int64.
+        shares_TK: Routing weight of each pair, float32.
 
     Returns: (T, D) in the dtype of the outputs, on every rank.
     """

@@ -1,4 +1,4 @@
-"""The definition of correct, in PyTorch: rows sorted by expert, one matrix product an expert."""
+"""Reference in PyTorch: rows are sorted by expert; one matrix product per expert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def experts(
     weights: ExpertWeights,
     load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs as `experts.experts`; and how many rows each expert had, added to `load` if given."""
+    """Return the outputs of `experts.experts`, and the rows per expert, added to a given `load`."""
     ids_TK, shares_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     spread = weights.spread
@@ -58,7 +58,7 @@ def experts(
 
 
 def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """What lies between the two products. Shape: (P, 2 F) -> (P, F)."""
+    """The gated activation between the two products. Shape: (P, 2 F) -> (P, F)."""
     if weights.limit is None:
         return glu(gate_up, weights.act)
     gate, up = gate_up.float().chunk(2, -1)
@@ -69,7 +69,7 @@ def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
 def _linear(
     x: torch.Tensor, stack: LinearWeight, biases: LinearWeight | None, counts: Sequence[int]
 ) -> torch.Tensor:
-    """Rows by expert, `counts` of each, times the matrix of their expert."""
+    """Multiply rows, sorted by expert with `counts` rows each, by the matrix of their expert."""
     assert isinstance(stack, torch.Tensor | QuantisedWeight)
     assert biases is None or isinstance(biases, torch.Tensor)
     out = x.new_empty(len(x), stack.shape[1])

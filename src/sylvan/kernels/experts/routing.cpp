@@ -19,12 +19,17 @@ struct Chosen {  // experts of a row, the best first until they are sorted
     void offer(int32_t expert, float value, int most) {
         if (count == most && !(value > rank[most - 1])) return;
         int i = count < most ? count++ : most - 1;
-        for (; i > 0 && value > rank[i - 1]; i--) id[i] = id[i - 1], rank[i] = rank[i - 1];
-        id[i] = expert, rank[i] = value;
+        for (; i > 0 && value > rank[i - 1]; i--) {
+            id[i] = id[i - 1];
+            rank[i] = rank[i - 1];
+        }
+        id[i] = expert;
+        rank[i] = value;
     }
 };
 
-float softmax(const float* logits, float* scores, int count) {  // not divided by the sum, which is returned
+// not divided by the sum, which is returned
+float softmax(const float* logits, float* scores, int count) {
     float top = LOWEST, total = 0.f;
     for (int i = 0; i < count; i++) top = std::max(top, logits[i]);
     for (int i = 0; i < count; i += LANES) {
@@ -43,11 +48,13 @@ struct Router {
     Chosen chosen;
 
     Router(const Route& op, const Step& s, int64_t r)
-        : op(op), logits(at(op.logits, s) + r * stride(op.num_experts)), bias(at(op.bias, s)), experts(op.num_experts), most(op.top_k) {}
+        : op(op), logits(at(op.logits, s) + r * stride(op.num_experts)), bias(at(op.bias, s)),
+          experts(op.num_experts), most(op.top_k) {}
 
     void score_all() {
         if (op.scores == Scores::SIGMOID)
-            for (int i = 0; i < experts; i += LANES) store(score + i, 1.f / (exp(-load<vf>(logits + i)) + 1.f));
+            for (int i = 0; i < experts; i += LANES)
+                store(score + i, 1.f / (exp(-load<vf>(logits + i)) + 1.f));
         else {
             vf total = splat(softmax(logits, score, experts));
             for (int i = 0; i < experts; i += LANES) store(score + i, load<vf>(score + i) / total);
@@ -65,7 +72,8 @@ struct Router {
             kept.offer(g, total, op.kept_groups);
         }
         for (int g = 0; g < groups; g++)
-            if (std::find(kept.id, kept.id + kept.count, g) == kept.id + kept.count) std::fill_n(rank + g * size, size, LOWEST);
+            if (std::find(kept.id, kept.id + kept.count, g) == kept.id + kept.count)
+                std::fill_n(rank + g * size, size, LOWEST);
     }
     void weigh_scores(float* weight) {  // by expert id, so the order of the sum is fixed
         if (op.groups > 1) keep_groups();
@@ -73,7 +81,8 @@ struct Router {
         std::sort(chosen.id, chosen.id + most);
         float total = 1e-20f;
         for (int k = 0; k < most; k++) total += weight[k] = score[chosen.id[k]];
-        for (int k = 0; k < most; k++) weight[k] = (op.normalise ? weight[k] / total : weight[k]) * op.scale;
+        for (int k = 0; k < most; k++)
+            weight[k] = (op.normalise ? weight[k] / total : weight[k]) * op.scale;
     }
     void weigh_chosen(float* weight) {  // a softmax over the chosen logits only
         for (int i = 0; i < experts; i++) chosen.offer(i, logits[i], most);
@@ -94,8 +103,12 @@ struct Router {
             }
             rank[best] = LOWEST;
             int at = k;  // sorted by number, the weight beside it
-            for (; at > 0 && chosen.id[at - 1] > best; at--) chosen.id[at] = chosen.id[at - 1], weight[at] = weight[at - 1];
-            chosen.id[at] = best, weight[at] = 1.f / total;
+            for (; at > 0 && chosen.id[at - 1] > best; at--) {
+                chosen.id[at] = chosen.id[at - 1];
+                weight[at] = weight[at - 1];
+            }
+            chosen.id[at] = best;
+            weight[at] = 1.f / total;
         }
     }
 };
@@ -103,13 +116,19 @@ struct Router {
 void route(const Route& op, const Step& s, int64_t r) {
     Router router(op, s, r);
     float* weight = at(op.weights, s) + r * op.top_k;
-    if (op.scores == Scores::SPARSEMIXER) router.mix(weight);
-    else if (op.scores == Scores::SOFTMAX_CHOSEN) router.weigh_chosen(weight);
-    else router.score_all(), router.weigh_scores(weight);
+    if (op.scores == Scores::SPARSEMIXER)
+        router.mix(weight);
+    else if (op.scores == Scores::SOFTMAX_CHOSEN)
+        router.weigh_chosen(weight);
+    else {
+        router.score_all();
+        router.weigh_scores(weight);
+    }
     std::copy_n(router.chosen.id, op.top_k, at(op.experts, s) + r * op.top_k);
 }
 
-// Which of this rank's experts computes a pair; `num_experts`: one of another rank. The group of ranks that does goes to `owner`.
+// Which of this rank's experts computes a pair; `num_experts`: one of another rank. The group of
+// ranks that does goes to `owner`.
 int held_expert(const MoeAlign& op, const int32_t* slots, int32_t expert, int row, int32_t& owner) {
     int slot = slots[expert * op.copies + row % op.copies];
     owner = slot / op.num_experts;
@@ -117,11 +136,13 @@ int held_expert(const MoeAlign& op, const int32_t* slots, int32_t expert, int ro
     return slot >= 0 && slot < op.num_experts ? slot : op.num_experts;
 }
 
-// A pair is a row and one of its experts: row * top_k + k. Pairs get places, by expert and then by row.
+// A pair is a row and one of its experts: row * top_k + k. Pairs get places, by expert and then by
+// row.
 void moe_align(const MoeAlign& op, const Step& s, int, void*) {
     const int32_t *id = at(op.experts, s), *slots = at(op.slots, s);
     int64_t* load = at(op.load, s);
-    int32_t *pair = at(op.sorted_pairs, s), *place = at(op.pair_places, s), *groups = at(op.groups, s), *owner = at(op.owners, s);
+    int32_t *pair = at(op.sorted_pairs, s), *place = at(op.pair_places, s);
+    int32_t *groups = at(op.groups, s), *owner = at(op.owners, s);
     int pairs = rows(op, s) * op.top_k, next[MAX_EXPERTS + 1] = {}, start = 0;
     for (int p = 0; p < pairs; p++) {
         load[id[p]]++;
@@ -132,8 +153,11 @@ void moe_align(const MoeAlign& op, const Step& s, int, void*) {
     for (int e = 0; e < op.num_experts; e++) {
         int count = next[e];
         next[e] = start;
-        for (int i = 0; i < count; i += LINEAR_ROWS, group += 3)
-            group[0] = e, group[1] = start + i, group[2] = std::min(LINEAR_ROWS, count - i);
+        for (int i = 0; i < count; i += LINEAR_ROWS, group += 3) {
+            group[0] = e;
+            group[1] = start + i;
+            group[2] = std::min(LINEAR_ROWS, count - i);
+        }
         start += count;
     }
     groups[0] = int(group - groups - 1) / 3;
@@ -153,7 +177,8 @@ template <class T> void gather_rows(const GatherRows& op, const Step& s, int64_t
     const T* x = at<T>(op.x, s) + pair / op.top_k * width;
     T* out = at<T>(op.out, s) + r * width;
     const float* weights = at(op.weights, s);
-    if (!weights) memcpy(out, x, width * sizeof(T));
+    if (!weights)
+        memcpy(out, x, width * sizeof(T));
     else
         for (int i = 0; i < width; i += LANES) put(out + i, get(x + i) * weights[pair]);
     quantise_row(op.quantised, op.cols, s, r, out);
@@ -165,7 +190,8 @@ void gather_quantised(const GatherQuantised& op, const Step& s, int64_t r) {
     int64_t from = at(op.sorted_pairs, s)[r] / op.top_k, bytes = op.bytes, groups = op.num_groups;
     memcpy(at(op.out_qvalues, s) + r * bytes, at(op.qvalues, s) + from * bytes, bytes);
     at(op.out_scales, s)[r] = at(op.scales, s)[from];
-    if (const int32_t* sums = at(op.sums, s)) memcpy(at(op.out_sums, s) + r * groups, sums + from * groups, groups * 4);
+    if (const int32_t* sums = at(op.sums, s))
+        memcpy(at(op.out_sums, s) + r * groups, sums + from * groups, groups * 4);
 }
 
 // The outputs of a row's experts, added in the order of their numbers.

@@ -1,4 +1,4 @@
-"""Which experts a row goes to, and with what weights.
+"""Routing: selects the experts of each row, and their weights.
 
 Sources: DeepSeek-V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437) for groups and the bias that
 balances, SparseMixer (arXiv:2409.12136) for Phi-MoE.
@@ -38,7 +38,7 @@ def _top_k(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, tor
 
 
 def _keep_groups(ranks_TE: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Ranks with those outside the best groups at minus infinity."""
+    """Set the ranking scores of experts outside the best groups to minus infinity."""
     grouped = ranks_TE.unflatten(-1, (routing.groups, -1))
     count = 1 if routing.group_rank == "best" else 2
     best = grouped.topk(count, -1).values.sum(-1)
@@ -47,7 +47,7 @@ def _keep_groups(ranks_TE: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def _sparse_mixer(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best expert, then the best of the others; each weighed against those close to it."""
+    """SparseMixer: pick the best expert, then the next; weigh each against scores close to it."""
     ids: list[torch.Tensor] = []
     weights: list[torch.Tensor] = []
     left_TE = logits_TE

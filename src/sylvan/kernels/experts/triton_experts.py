@@ -1,9 +1,9 @@
-"""Mixtures of experts on GPUs: rows put together by expert, then one grouped matrix product.
+"""Fused mixture of experts on GPUs: rows are grouped by expert, then multiplied by grouped GEMMs.
 
-The way of vLLM's and SGLang's fused MoE: pairs of a row and an expert are given places such that
-each tile of rows belongs to one expert; both products run over the tiles of all experts in one
-launch, the first with the gate behind it; the last kernel sums the experts of a row, in the order
-of their numbers. How many rows an expert gets never leaves the device.
+As in vLLM's and SGLang's fused MoE, pairs of a row and an expert are aligned such that each tile
+of rows belongs to one expert. Each of the two products is one launch over the tiles of all experts;
+the first one also applies the gate. The last kernel sums the experts of a row, in the order of
+their numbers. The row counts of experts stay on the device.
 
 Shapes: T rows, E experts, K experts of a row, P = T K pairs, D hidden, F inner.
 """
@@ -30,7 +30,7 @@ from sylvan.kernels.matmul.triton_codes import coded_tile, codes_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
 _SUM_BLOCK = 1024
-_GROUP = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
+_GROUP = tl.constexpr(8)  # row tiles that use a column of weights in turn, for L2 reuse
 
 
 @triton.jit(do_not_specialize=["row_tiles"])
@@ -71,9 +71,9 @@ def _product_kernel(
 ):
     """A tile of x (rows of pairs) times the weight of the tile's expert, transposed.
 
-    Row `pair // PAIRS_OF_ROW` of x gives row `pair` of y. With a GATE the first half of the
-    outputs are gates, the second what they let through, and y is what comes out: a tile has the
-    two of a column side by side, in the registers of one thread. With a CODE weights are codes.
+    Row `pair // PAIRS_OF_ROW` of x gives row `pair` of y. With a GATE the first half of the outputs
+    are gates, the second half the gated values, and y is the product: a tile has both of a column
+    side by side, in the registers of one thread. With a CODE weights are quantised codes.
     """
     inputs_ready(EARLY)
     program = tl.program_id(0)
@@ -153,7 +153,7 @@ def _sum_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Outputs of a row's experts, weighted and added in the order of the experts."""
+    """Sum the weighted outputs of a row's experts, in the order of the experts."""
     inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -170,7 +170,7 @@ def _sum_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """What follows the first product: act(gate) * up, or the clamped form if there is a limit."""
+    """The gated activation: act(gate) * up, or the clamped form if there is a limit."""
 
     act: ActivationKind
     alpha: float
@@ -277,7 +277,7 @@ _DENSE = {"CODE": "", "FOUR": False, "GROUP": 0, "ZEROS": False, "SHIFTS": False
 def _codes(
     stack: torch.Tensor | CodedWeight,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], int, dict[str, Any]]:
-    """Numbers or codes of a stack, what else belongs to codes, their groups, and constants."""
+    """Kernel arguments of a stack of matrices, plain or quantised."""
     if isinstance(stack, torch.Tensor):
         return stack, (stack,) * 4, 0, _DENSE
     (matrix, *rest), constants = codes_of(stack)
@@ -294,7 +294,7 @@ def _product(
     shares: torch.Tensor | None = None,
     gate: _Gate | None = None,
 ) -> torch.Tensor:
-    """Row p: row p // pairs_of_row of x by its expert's matrix, plus bias, gated or not."""
+    """Row p is row p // pairs_of_row of x times its expert's matrix, plus bias, gated if asked."""
     stack, bias = weight
     assert isinstance(stack, torch.Tensor | CodedWeight)
     assert bias is None or isinstance(bias, torch.Tensor)

@@ -1,10 +1,9 @@
-"""Places of pairs of a row and an expert, such that each tile of places belongs to one expert.
+"""Aligns (row, expert) pairs to tiles such that each tile belongs to one expert (moe_align).
 
-How many rows an expert gets never leaves the device: the number of tiles is the most there can be,
-and those that are left over have no owner. Few pairs are placed by one launch, each expert's by a
-program of its own, which counts all of them; many by one that counts, one that adds up and one
-that places. Places within an expert are taken in any order then: a row of a product does not
-depend on its place.
+Row counts stay on the device, so the grid has the largest possible number of tiles; unused tiles
+have no expert. Few pairs take one launch, with a program per expert that scans all pairs. Many
+pairs take launches that clear, count, compute offsets, and place. The order within an expert is
+then arbitrary, which changes no result: a row of a product does not depend on its place.
 
 Shapes: T rows, E experts, K experts of a row, P = T K pairs.
 """
@@ -21,8 +20,8 @@ from sylvan.kernels.gpu.launch import launch, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.gpu.triton_early import inputs_ready
 
-_FEW = 4096  # pairs that each expert's program looks at
-_CHUNK = 512  # of them at once
+_FEW = 4096  # most pairs for one launch, where each expert's program scans all of them
+_CHUNK = 512  # pairs scanned at once
 _BLOCK = 256
 
 
@@ -39,7 +38,7 @@ def _place_few_kernel(
     CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program e: tiles, load and pairs of expert e, in the order of the pairs."""
+    """Program e writes tiles, load and pairs of expert e, in the order of the pairs."""
     inputs_ready(EARLY)
     mine = tl.program_id(0)
     some = tl.arange(0, CHUNK)
@@ -84,7 +83,7 @@ def _count_kernel(ids_ptr, slot_ptr, load_ptr, pairs, slots, BLOCK: tl.constexpr
 def _offsets_kernel(
     load_ptr, next_ptr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """First place of each expert, whose places are whole tiles."""
+    """First place of each expert, aligned to tiles."""
     expert = tl.arange(0, BLOCK)
     load = tl.load(load_ptr + expert, mask=expert < EXPERTS, other=0).to(tl.int32)
     places = (load + ROWS - 1) // ROWS * ROWS
@@ -95,7 +94,7 @@ def _offsets_kernel(
 def _place_kernel(
     ids_ptr, next_ptr, pair_ptr, owner_ptr, pairs, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Give each pair the next place of its expert; the first of a tile says whose it is."""
+    """Give each pair the next place of its expert; a tile's first pair sets the tile's expert."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = pair < pairs
     expert = tl.load(ids_ptr + pair, mask=real, other=0).to(tl.int32)
@@ -106,9 +105,9 @@ def _place_kernel(
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """Pairs by expert, int32: the pair of each place and the expert of each tile of places.
+    """Pairs sorted by expert, int32: the pair of each place, and the expert of each tile.
 
-    Both are -1 where there is none. `load_E`, int64: pairs of each expert.
+    Unused places and tiles are -1. `load_E`, int64: pairs of each expert.
     """
 
     pairs: torch.Tensor

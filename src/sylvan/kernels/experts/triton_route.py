@@ -1,10 +1,9 @@
-"""Routing on GPUs: scores, groups, choice and weights of a step's rows in one launch.
+"""Routing on GPUs: scores, groups, selection and weights of a step's rows in one launch.
 
-A program holds a row's experts, padded group by group. It chooses by keys of 64 bits, each made of
-a rank and the place of its expert: no two are equal, so the K-th best bounds the K chosen ones
-whatever the ranks are. Equal ranks go to the lowest number, as on a CPU; what is not a number
-ranks last. So every id is one of an expert, and no two of a row are equal, even where padding rows
-of a captured graph hold rubbish.
+A program holds the experts of a row, padded group by group. It selects by 64-bit keys that combine
+a score with the expert's position. Keys are distinct, so the K-th largest key separates the K
+selected experts. Ties go to the lowest expert, as on a CPU; NaN ranks last. So all ids are valid
+and distinct within a row, even if padding rows of a captured graph hold garbage.
 
 Shapes: T rows, E experts, K experts of a row, G groups.
 """
@@ -22,21 +21,21 @@ from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.gpu.triton_early import inputs_ready
 
 _NO_KEY = tl.constexpr(-(1 << 63))  # below the key of any number
-_ELEMENTS = 64  # of a program's block at least
+_ELEMENTS = 64  # smallest block of a program
 
 
 @triton.jit
 def _keys(x, place, PLACES: tl.constexpr):
-    """Integer keys in the order of x, ties by descending position. Shape: that of x."""
+    """Distinct integer keys that sort as x; of equal x the first is largest. Shape: that of x."""
     x = tl.where(x >= float("-inf"), x, float("-inf"))
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # one zero, not two
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0 becomes 0
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (bits.to(tl.int64) << 32) | (PLACES - 1 - place)
 
 
 @triton.jit
 def _numbers(keys):
-    """The x of `_keys`."""
+    """Recover x from `_keys`."""
     bits = (keys >> 32).to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -96,7 +95,7 @@ def _route_kernel(
     SIZE_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Experts of ROWS rows, ascending, and their weights; SIZE experts a group."""
+    """Experts of ROWS rows, ascending, and their weights; SIZE experts per group."""
     inputs_ready(EARLY)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, GROUP_BLOCK * SIZE_BLOCK)
@@ -143,7 +142,7 @@ def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torc
     if routing.scores == "sparsemixer":
         return reference.route(logits_TE, routing)
     rows, experts = logits_TE.shape
-    plain = routing.scores == "softmax_chosen"  # knows neither groups nor a bias
+    plain = routing.scores == "softmax_chosen"  # without groups and bias
     groups = 1 if plain else routing.groups
     bias = None if plain else routing.bias
     size = experts // groups
@@ -174,6 +173,6 @@ def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torc
         ROWS=block,
         GROUP_BLOCK=group_block,
         SIZE_BLOCK=size_block,
-        num_warps=1,  # whose lanes find a row's best without waiting for one another
+        num_warps=1,  # one warp needs no barrier to find a row's best
     )
     return ids_TK, weights_TK

@@ -1,7 +1,7 @@
-"""Experts of a single row on GPUs, whose products only read the weights of its experts.
+"""Experts of a single row on GPUs: matrix-vector products of its experts' weights.
 
-Nothing is sorted and no tile of rows is padded: a program of the first product has an expert and a
-few columns, one of the second a few columns of all experts of the row, and sums them.
+Nothing is sorted or padded to tiles. A program of the first product does a few columns of one
+expert; a program of the second does a few columns of all experts of the row, and sums them.
 
 Shapes: E experts, K experts of the row, D hidden, F inner.
 """
@@ -63,7 +63,7 @@ def _gate_kernel(
     if BIAS:
         gate += tl.load(bias_ptr + first + col, mask=wanted, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + first + inner + col, mask=wanted, other=0.0).to(tl.float32)
-    # rounded where the reference stores
+    # round where the reference stores
     gate = gate.to(h_ptr.dtype.element_ty).to(tl.float32)
     up = up.to(h_ptr.dtype.element_ty).to(tl.float32)
     h = gated(gate, up, alpha, limit, GATE, CLAMPED)
@@ -92,7 +92,7 @@ def _down_kernel(
     INNER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """COLS outputs: those of all experts of the row, weighted, added in the order of experts."""
+    """COLS outputs: the weighted sum over the row's experts, in the order of experts."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     wanted = col < outputs
     k = tl.arange(0, INNER)
@@ -130,7 +130,7 @@ def row_experts(
     weights: ExpertWeights,
     load: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`experts` of a row for which `route` chose experts and shares; dense weights of 16 bits."""
+    """`experts` for one row, with routed ids and weights; dense 16-bit matrices only."""
     ids_K, shares_K = chosen[0].flatten(), chosen[1].flatten()
     gate_up, down = weights.gate_up, weights.down
     assert isinstance(gate_up, torch.Tensor)

@@ -7,14 +7,24 @@ namespace {
 // Calls f with the function of one vector.
 template <class F> void by_function(Function function, F&& f) {
     switch (function) {
-        case Function::SILU: return f([](vf x) { return x * sigmoid(x); });
-        case Function::GELU: return f([](vf x) { return .5f * x * (1.f + erf(x * .70710678f)); });
-        case Function::GELU_TANH: return f([](vf x) { return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x))); });
-        case Function::RELU: return f([](vf x) { return max(x, vf{}); });
-        case Function::RELU2: return f([](vf x) { return max(x, vf{}) * max(x, vf{}); });
-        case Function::QUICK_GELU: return f([](vf x) { return x * sigmoid(x * 1.702f); });
-        case Function::SIGMOID: return f([](vf x) { return 1.f / (exp(-x) + 1.f); });
-        default: return f([](vf x) { return tanh(x); });
+    case Function::SILU:
+        return f([](vf x) { return x * sigmoid(x); });
+    case Function::GELU:
+        return f([](vf x) { return .5f * x * (1.f + erf(x * .70710678f)); });
+    case Function::GELU_TANH:
+        return f([](vf x) {
+            return .5f * x * (1.f + tanh(.79788456f * fma(x * x * x, splat(.044715f), x)));
+        });
+    case Function::RELU:
+        return f([](vf x) { return max(x, vf{}); });
+    case Function::RELU2:
+        return f([](vf x) { return max(x, vf{}) * max(x, vf{}); });
+    case Function::QUICK_GELU:
+        return f([](vf x) { return x * sigmoid(x * 1.702f); });
+    case Function::SIGMOID:
+        return f([](vf x) { return 1.f / (exp(-x) + 1.f); });
+    default:
+        return f([](vf x) { return tanh(x); });
     }
 }
 
@@ -36,7 +46,10 @@ template <class T> void glu(const Glu& op, const Step& s, int64_t r) {
             vf g = min(get(gate + i), limit), u = min(max(get(up + i), -limit), limit);
             return (u + 1.f) * g * sigmoid(g * alpha);
         });
-    } else by_function(op.function, [=](auto f) { each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); }); });
+    } else
+        by_function(op.function, [=](auto f) {
+            each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); });
+        });
     quantise_row(op.quantised, cols, s, r, out);
 }
 
@@ -44,14 +57,16 @@ template <class T> void activation(const Activation& op, const Step& s, int64_t 
     int cols = op.cols;
     const T* x = at<T>(op.x, s) + r * stride(cols);
     T* out = at<T>(op.out, s) + r * stride(cols);
-    by_function(op.function, [=](auto f) { each(out, cols, [=](int i) { return f(get(x + i)); }); });
+    by_function(op.function,
+                [=](auto f) { each(out, cols, [=](int i) { return f(get(x + i)); }); });
     quantise_row(op.quantised, cols, s, r, out);
 }
 
 // exp(x) - 1 below zero, to 1e-7 of itself: a series where the difference would cancel.
 vf expm1(vf x) {
     vf series = splat(1.f / 362880.f);
-    for (float term : {1.f / 40320, 1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f})
+    for (float term :
+         {1.f / 40320, 1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f})
         series = fma(series, x, splat(term));
     return select(x > -.5f, series * x, exp(x) - 1.f);
 }
@@ -59,7 +74,8 @@ vf expm1(vf x) {
 template <class T> void xielu(const Xielu& op, const Step& s, int64_t r) {
     auto softplus = [](float x) { return x > 20 ? x : std::log1p(std::exp(x)); };
     float line = *at(op.beta, s);
-    vf beta = splat(line), above = splat(softplus(*at(op.alpha_p, s))), below = splat(line + softplus(*at(op.alpha_n, s)));
+    vf beta = splat(line), above = splat(softplus(*at(op.alpha_p, s)));
+    vf below = splat(line + softplus(*at(op.alpha_n, s)));
     vf eps = splat(*at(op.eps, s));
     const T* x = at<T>(op.x, s) + r * stride(op.cols);
     T* out = at<T>(op.out, s) + r * stride(op.cols);

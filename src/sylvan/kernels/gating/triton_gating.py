@@ -1,4 +1,4 @@
-"""Element-wise non-linearities on GPUs: a block of columns of one row a program."""
+"""Element-wise non-linearities on GPUs; a program does a block of columns of one row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 @triton.jit
 def tanh(x):
-    """Saturates without overflow: exp(2 x) may be infinite, and then 2 / inf is 0."""
+    """Hyperbolic tangent. Saturates without overflow: if exp(2 x) is infinite, 2 / inf is 0."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 

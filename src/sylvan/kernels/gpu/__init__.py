@@ -1,1 +1,1 @@
-"""What the Triton kernels share: when they are chosen, their tiles, how they are launched."""
+"""Shared by the Triton kernels: selection, tile sizes and launching."""

@@ -1,7 +1,7 @@
-"""Which implementation of an op a tensor gets: a kernel for its device, type and chip, if any.
+"""Selects the implementation of an op by the tensor's device and dtype, and the chip.
 
-Kernels are imported when an op first meets a tensor that they take, never before: a machine without
-a GPU does not pay for Triton, nor need it installed.
+A kernel is imported when an op first meets a tensor that it supports. So a machine without a GPU
+needs no Triton and does not pay for its import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def triton_installed() -> bool:
 
 
 def kernels_for(op: str, device: torch.device) -> Any:
-    """The best kernels of an op that are a module, for a device; None: there are none."""
+    """The best kernel module of an op for a device, or None."""
     found = [spec for spec in registry().usable(op, device.type) if spec.target]
     return load(found[0].target) if found else None
 
@@ -33,8 +33,8 @@ class KernelDispatch(Generic[P, T]):
 
     Args:
         op: Folder and name of the reference, as in `registry.KernelSpec`.
-        reference: What computes where no kernel does.
-        kernels: Instead of those of all installed packages.
+        reference: Called for tensors that no kernel supports.
+        kernels: Kernels to choose from; by default those of all installed packages.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def _first_of(
 
 
 def chip_of(device: torch.device) -> str:
-    """Name of a GPU's chip, as compilers call it (`sm_90`, `gfx942`); "" of other devices."""
+    """Compiler name of a GPU's architecture (`sm_90`, `gfx942`); "" for other devices."""
     if device.type != "cuda":
         return ""
     if torch.version.hip is not None:

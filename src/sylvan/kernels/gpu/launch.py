@@ -1,4 +1,4 @@
-"""Starts kernels, and says what they are started on."""
+"""Launches Triton kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EARLY: frozenset[Arch] = frozenset({"sm90"})
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
     """Run `kernel` over `grid`; the first argument is a tensor.
 
-    On the meta device it is compiled only, with the very specialisation of the real call: that is
-    how kernels are checked on machines without a GPU. A grid without programs starts nothing.
+    Meta tensors only compile it, specialised as for the real call, to check kernels without a GPU.
+    An empty grid launches nothing.
     """
     first = args[0]
     assert isinstance(first, torch.Tensor)
@@ -29,23 +29,22 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object)
 
 
 def launch_early(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
-    """`launch` a kernel that may start before the one in front of it has ended, where chips can.
+    """`launch` a kernel that may start before the previous one has finished, on chips that can.
 
-    That is NVIDIA's programmatic dependent launch, from compute capability 9.0 on: programs are
-    resident, and have read their weights, when their inputs are complete. The kernel must call
-    `triton_early.inputs_ready` in every program, before it reads what other kernels write and
-    before it writes anything.
+    This is NVIDIA's programmatic dependent launch (compute capability 9.0 and later): programs are
+    resident and have read their weights by the time their inputs are complete. Every program must
+    call `triton_early.inputs_ready` before it reads outputs of other kernels, and before it writes.
     """
     first = args[0]
     assert isinstance(first, torch.Tensor)
     early = arch_of(first) in EARLY
-    if early:  # other backends refuse the name
+    if early:  # other backends reject the option
         options["launch_pdl"] = True
     launch(kernel, grid, *args, EARLY=early, **options)
 
 
 def arch_of(x: torch.Tensor) -> Arch:
-    """What kernels over x run on: an interpreter for CPU tensors, the driver's chip otherwise."""
+    """Target of kernels on x: the interpreter for CPU tensors, else the chip of the driver."""
     if x.device.type == "cpu":
         return "interpreter"
     return _target() if x.is_meta else _target_of(x.device)

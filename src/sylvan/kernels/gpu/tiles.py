@@ -1,8 +1,8 @@
 """Sizes of tiles, warps and pipeline stages: one frozen table instead of tuning at run time.
 
-Tuning would measure while serving, differ from run to run, and not work ahead of time. The table
-is kept honest by `sylvan.kernels.aot`, which compiles every row and refuses spilled registers, but
-for what was measured to be worth them.
+Tuning would measure while serving, differ from run to run, and rule out compiling ahead of time.
+`sylvan.kernels.aot` checks the table: it compiles every row and rejects spilled registers, except
+where spilling was measured to be faster.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `cols` of the output or the scores; `inner` of a matrix product's sum.
+    """`rows` x `cols` of the output or the scores; `inner`: block of the summed dimension.
 
-    Up to `programs` programs divide the sums of a product among themselves.
-    `split`: tokens of a split of KV at least, in decoding; 0: by the number of heads.
+    Up to `programs` programs share the sum of a product (split-K). `split`: minimum tokens of a KV
+    split in decoding; 0: derived from the number of heads.
     """
 
     rows: int
@@ -30,6 +30,12 @@ class Tile:
     stages: int = 2
     programs: int = 0
     split: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Constants and launch options of a kernel of matrix products."""
+        sizes = {"ROWS": self.rows, "COLS": self.cols, "INNER": self.inner}
+        return sizes | {"num_warps": self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ class TileEntry:
 
 _ANY = 1 << 30
 
-# The first entry that fits is taken: narrow before wide, chips before the general case.
+# The first matching entry applies: narrow before wide, chips before the general case.
 TABLE: tuple[TileEntry, ...] = (
-    # ---- one query a request: bound by memory, so small tiles and a deep pipeline
+    # ---- one query per request: memory-bound, so small tiles and a deep pipeline
     TileEntry("decode", "gfx9", 64, 2, Tile(16, 64, warps=4, stages=1)),
     TileEntry("decode", "gfx9", 128, 2, Tile(16, 64, warps=4, stages=1)),
     TileEntry("decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
@@ -57,7 +63,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("decode", None, 128, 4, Tile(16, 16, warps=4, stages=2)),
     TileEntry("decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
-    # ---- many queries: bound by matrix units; registers hold rows x value columns
+    # ---- many queries: bound by the matrix units; registers hold rows x value columns
     TileEntry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
     TileEntry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
     TileEntry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
@@ -69,7 +75,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
     TileEntry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     TileEntry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
-    # ---- latents, by heads and bytes of the cache: 64 rows are what four warps multiply at once
+    # ---- latents, by heads and cache dtype: 64 rows are what four warps multiply at once
     TileEntry("latent decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
     TileEntry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
     TileEntry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
@@ -82,39 +88,39 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
     TileEntry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     TileEntry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
-    # ---- a linear layer of one row, by its inputs
+    # ---- linear layer, one row, by number of inputs
     TileEntry("row", None, 3072, 2, Tile(1, 2, 1024, warps=4)),
     TileEntry("row", None, _ANY, 2, Tile(1, 4, 2048, warps=8)),
-    # ---- the same with a gate: two rows of the weight for each output
+    # ---- the same with a gate: two weight rows per output
     TileEntry("gated row", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
     TileEntry("gated row", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
-    # ---- experts of one row: the first product, by its inputs, and the second
+    # ---- experts, one row: first product by number of inputs, and second product
     TileEntry("row gate", None, 3072, 2, Tile(1, 1, 1024, warps=4)),
     TileEntry("row gate", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
     TileEntry("row down", None, 1024, 2, Tile(1, 2, 1024, warps=4)),
     TileEntry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
-    # ---- a few rows by codes, by rows
+    # ---- quantised weights, few rows, by number of rows
     TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
     TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
     TileEntry("few bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
     TileEntry("few bytes", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
     TileEntry("few bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
-    # ---- a linear layer of codes, by rows
+    # ---- quantised linear layer, by number of rows
     TileEntry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     TileEntry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
     TileEntry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
     TileEntry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
     TileEntry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     TileEntry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
-    # ---- 8-bit floats on both sides, by rows; `inner` is the group of scales
+    # ---- FP8 on both sides, by number of rows; `inner` is the group of scales
     TileEntry("fp8", "interpreter", _ANY, 1, Tile(32, 32, 128)),
     TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
-    # ---- experts of codes, by rows an expert gets on average
+    # ---- quantised experts, by mean rows per expert
     TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
     TileEntry("coded experts", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     TileEntry("coded experts", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
-    # ---- experts, by rows an expert gets on average
+    # ---- experts, by mean rows per expert
     TileEntry("experts", "gfx9", 16, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("experts", "gfx9", _ANY, 2, Tile(64, 128, 64, warps=4, stages=1)),
     TileEntry("experts", "sm90", 1, 2, Tile(16, 32, 128, warps=2, stages=4)),
@@ -150,5 +156,5 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n: blocks of Triton have such sizes."""
+    """The smallest power of two >= n, as Triton requires for block sizes."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What a kernel that starts early calls before it touches the memory of others."""
+"""Synchronises a kernel that was launched early with the kernels before it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def inputs_ready(EARLY: tl.constexpr):
     """Let the next kernel start as soon as there is room, and wait for all kernels before this one.
 
-    Each kernel of a chain waits for the one before it to end, which has itself waited, so that all
-    earlier ones have ended, too.
+    Waiting for the previous kernel suffices, because that one has waited for its predecessor.
     """
     if EARLY:
         gdc_launch_dependents()

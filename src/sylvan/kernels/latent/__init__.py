@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) as attention with one wide key head.
 
-With the up-projections absorbed into queries and outputs, what is kept of a token is its latent
-vector and one turned key part; all query heads look at it, and its first columns are the value.
+With the up-projections absorbed into queries and outputs, the KV of a token is its latent vector
+and one rotated key part. All query heads attend to it; its first columns are the value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def latent_attention(
 ) -> TracedTensor:
     """Heads, paged attention and output in one. Shape: (T, N value).
 
-    Recorded only: on tensors an attention backend stands between `latent_heads` and
+    For tracing only: with tensors, an attention backend runs between `latent_heads` and
     `latent_output`.
     """
     return q.tracer.latent_attention(q, kv, parts, layer)
@@ -32,7 +32,7 @@ def latent_heads(
 
     Args:
         q: (T, N (nope + turning)).
-        kv: (T, latent + turning), before norm and turning.
+        kv: (T, latent + turning), before norm and rotation.
         parts: The layer's constants.
         positions_T: Positions of the rows.
     """
@@ -40,5 +40,5 @@ def latent_heads(
 
 
 def latent_output(out_TNC: torch.Tensor, parts: LatentParts) -> torch.Tensor:
-    """Attended latents to value heads. Shape: (T, N, latent) -> (T, N value)."""
+    """Project attention results from latents to value heads: (T, N, latent) -> (T, N value)."""
     return reference.latent_output(out_TNC, parts)

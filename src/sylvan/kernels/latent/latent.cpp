@@ -1,22 +1,26 @@
-// Latent attention around the paged one: rows into heads, and heads as a stack of matrices whose rows have weights of their
-// own. A stack has a row for each head and token, head by head, so that each head is a group of rows (see tiling.h); where the columns
-// of heads are whole tiles they are read and written in place instead.
+// Latent attention around the paged one: rows into heads, and heads as a stack of matrices whose
+// rows have weights of their own. A stack has a row for each head and token, head by head, so that
+// each head is a group of rows (see tiling.h); where the columns of heads are whole tiles they are
+// read and written in place instead.
 #include "../matmul/tiling.h"
 #include "../paged/rope.h"
 
 namespace {
 
-// The rotated columns of the queries, and the one key, normed and rotated, with its value. Rows of attention: heads of latent
-// and rotated columns, the key likewise, the latent value; the latent columns of the heads come later.
+// The rotated columns of the queries, and the one key, normed and rotated, with its value. Rows of
+// attention: heads of latent and rotated columns, the key likewise, the latent value; the latent
+// columns of the heads come later.
 template <class T> void latent_rows(const LatentRows& op, const Step& s, int64_t r) {
-    int heads = op.num_heads, nope = op.qk_nope_head_dim, rotary = op.qk_rope_head_dim, latent = op.kv_lora_rank, dim = latent + rotary;
+    int heads = op.num_heads, nope = op.qk_nope_head_dim, rotary = op.qk_rope_head_dim;
+    int latent = op.kv_lora_rank, dim = latent + rotary;
     const float* cos = at(op.cos_sin, s) + int64_t(s.run->positions[r]) * rotary;
     Rope rope{cos, cos + rotary / 2, rotary, op.interleaved != 0}, none{nullptr, nullptr, 0, false};
     Norm no_norm{nullptr, 0, 0}, norm{at(op.norm, s), op.eps, 0};
     const T* q = at<T>(op.q, s) + r * stride(heads * (nope + rotary));
     const T* kv = at<T>(op.kv, s) + r * stride(dim);
     int width = (heads + 1) * dim + latent;
-    T *out = at<T>(op.out, s) + r * stride(width), *key = out + heads * dim, head[MAX_HEAD + KEY_PAD];
+    T *out = at<T>(op.out, s) + r * stride(width), *key = out + heads * dim;
+    T head[MAX_HEAD + KEY_PAD];
     for (int h = 0; h < heads; h++) {
         prepare(q + h * (nope + rotary) + nope, head, rotary, no_norm, rope);
         memcpy(out + h * dim + latent, head, rotary * sizeof(T));
@@ -33,8 +37,11 @@ void head_groups(const HeadGroups& op, const Step& s, int, void*) {
     int32_t *groups = at(op.groups, s), *group = groups + 1;
     int tokens = rows(op, s);
     for (int h = 0; h < op.num_heads; h++)
-        for (int i = 0; i < tokens; i += LINEAR_ROWS, group += 3)
-            group[0] = h, group[1] = (op.in_place ? 0 : h * tokens) + i, group[2] = std::min(LINEAR_ROWS, tokens - i);
+        for (int i = 0; i < tokens; i += LINEAR_ROWS, group += 3) {
+            group[0] = h;
+            group[1] = (op.in_place ? 0 : h * tokens) + i;
+            group[2] = std::min(LINEAR_ROWS, tokens - i);
+        }
     groups[0] = int(group - groups - 1) / 3;
 }
 int one_call(const Op&, const Step&) { return 1; }
@@ -54,7 +61,8 @@ template <class T> void from_stack(const FromStack& op, const Step& s, int64_t r
     int64_t width = op.width, padded = stride(op.width), tokens = rows(op, s);
     T* out = at<T>(op.out, s) + r * stride(op.cols);
     for (int h = 0; h < op.num_heads; h++)
-        memcpy(out + int64_t(h) * op.step, at<T>(op.stack, s) + (h * tokens + r) * padded, width * sizeof(T));
+        memcpy(out + int64_t(h) * op.step, at<T>(op.stack, s) + (h * tokens + r) * padded,
+               width * sizeof(T));
     for (int64_t d = op.cols; d < stride(op.cols); d++) out[d] = 0;
 }
 

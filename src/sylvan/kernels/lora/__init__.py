@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): matrices of their own for the rows of some requests of a step."""
+"""LoRA: rows of different requests in a step use different low-rank adapters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _lora = KernelDispatch("lora.lora", reference.lora)
 
 
 def lora(x: X, y: X, layer: LoraLayer) -> X:
-    """Add what the adapters of this step change: y += scale * B (A x), in place.
+    """Add the adapters' changes in place: y += scale * B (A x).
 
-    Rows are those of the step, or of `layer.of_outputs` those that the head takes
-    (`LoraRows.take`). Rows whose request has no adapter stay as they are, and cost nothing. Sums
-    are float32; A x is rounded to the type of x, and the result to that of y.
+    Rows are those of the step; with `layer.of_outputs` those that the head reads
+    (`LoraRows.take`). Rows without an adapter stay unchanged and cost nothing. Sums are float32;
+    A x is rounded to the dtype of x, and the result to that of y.
 
     Shape: x (T, K), y (T, N).
     Returns: y.
@@ -31,7 +31,7 @@ def lora(x: X, y: X, layer: LoraLayer) -> X:
 
 
 def lora_embedding(ids: X, y: X, layer: LoraLayer) -> X:
-    """The same for rows of an embedding: A is looked up by id. y += scale * B A[:, id], in place.
+    """`add_lora` for an embedding: A is looked up by id. y += scale * B A[:, id], in place.
 
     Shape: ids (T,), y (T, N).
     Returns: y.

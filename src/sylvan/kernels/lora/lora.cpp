@@ -1,6 +1,6 @@
-// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their adapter. Shrink makes the inner
-// rows, A x, expand adds scale * B (A x) to y. Matrices are packed [outputs / 16][words of inputs][16]; where x is an id, A is a
-// table [ids][rank].
+// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their
+// adapter. Shrink makes the inner rows, A x, expand adds scale * B (A x) to y. Matrices are packed
+// [outputs / 16][words of inputs][16]; where x is an id, A is a table [ids][rank].
 #include "../native/amx.h"
 #include "../native/kernel.h"
 #include <utility>
@@ -18,7 +18,8 @@ struct SlotRows {  // rows by slot
     const int32_t* table;
     const LoraTables& tables;
 
-    SlotRows(const LoraTables& tables, const Step& s) : table(at(tables.slot_rows, s)), tables(tables) {}
+    SlotRows(const LoraTables& tables, const Step& s)
+        : table(at(tables.slot_rows, s)), tables(tables) {}
     int count() const { return table[0]; }
     int slot(int g) const { return table[1 + 3 * g]; }
     int first(int g) const { return table[2 + 3 * g]; }
@@ -40,7 +41,9 @@ constexpr int WIDTH = 512;        // columns of y in a tile
 constexpr int EXPAND_ROWS = 128;  // rows of it
 constexpr int LOOKUP_ROWS = 64;
 
-int shrink_rows(const LoraShrink& op) { return std::clamp(SCRATCH_BYTES / op.x_bytes / 16 * 16, 16, 64); }
+int shrink_rows(const LoraShrink& op) {
+    return std::clamp(SCRATCH_BYTES / op.x_bytes / 16 * 16, 16, 64);
+}
 
 const Factors* factors_of(const LoraTables& tables, const Step& s, int slot) {
     return reinterpret_cast<const Factors*>(at(tables.factors, s)) + int64_t(slot) * tables.parts;
@@ -51,7 +54,8 @@ bool is_changed(const LoraTables& tables, const Step& s) {
     SlotRows by_slot(tables, s);
     for (int g = 0; g < by_slot.count(); g++) {
         const Factors* factors = factors_of(tables, s, by_slot.slot(g));
-        if (std::any_of(factors, factors + tables.parts, [](const Factors& f) { return f.rank; })) return true;
+        if (std::any_of(factors, factors + tables.parts, [](const Factors& f) { return f.rank; }))
+            return true;
     }
     return false;
 }
@@ -75,7 +79,8 @@ Block block(const Op& op, const LoraTables& tables, const Step& s, int b, int hi
     int g = 0;
     for (int blocks; b >= (blocks = ceil_div(by_slot.rows(g), high)); g++) b -= blocks;
     int first = by_slot.first(g) + b * high;
-    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first), factors_of(tables, s, by_slot.slot(g))};
+    return {first, std::min(high, by_slot.rows(g) - b * high), by_slot.listed(first),
+            factors_of(tables, s, by_slot.slot(g))};
 }
 
 int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
@@ -84,22 +89,29 @@ int across(const LoraExpand& op, const Step& s) {  // tiles of all parts
     return tiles;
 }
 
-int shrink_tiles(const LoraShrink& op, const Step& s) { return block_tiles(op, op.tables, s, shrink_rows(op), op.tables.parts); }
-int lookup_tiles(const LoraLookup& op, const Step& s) { return block_tiles(op, op.tables, s, LOOKUP_ROWS, 1); }
+int shrink_tiles(const LoraShrink& op, const Step& s) {
+    return block_tiles(op, op.tables, s, shrink_rows(op), op.tables.parts);
+}
+int lookup_tiles(const LoraLookup& op, const Step& s) {
+    return block_tiles(op, op.tables, s, LOOKUP_ROWS, 1);
+}
 int expand_tiles(const LoraExpand& op, const Step& s) {
-    return at(op.tables.slot_rows, s)[0] ? block_tiles(op, op.tables, s, EXPAND_ROWS, across(op, s)) : 0;
+    return at(op.tables.slot_rows, s)[0] ? block_tiles(op, op.tables, s, EXPAND_ROWS, across(op, s))
+                                         : 0;
 }
 
 // Calls f(row, block, sums) for the products of rows of x, `stride` bytes apart, with blocks of 16
 // outputs, `step` words apart. Matrix tiles also read the rows up to the next multiple of 16; their
 // results are dropped.
 template <class E, class F>
-void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks, int words, F&& f) {
+void products(const char* x, int64_t stride, int count, const uint32_t* w, int64_t step, int blocks,
+              int words, F&& f) {
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<E, Bf16>) {
         alignas(64) float raw[4 * TILE * TILE];
         const int steps = ceil_div(words, TILE_WORDS);
-        for (int i = 0; i < BYTES_AHEAD; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + i);
+        for (int i = 0; i < BYTES_AHEAD; i += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(w) + i);
         for (int n = 0; n < blocks; n += 4) {
             const char* from = reinterpret_cast<const char*>(w + n * step);
             const int some = std::min(4, blocks - n);
@@ -109,10 +121,12 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
                     tiles_1x4<TilesBf16, true>(raw, rows, stride, from, step * 4, steps);
                 else
                     for (int j = 0; j < some; j++)
-                        tiles_1x1<TilesBf16, true>(raw + j * TILE * TILE, rows, stride, from + j * step * 4, steps);
+                        tiles_1x1<TilesBf16, true>(raw + j * TILE * TILE, rows, stride,
+                                                   from + j * step * 4, steps);
                 const int high = std::min(TILE, count - m);
                 for (int j = 0; j < some; j++)
-                    for (int i = 0; i < high; i++) f(m + i, n + j, load<vf>(raw + (j * TILE + i) * LANES));
+                    for (int i = 0; i < high; i++)
+                        f(m + i, n + j, load<vf>(raw + (j * TILE + i) * LANES));
             }
         }
         return;
@@ -122,8 +136,8 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
         for (int m = 0; m < count; m += TILE_ROWS)
             constant<TILE_ROWS>(std::min(TILE_ROWS, count - m), [&](auto M) {
                 vf acc[M][1] = {};
-                multiply<E, M, 1>(acc, reinterpret_cast<const uint32_t*>(x + m * stride), stride / 4, w + n * step, 0, LANES, words,
-                                  count <= 4 ? 384 : 0);
+                multiply<E, M, 1>(acc, reinterpret_cast<const uint32_t*>(x + m * stride),
+                                  stride / 4, w + n * step, 0, LANES, words, count <= 4 ? 384 : 0);
                 for (int i = 0; i < M; i++) f(m + i, n, acc[i][0]);
             });
 }
@@ -132,7 +146,8 @@ int one_tile(const LoraPairs&, const Step&) { return 1; }
 
 // Which pairs of a row and an expert use which slot of their expert.
 void pairs(const LoraPairs& op, const Step& s, int, void*) {
-    const int32_t *of_step = at(op.step_rows, s), *slot_of = of_step + 1 + 3 * op.slots + op.max_tokens;
+    const int32_t* of_step = at(op.step_rows, s);
+    const int32_t* slot_of = of_step + 1 + 3 * op.slots + op.max_tokens;
     const int32_t *some = at(op.groups, s), *pair = at(op.sorted_pairs, s);
     int32_t* table = at(op.slot_rows, s);
     int32_t *group = table + 1, *listed = table + 1 + 3 * op.slots * op.num_experts, *end = listed;
@@ -147,8 +162,11 @@ void pairs(const LoraPairs& op, const Step& s, int, void*) {
             if (int slot = slot_of[pair[p] / op.top_k]; slot >= 0) next[slot]++;
         for (int slot = 0; slot < op.slots; slot++)
             if (int own = std::exchange(next[slot], int(end - listed))) {
-                group[0] = owner * op.slots + slot, group[1] = int(end - listed), group[2] = own;
-                group += 3, end += own;
+                group[0] = owner * op.slots + slot;
+                group[1] = int(end - listed);
+                group[2] = own;
+                group += 3;
+                end += own;
             }
         for (int p = first; p < stop; p++)
             if (int slot = slot_of[pair[p] / op.top_k]; slot >= 0) listed[next[slot]++] = p;
@@ -163,7 +181,9 @@ template <class E> void shrink(const LoraShrink& op, const Step& s, int t, void*
     if (!b.has(t % parts)) return;
     const Factors& factors = b.factors[t % parts];
     char* x = static_cast<char*>(scratch);
-    for (int i = 0; i < b.count; i++) memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.row(i)) * op.x_bytes, op.x_bytes);
+    for (int i = 0; i < b.count; i++)
+        memcpy(x + int64_t(i) * op.x_bytes, at<char>(op.x, s) + int64_t(b.row(i)) * op.x_bytes,
+               op.x_bytes);
     const int64_t step = int64_t(parts) * width;
     T* out = at<T>(op.inner, s) + b.first * step + t % parts * width;
     const int blocks = ceil_div(factors.rank, LANES);
@@ -201,26 +221,36 @@ template <class E> void expand(const LoraExpand& op, const Step& s, int t, void*
     const int parts = op.tables.parts, width = op.tables.width, each = across(op, s);
     const int32_t* cols = at(op.part_cols, s);
     int part = 0, rest = t % each, first = 0;  // columns of y before the part
-    for (; rest >= ceil_div(cols[part], WIDTH); part++) rest -= ceil_div(cols[part], WIDTH), first += cols[part];
+    for (; rest >= ceil_div(cols[part], WIDTH); part++) {
+        rest -= ceil_div(cols[part], WIDTH);
+        first += cols[part];
+    }
     const Block b = block(op, op.tables, s, t / each, EXPAND_ROWS);
     if (!b.has(part)) return;
     const Factors& factors = b.factors[part];
-    const int words = ceil_div(factors.rank, E::ELEMENTS), count = std::min(WIDTH, cols[part] - rest * WIDTH);
+    const int words = ceil_div(factors.rank, E::ELEMENTS);
+    const int count = std::min(WIDTH, cols[part] - rest * WIDTH);
     const int64_t step = int64_t(parts) * width;
     const T* inner = at<T>(op.inner, s) + b.first * step + part * width;
     const uint32_t* up = factors.up + int64_t(rest) * WIDTH * words;
     first += rest * WIDTH;
-    products<E>(reinterpret_cast<const char*>(inner), step * sizeof(T), b.count, up, int64_t(words) * LANES, ceil_div(count, LANES), words,
-                [&](int m, int n, vf v) {
-        const int64_t to = int64_t(b.row(m)) * op.y_stride + first + n * LANES;
-        if (op.f32) add(at<float>(op.y, s) + to, v * factors.scale, count - n * LANES);
-        else add(at<T>(op.y, s) + to, v * factors.scale, count - n * LANES);
-    });
+    products<E>(reinterpret_cast<const char*>(inner), step * sizeof(T), b.count, up,
+                int64_t(words) * LANES, ceil_div(count, LANES), words, [&](int m, int n, vf v) {
+                    const int64_t to = int64_t(b.row(m)) * op.y_stride + first + n * LANES;
+                    if (op.f32)
+                        add(at<float>(op.y, s) + to, v * factors.scale, count - n * LANES);
+                    else
+                        add(at<T>(op.y, s) + to, v * factors.scale, count - n * LANES);
+                });
 }
 
 }  // namespace lora
 
-const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>, tiled<lora::shrink_tiles, lora::shrink<F32>>};
-const Kernel lora_lookup_kernel[2] = {tiled<lora::lookup_tiles, lora::lookup<Bf16>>, tiled<lora::lookup_tiles, lora::lookup<F32>>};
-const Kernel lora_pairs_kernel[2] = {tiled<lora::one_tile, lora::pairs>, tiled<lora::one_tile, lora::pairs>};
-const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>, tiled<lora::expand_tiles, lora::expand<F32>>};
+const Kernel lora_shrink_kernel[2] = {tiled<lora::shrink_tiles, lora::shrink<Bf16>>,
+                                      tiled<lora::shrink_tiles, lora::shrink<F32>>};
+const Kernel lora_lookup_kernel[2] = {tiled<lora::lookup_tiles, lora::lookup<Bf16>>,
+                                      tiled<lora::lookup_tiles, lora::lookup<F32>>};
+const Kernel lora_pairs_kernel[2] = {tiled<lora::one_tile, lora::pairs>,
+                                     tiled<lora::one_tile, lora::pairs>};
+const Kernel lora_expand_kernel[2] = {tiled<lora::expand_tiles, lora::expand<Bf16>>,
+                                      tiled<lora::expand_tiles, lora::expand<F32>>};

@@ -1,4 +1,4 @@
-"""The definition of correct, in PyTorch. It also serves devices: rows are gathered by adapter."""
+"""Reference in PyTorch, which also runs on devices: rows are gathered by adapter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Rows that are pairs of a row of the step and one of its experts. Shapes: int64 (P,)."""
+    """Pairs of a row of the step and one of its experts. Shapes: int64 (P,)."""
 
     rows: torch.Tensor
     experts: torch.Tensor
 
 
 def lora_experts(x: torch.Tensor, y: torch.Tensor, pairs: Pairs, layer: LoraLayer) -> None:
-    """The same for pairs, each by the matrices of its expert, in place. Shapes: (P, K), (P, N)."""
+    """`add_lora` for pairs, each with its expert's matrices, in place. Shapes: (P, K), (P, N)."""
     for slot, listed in layer.rows.groups:
         own = torch.isin(pairs.rows, listed.to(x.device))
         for expert in pairs.experts[own].unique().tolist():

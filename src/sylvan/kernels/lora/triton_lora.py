@@ -1,9 +1,9 @@
 """Low-rank adapters on GPUs: two grouped products, each one launch for all adapters of a step.
 
-Rows are cut into blocks of one adapter. A program multiplies a block by the first matrix of its
-adapter, a second launch what comes of it by the second. Matrices are found by their addresses, so
-that an adapter is loaded without touching the others. A row's bits depend on that row and its
-adapter alone: tiles do not follow from the number of rows.
+Rows are cut into blocks with one adapter each. The first launch multiplies blocks by A, the second
+one multiplies the results by B. Kernels get the matrices' addresses, so that loading an adapter
+does not touch the others. Tile sizes do not depend on the number of rows, so a row's bits depend on
+that row and its adapter only.
 
 Shapes: T rows, R rows that have an adapter, K inputs, N outputs, P parts, L the largest rank.
 """
@@ -21,8 +21,8 @@ from sylvan.kernels.lora import reference
 
 _INNER = 64
 COLS = 64
-"""Outputs of a program of the second product: all of one part."""
-_LEAST = 16  # of each side of a matrix product
+"""Outputs per program of the second product; all belong to one part."""
+_LEAST = 16  # smallest side of a matrix product
 
 
 @triton.jit
@@ -112,16 +112,16 @@ def _expand_kernel(
 
 
 def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
-    """The few rows of a head take the way of the reference."""
+    """Add the adapters' changes; the few rows of a head use the reference."""
     if layer.of_outputs or x.stride(-1) != 1 or y.stride(-1) != 1:
         return reference.lora(x, y, layer)
-    if layer.rows.groups and layer.is_changed:  # else nothing, as in steps that are captured
+    if layer.rows.groups and layer.is_changed:  # captured steps have neither
         grouped(x, y, layer.rows.on_device(x.device), layer)
     return y
 
 
 def grouped(x: torch.Tensor, y: torch.Tensor, rows: DeviceRows, layer: LoraLayer) -> None:
-    """Both products of all adapters of a step, added to y."""
+    """Compute both products for all adapters of a step, and add the result to y."""
     parts, rank = len(layer.outputs), max(_LEAST, power_of_two(layer.rows.max_rank))
     table, tiles = layer.device_table(x.device), layer.device_tiles(x.device, COLS)
     inner = x.new_empty(len(rows.listed), parts, rank)

@@ -24,10 +24,10 @@ def linear(
 
     Shape: (T, N), in the dtype of x, or float32 if `out_f32`.
 
-    Sums are float32 (dense) or exact integers per scale group (quantised). A quantised weight
-    quantises each row of x to int8 by itself: the largest magnitude becomes 127. A product over K
-    in `parts` of equal length is the sum of theirs, as by `collective.tree_sum`: that of a power of
-    two, of a dense weight.
+    Sums are float32 (dense) or exact integers per scale group (quantised). With a quantised weight
+    each row of x is quantised to int8 by itself: its largest magnitude becomes 127. With `parts` (a
+    power of two, dense weights only) K is divided into equal parts, whose products are added as by
+    `collective.tree_sum`.
     """
     if isinstance(x, TracedTensor):
         return x.tracer.linear(x, weight, bias, out_f32, parts)

@@ -1,13 +1,13 @@
-// Weights of 4 or 8 bits that are expanded in registers to the bfloat16 numbers they stand for, exactly, and multiplied as
-// those: codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one scale for each output.
-// Where a group has a shift, that is multiplied by the sum of its inputs. A group's products are summed by themselves, then scaled; groups are added in order. A word holds pairs of neighbouring
-// inputs so that one shift puts both into the halves of a word: nibbles i and i + 4, bytes i and i + 2.
+// Weights of 4 or 8 bits that are expanded in registers to the bfloat16 numbers they stand for,
+// exactly, and multiplied as those: codes [N / 16][K / 8 or K / 4][16] words, scales and zero
+// points [N / 16][K / group][16], or one scale for each output. Where a group has a shift, that is
+// multiplied by the sum of its inputs. A group's products are summed by themselves, then scaled;
+// groups are added in order. A word holds pairs of neighbouring inputs so that one shift puts both
+// into the halves of a word: nibbles i and i + 4, bytes i and i + 2.
 #include "codes.h"
 #include "tiling.h"
 
 namespace {
-
-constexpr int MOST_INPUTS = 128;  // inputs per group
 
 // The matrix of an op.
 struct Matrix {
@@ -17,37 +17,62 @@ struct Matrix {
     const float *shifts, *x_sums;
     int words, groups;  // per output; words of a group are words / groups
 
-    Matrix(const LinearCoded& op, const Step& s) : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
+    Matrix(const LinearCoded& op, const Step& s)
+        : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
         groups = op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
-        shifts = at(op.shifts, s), x_sums = at(op.x_sums, s);
-        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups, op.per_row ? 0 : 1};
+        shifts = at(op.shifts, s);
+        x_sums = at(op.x_sums, s);
+        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
+                  op.per_row ? 0 : 1};
     }
     vf shift(int64_t block, int g) const { return load<vf>(shifts + (block * groups + g) * LANES); }
     vf x_sum(int64_t row, int g) const { return splat(x_sums[row * groups + g]); }
-    const uint32_t* group(int64_t block, int g) const { return codes + (block * words + int64_t(g) * (words / groups)) * LANES; }
+    const uint32_t* group(int64_t block, int g) const {
+        return codes + (block * words + int64_t(g) * (words / groups)) * LANES;
+    }
 };
 
 // acc + a pair of weights times a pair of inputs, the second of one word (bf16) or two (float32).
 template <class E> static inline SYLVAN_INLINE vf add_pair(vf acc, vu pair, const uint32_t* x) {
-    if constexpr (E::ELEMENTS == 2) return E::dot(acc, pair, repeated(x));
-    else return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
+    if constexpr (E::ELEMENTS == 2)
+        return E::dot(acc, pair, repeated(x));
+    else
+        return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
 }
 
+constexpr int MOST_ROWS = TILE_ROWS > 4 ? TILE_ROWS : 4;  // of one pass over the weights
 // as many sums as fit the registers
-constexpr int MOST_ROWS = 4, MOST_BLOCKS = FEW_VECTORS >= 16 ? 4 : 1;
-
-// Calls f(spot, rows as a constant, blocks as a constant) for all blocks of 1 .. MOST_ROWS rows.
-template <class F> void by_blocks(const Block& b, F&& f) {
-    constant<MOST_ROWS>(b.count(), [&](auto M) {
-        int n = b.n0;
-        for (; n + MOST_BLOCKS <= b.n1; n += MOST_BLOCKS)
-            f(Spot{b.m0, n, n + b.shift, b.out}, M, std::integral_constant<int, MOST_BLOCKS>{});
-        if constexpr (MOST_BLOCKS > 2)
-            for (; n < b.n1; n += 2) f(Spot{b.m0, n, n + b.shift, b.out}, M, std::integral_constant<int, 2>{});
-    });
+constexpr int wide_blocks(int rows) {
+    return FEW_VECTORS < 16 ? 1 : std::min(FEW_VECTORS / rows / 2 * 2, 4);
 }
 
-// For few rows: weights as they come from memory.
+// Calls f(first row, rows as a constant) for all rows, in passes of about as many each.
+template <int MOST, class F> void by_passes(int count, F&& f) {
+    for (int m = 0, left = ceil_div(count, MOST); left; left--) {
+        int high = ceil_div(count - m, left);
+        constant<MOST>(high, [&](auto M) { f(m, M); });
+        m += high;
+    }
+}
+
+// Calls f(spot, rows as a constant, blocks as a constant) for all rows of all blocks.
+template <class F> void by_blocks(const Block& b, F&& f) {
+    int wide = wide_blocks(ceil_div(b.count(), ceil_div(b.count(), MOST_ROWS)));
+    for (int n = b.n0; n < b.n1;) {
+        int cols = std::min(wide, b.n1 - n);
+        by_passes<MOST_ROWS>(b.count(), [&](int m, auto M) {
+            Spot spot{b.m0 + m, n, n + b.shift, b.out};
+            constexpr int WIDE = wide_blocks(M);
+            if (cols == WIDE)
+                f(spot, M, std::integral_constant<int, WIDE>{});
+            else
+                f(spot, M, std::integral_constant < int, WIDE<2 ? 1 : 2>{});
+        });
+        n += cols;
+    }
+}
+
+// For few rows: weights as they come from memory, expanded in registers by each pass.
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
     int64_t xs = a.op.x_bytes / 4;
@@ -55,35 +80,50 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
     const C code(a.op.code);
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
+        // Behind its end a block is followed by the one beside it, which is under way: what comes
+        // next is N blocks on. With few inputs that is a large part of all, and would be waited
+        // for.
+        const int64_t end = int64_t(a.words) * LANES - ahead,
+                      jump = int64_t(N - 1) * a.words * LANES;
         vf total[M][N] = {};
         const uint32_t *x = at<uint32_t>(a.op.x, s) + spot.m * xs, *w = a.group(spot.w, 0);
         for (int g = 0; g < a.groups; g++) {
             vf acc[M * N];
             vu zero[N];
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vf{}; });
-            unrolled<N>([&](auto j) SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
+            unrolled<N>([&](auto j)
+                            SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
             for (int k = g * words; k < (g + 1) * words; k++) {
+                int64_t next = ahead + (int64_t(k) * LANES < end ? 0 : jump);
                 vu v[N];
                 unrolled<N>([&](auto j) SYLVAN_INLINE {
                     const uint32_t* p = w + (int64_t(j) * a.words + k) * LANES;
                     v[j] = load<vu>(p);
-                    if (ahead) __builtin_prefetch(p + ahead);
+                    if (ahead) __builtin_prefetch(p + next);
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
                     vu pair[N];
-                    unrolled<N>([&](auto j) SYLVAN_INLINE { pair[j] = code.template pair<i>(v[j], zero[j]); });
+                    unrolled<N>([&](auto j) SYLVAN_INLINE {
+                        pair[j] = code.template pair<i>(v[j], zero[j]);
+                    });
                     unrolled<M>([&](auto m) SYLVAN_INLINE {
                         const uint32_t* p = x + m * xs + (int64_t(k) * C::PAIRS + i) * X;
-                        unrolled<N>([&](auto j) SYLVAN_INLINE { acc[m * N + j] = add_pair<E>(acc[m * N + j], pair[j], p); });
+                        unrolled<N>([&](auto j) SYLVAN_INLINE {
+                            acc[m * N + j] = add_pair<E>(acc[m * N + j], pair[j], p);
+                        });
                     });
                 });
             }
             unrolled<N>([&](auto j) SYLVAN_INLINE {
                 vf scale = a.scales.scale(spot.w + j, g);
-                unrolled<M>([&](auto m) SYLVAN_INLINE { total[m][j] = fma(acc[m * N + j], scale, total[m][j]); });
+                unrolled<M>([&](auto m) SYLVAN_INLINE {
+                    total[m][j] = fma(acc[m * N + j], scale, total[m][j]);
+                });
                 if (a.shifts) {
                     vf shift = a.shift(spot.w + j, g);
-                    unrolled<M>([&](auto m) SYLVAN_INLINE { total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]); });
+                    unrolled<M>([&](auto m) SYLVAN_INLINE {
+                        total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]);
+                    });
                 }
             });
         }
@@ -93,53 +133,98 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
 }
 
 // One group of 16 outputs as words of dense weights.
-template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from, int words, vu zero) {
+template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from,
+                                        int words, vu zero) {
     for (int k = 0; k < words; k++) {
         vu v = load<vu>(from + k * LANES);
         unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
             vu pair = code.template pair<i>(v, zero);
-            if constexpr (E::ELEMENTS == 2) store(to, pair), to += LANES;
-            else store(to, pair << 16), store(to + LANES, pair & 0xffff0000u), to += 2 * LANES;
+            if constexpr (E::ELEMENTS == 2) {
+                store(to, pair);
+                to += LANES;
+            } else {
+                store(to, pair << 16);
+                store(to + LANES, pair & 0xffff0000u);
+                to += 2 * LANES;
+            }
         });
     }
 }
 
-// More: a group of two blocks is expanded once for all rows of the tile, in the first cache. The same chain of operations.
-template <class E, class C> void many_rows(const Matrix& a, const Step& s, const Block& b) {
-    constexpr int SIZE = MOST_INPUTS / E::ELEMENTS * LANES;
-    alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
+// Expanded weights of two blocks and some groups, with what their products are multiplied by.
+template <class E> struct Expanded {
+    static constexpr int INPUTS = 128 * E::ELEMENTS, SIZE = INPUTS / E::ELEMENTS * LANES;
+    static constexpr int GROUPS = INPUTS / LANES;
+    vf scale[2][GROUPS], shift[2][GROUPS];
     alignas(64) uint32_t weights[2 * SIZE];
+    int count, words;  // groups; 32-bit words of a row of x in one of them
+
+    template <class C> void fill(const Matrix& a, const C& code, int64_t block, int first) {
+        int coded = a.words / a.groups;
+        for (int j = 0; j < 2; j++)
+            for (int i = 0; i < count; i++) {
+                int64_t n = block + j, g = first + i;
+                uint32_t* to = weights + j * SIZE + i * words * LANES;
+                expand<E>(to, code, a.group(n, g), coded, code.zero(a.scales, n, g));
+                scale[j][i] = a.scales.scale(n, g);
+                if (a.shifts) shift[j][i] = a.shift(n, g);
+            }
+    }
+};
+
+// Adds the products of M rows and TILE_COLS blocks from block j on to their sums.
+template <class E, int M>
+void add_groups(const Matrix& a, const Expanded<E>& part, const uint32_t* x, int64_t row, int first,
+                int j, float (*sums)[2 * LANES]) {
+    constexpr int N = TILE_COLS, SIZE = Expanded<E>::SIZE;
     int64_t xs = a.op.x_bytes / 4;
-    int words = a.words / a.groups, inputs = words * C::PAIRS * 2 / E::ELEMENTS;
+    vf total[M * N];
+    unrolled<M * N>([&](auto i)
+                        SYLVAN_INLINE { total[i] = load<vf>(sums[i / N] + (j + i % N) * LANES); });
+    for (int g = 0; g < part.count; g++) {
+        vf acc[M][N] = {};
+        const uint32_t* w = part.weights + j * SIZE + g * part.words * LANES;
+        multiply<E, M, N>(acc, x + g * part.words, xs, w, SIZE, LANES, part.words, 0);
+        unrolled<M * N>([&](auto i) SYLVAN_INLINE {
+            total[i] = fma(acc[i / N][i % N], part.scale[j + i % N][g], total[i]);
+        });
+        if (a.shifts)
+            unrolled<M * N>([&](auto i) SYLVAN_INLINE {
+                vf sum = a.x_sum(row + i / N, first + g);
+                total[i] = fma(sum, part.shift[j + i % N][g], total[i]);
+            });
+    }
+    unrolled<M * N>([&](auto i)
+                        SYLVAN_INLINE { store(sums[i / N] + (j + i % N) * LANES, total[i]); });
+}
+
+// Rows whose sums, of a group and of all of them, fit the registers together.
+constexpr int MANY_ROWS = TILE_ROWS > 4 ? 6 : TILE_ROWS;
+
+// More: two blocks are expanded once for all rows of the tile, as many groups at a time as fit the
+// first cache. The same chain of operations.
+template <class E, class C> void many_rows(const Matrix& a, const Step& s, const Block& b) {
+    alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
+    static thread_local Expanded<E> part;
+    int64_t xs = a.op.x_bytes / 4;
+    part.words = a.words / a.groups * C::PAIRS * 2 / E::ELEMENTS;
     const C code(a.op.code);
+    int most = Expanded<E>::SIZE / LANES / part.words;
     for (int n = b.n0; n < b.n1; n += 2) {
         memset(sums, 0, sizeof(sums[0]) * b.count());
-        for (int g = 0; g < a.groups; g++) {
-            vf scale[2], shift[2];
-            for (int j = 0; j < 2; j++) {
-                int64_t block = n + j + b.shift;
-                expand<E>(weights + j * SIZE, code, a.group(block, g), words, code.zero(a.scales, block, g));
-                scale[j] = a.scales.scale(block, g);
-                if (a.shifts) shift[j] = a.shift(block, g);
-            }
-            const uint32_t* x = at<uint32_t>(a.op.x, s) + b.m0 * xs + int64_t(g) * inputs;
-            for (int m = 0; m < b.count(); m += TILE_ROWS)
+        for (int g = 0; g < a.groups; g += most) {
+            part.count = std::min(most, a.groups - g);
+            part.fill(a, code, n + b.shift, g);
+            const uint32_t* x = at<uint32_t>(a.op.x, s) + b.m0 * xs + int64_t(g) * part.words;
+            by_passes<MANY_ROWS>(b.count(), [&](int m, auto M) {
                 for (int j = 0; j < 2; j += TILE_COLS)
-                    constant<TILE_ROWS>(std::min(TILE_ROWS, b.count() - m), [&](auto M) {
-                        vf acc[M][TILE_COLS] = {};
-                        multiply<E, M, TILE_COLS>(acc, x + m * xs, xs, weights + j * SIZE, SIZE, LANES, inputs, 0);
-                        for (int i = 0; i < M; i++)
-                            for (int c = 0; c < TILE_COLS; c++) {
-                                float* to = sums[m + i] + (j + c) * LANES;
-                                vf total = fma(acc[i][c], scale[j + c], load<vf>(to));
-                                if (a.shifts) total = fma(a.x_sum(b.m0 + m + i, g), shift[j + c], total);
-                                store(to, total);
-                            }
-                    });
+                    add_groups<E, M>(a, part, x + m * xs, b.m0 + m, g, j, sums + m);
+            });
         }
         Spot spot{b.m0, n, n + b.shift, b.out};
         for (int i = 0; i < b.count(); i++)
-            for (int j = 0; j < 2; j++) write<typename E::row>(a.op, s, spot, i, j, load<vf>(sums[i] + j * LANES));
+            for (int j = 0; j < 2; j++)
+                write<typename E::row>(a.op, s, spot, i, j, load<vf>(sums[i] + j * LANES));
     }
 }
 
@@ -148,8 +233,10 @@ template <class E> void linear_coded(const LinearCoded& op, const Step& s, int t
     Matrix a(op, s);
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
-        if (b.count() <= MOST_ROWS) few_rows<E, C>(a, s, b);
-        else many_rows<E, C>(a, s, b);
+        if (b.count() <= MOST_ROWS * C::PASSES)
+            few_rows<E, C>(a, s, b);
+        else
+            many_rows<E, C>(a, s, b);
     });
 }
 
@@ -174,6 +261,7 @@ void take_columns(const TakeColumns& op, const Step& s, int64_t r) {
 
 }  // namespace
 
-const Kernel linear_coded_kernel[2] = {tiled<linear_tiles, linear_coded<Bf16>>, tiled<linear_tiles, linear_coded<F32>>};
+const Kernel linear_coded_kernel[2] = {tiled<linear_tiles, linear_coded<Bf16>>,
+                                       tiled<linear_tiles, linear_coded<F32>>};
 const Kernel group_sums_kernel[2] = {per_row<group_sums<bf16>>, per_row<group_sums<float>>};
 const Kernel take_columns_kernel[2] = {per_row<take_columns>, per_row<take_columns>};

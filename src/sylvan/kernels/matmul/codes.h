@@ -3,11 +3,14 @@
 #pragma once
 #include "../native/kernel.h"
 
-// Sixteen entries for each kind of four bits, twice; differences from a zero point are numbers of five bits.
+// Sixteen entries for each kind of four bits, twice; differences from a zero point are numbers of
+// five bits.
 struct FourBitTable {
     alignas(64) uint16_t bits[32];
 };
-static constexpr uint16_t bf16_of(float x) { return uint16_t(__builtin_bit_cast(uint32_t, x) >> 16); }
+static constexpr uint16_t bf16_of(float x) {
+    return uint16_t(__builtin_bit_cast(uint32_t, x) >> 16);
+}
 static constexpr FourBitTable four_bits(const float (&values)[16]) {
     FourBitTable t{};
     for (int i = 0; i < 32; i++) t.bits[i] = bf16_of(values[i % 16]);
@@ -21,15 +24,35 @@ static constexpr FourBitTable differences() {
 constexpr float LEVELS[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-constexpr float NF4[16] = {-1,          -.6953125f, -.5234375f, -.39453125f, -.28515625f, -.1845703125f, -.0908203125f, 0,
-                           .07958984375f, .1611328125f, .24609375f, .337890625f, .44140625f, .5625f,     .72265625f,     1};
-constexpr float FP4_BNB[16] = {0, .0625f, 8, 12, 4, 6, 2, 3, -0.f, -.0625f, -8, -12, -4, -6, -2, -3};  // times twelve
-constexpr float IQ4_NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr float IQ3_XXS[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+constexpr float NF4[16] = {-1,
+                           -.6953125f,
+                           -.5234375f,
+                           -.39453125f,
+                           -.28515625f,
+                           -.1845703125f,
+                           -.0908203125f,
+                           0,
+                           .07958984375f,
+                           .1611328125f,
+                           .24609375f,
+                           .337890625f,
+                           .44140625f,
+                           .5625f,
+                           .72265625f,
+                           1};
+// times twelve
+constexpr float FP4_BNB[16] = {0,    .0625f,  8,  12,  4,  6,  2,  3,
+                               -0.f, -.0625f, -8, -12, -4, -6, -2, -3};
+constexpr float IQ4_NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                              1,    13,   25,  38,  53,  69,  89,  113};
+constexpr float IQ3_XXS[16] = {4,  12,  20,  28,  36,  44,  52,  62,
+                               -4, -12, -20, -28, -36, -44, -52, -62};
 constexpr float IQ3_S[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 constexpr float IQ2[16] = {8, 25, 43, 1, 7, 9, 0, 0, -8, -25, -43, -1, -7, -9, -0.f, -0.f};
-constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_UNSIGNED = four_bits(UNSIGNED), BY_DIFFERENCE = differences(), BY_E2M1 = four_bits(E2M1),
-                       BY_NF4 = four_bits(NF4), BY_FP4_BNB = four_bits(FP4_BNB), BY_IQ4_NL = four_bits(IQ4_NL), BY_IQ3_XXS = four_bits(IQ3_XXS),
+constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_UNSIGNED = four_bits(UNSIGNED),
+                       BY_DIFFERENCE = differences(), BY_E2M1 = four_bits(E2M1),
+                       BY_NF4 = four_bits(NF4), BY_FP4_BNB = four_bits(FP4_BNB),
+                       BY_IQ4_NL = four_bits(IQ4_NL), BY_IQ3_XXS = four_bits(IQ3_XXS),
                        BY_IQ3_S = four_bits(IQ3_S), BY_IQ2 = four_bits(IQ2);
 
 // The numbers of a code of four bits that are no range of integers.
@@ -39,14 +62,22 @@ struct Listed {
 };
 static inline Listed listed(Code code) {
     switch (code) {
-    case Code::FP4_E2M1: return {E2M1, &BY_E2M1};
-    case Code::NF4: return {NF4, &BY_NF4};
-    case Code::FP4_BNB: return {FP4_BNB, &BY_FP4_BNB};
-    case Code::IQ4_NL: return {IQ4_NL, &BY_IQ4_NL};
-    case Code::IQ3_XXS: return {IQ3_XXS, &BY_IQ3_XXS};
-    case Code::IQ3_S: return {IQ3_S, &BY_IQ3_S};
-    case Code::IQ2: return {IQ2, &BY_IQ2};
-    default: return {nullptr, code == Code::UINT4 ? &BY_UNSIGNED : &BY_LEVEL};
+    case Code::FP4_E2M1:
+        return {E2M1, &BY_E2M1};
+    case Code::NF4:
+        return {NF4, &BY_NF4};
+    case Code::FP4_BNB:
+        return {FP4_BNB, &BY_FP4_BNB};
+    case Code::IQ4_NL:
+        return {IQ4_NL, &BY_IQ4_NL};
+    case Code::IQ3_XXS:
+        return {IQ3_XXS, &BY_IQ3_XXS};
+    case Code::IQ3_S:
+        return {IQ3_S, &BY_IQ3_S};
+    case Code::IQ2:
+        return {IQ2, &BY_IQ2};
+    default:
+        return {nullptr, code == Code::UINT4 ? &BY_UNSIGNED : &BY_LEVEL};
     }
 }
 
@@ -55,7 +86,8 @@ static inline vf from_half(const uint16_t* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(load<__m256i>(p));
 #elif defined(__F16C__)
-    return {(Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p)), (Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p + 8))};
+    return {(Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p)),
+            (Vector<float, 8>)_mm256_cvtph_ps(load<__m128i>(p + 8))};
 #else
     vu h = widened<uint16_t, vu>(p);
     vf magnitude = (vf)((h & 0x7fff) << 13) * 0x1p112f;  // finite, also for subnormal numbers
@@ -81,16 +113,20 @@ struct Scales {
     vu zero(int64_t block, int g) const { return widened<uint8_t, vu>(zeros + place(block, g)); }
 };
 
-static inline vu joined(vf first, vf second) { return (vu)first >> 16 | (vu)second; }  // both hold bfloat16 numbers
+// both hold bfloat16 numbers
+static inline vu joined(vf first, vf second) { return (vu)first >> 16 | (vu)second; }
 
 #if !defined(__AVX512F__)
 static inline vf looked_up(const float* table, vu index) {
 #if defined(__AVX2__)
-    return mapped<vf>([&](auto i) {
-        __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)i);
-        __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)i);
-        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)i, 28)));
-    }, index);
+    return mapped<vf>(
+        [&](auto i) {
+            __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)i);
+            __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)i);
+            return _mm256_blendv_ps(low, high,
+                                    _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)i, 28)));
+        },
+        index);
 #else
     uint32_t places[LANES];
     float found[LANES];
@@ -101,9 +137,12 @@ static inline vf looked_up(const float* table, vu index) {
 }
 #endif
 
+// PASSES: passes over the rows up to which each expands the weights for itself.
+
 // Pair I of a word of each of 16 outputs as words of two bfloat16 numbers.
 template <bool ZEROS> struct FourBits {
     static constexpr int PAIRS = 4;
+    static constexpr int PASSES = !ZEROS && TILE_ROWS > 4 ? 4 : 1;
 #if defined(__AVX512F__)
     vu table;
     explicit FourBits(Code code) {
@@ -115,15 +154,19 @@ template <bool ZEROS> struct FourBits {
         return z | z << 16;
     }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
-        __m512i index = (__m512i)(word >> (4 * I));  // bits above the fourth choose between equal halves of a table
-        if constexpr (ZEROS) index = _mm512_sub_epi16((__m512i)((vu)index & 0x000f000fu), (__m512i)zero);
+        // bits above the fourth choose between equal halves of a table
+        __m512i index = (__m512i)(word >> (4 * I));
+        if constexpr (ZEROS)
+            index = _mm512_sub_epi16((__m512i)((vu)index & 0x000f000fu), (__m512i)zero);
         return (vu)_mm512_permutexvar_epi16(index, (__m512i)table);
     }
 #else
     const float* table;
     uint32_t middle;
     explicit FourBits(Code code) : table(listed(code).values), middle(code == Code::INT4 ? 8 : 0) {}
-    vu zero(const Scales& scales, int64_t block, int g) const { return ZEROS ? scales.zero(block, g) : vu{} + middle; }
+    vu zero(const Scales& scales, int64_t block, int g) const {
+        return ZEROS ? scales.zero(block, g) : vu{} + middle;
+    }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
         vu first = word >> (4 * I) & 15u, second = word >> (4 * I + 16) & 15u;
         if (!ZEROS && table) return joined(looked_up(table, first), looked_up(table, second));
@@ -133,27 +176,38 @@ template <bool ZEROS> struct FourBits {
 };
 
 struct EightBits {  // around 128 where there are no zero points
-    static constexpr int PAIRS = 2;
+    static constexpr int PAIRS = 2, PASSES = 1;
+    static constexpr uint32_t WHOLE = 0x4b000000;  // 2^23 as a float, whose last bits count units
     explicit EightBits(Code) {}
-    vu zero(const Scales& scales, int64_t block, int g) const { return scales.zeros ? scales.zero(block, g) : vu{} + 128u; }
+    vu zero(const Scales& scales, int64_t block, int g) const {
+        return (scales.zeros ? scales.zero(block, g) : vu{} + 128u) | WHOLE;
+    }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
-        vi first = (vi)(word >> (8 * I) & 255u), second = (vi)(word >> (8 * I + 16) & 255u);
-        return joined(converted<vf>(first - (vi)zero), converted<vf>(second - (vi)zero));
+        vu first = (word >> (8 * I) & 255u) | WHOLE, second = (word >> (8 * I + 16) & 255u) | WHOLE;
+        return joined((vf)first - (vf)zero, (vf)second - (vf)zero);
     }
 };
 
-alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {  // subnormal E4M3: multiples of 2^-9
-    0, bf16_of(0x1p-9f), bf16_of(0x1p-8f), bf16_of(0x1.8p-8f), bf16_of(0x1p-7f), bf16_of(0x1.4p-7f), bf16_of(0x1.8p-7f), bf16_of(0x1.cp-7f)};
+alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {// subnormal E4M3: multiples of 2^-9
+                                                   0,
+                                                   bf16_of(0x1p-9f),
+                                                   bf16_of(0x1p-8f),
+                                                   bf16_of(0x1.8p-8f),
+                                                   bf16_of(0x1p-7f),
+                                                   bf16_of(0x1.4p-7f),
+                                                   bf16_of(0x1.8p-7f),
+                                                   bf16_of(0x1.cp-7f)};
 
 struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three bits
-    static constexpr int PAIRS = 2;
+    static constexpr int PAIRS = 2, PASSES = 1;
 #if defined(__AVX512F__)
     vu small = load<vu>(BELOW_NORMAL);
 #endif
     explicit Fp8(Code) {}
     vu zero(const Scales&, int64_t, int) const { return vu{}; }
     template <int I> SYLVAN_INLINE vu pair(vu word, vu) const {
-        vu codes = word >> (8 * I) & 0x00ff00ffu, magnitude = codes & 0x007f007fu, sign = (codes & 0x00800080u) << 8;
+        vu codes = word >> (8 * I) & 0x00ff00ffu, magnitude = codes & 0x007f007fu;
+        vu sign = (codes & 0x00800080u) << 8;
 #if defined(__AVX512F__)
         __m512i found = (__m512i)((magnitude << 4) + 0x3c003c00u);
         __mmask32 below = _mm512_cmplt_epu16_mask((__m512i)magnitude, _mm512_set1_epi16(8));
@@ -166,7 +220,8 @@ struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three
 
 private:
     static SYLVAN_INLINE vf value(vu magnitude) {
-        vf normal = (vf)((magnitude << 20) + (120u << 23)), below = converted<vf>((vi)magnitude) * 0x1p-9f;
+        vf normal = (vf)((magnitude << 20) + (120u << 23));
+        vf below = converted<vf>((vi)magnitude) * 0x1p-9f;
         return select((vi)magnitude < 8, below, normal);
     }
 };
@@ -174,11 +229,14 @@ private:
 // Calls f with the type of a code, as `type`.
 template <class F> static inline void with_code(Code code, bool zeros, F f) {
     switch (code) {
-    case Code::FP8_E4M3: return f(std::type_identity<Fp8>{});
-    case Code::INT8: return f(std::type_identity<EightBits>{});
+    case Code::FP8_E4M3:
+        return f(std::type_identity<Fp8>{});
+    case Code::INT8:
+        return f(std::type_identity<EightBits>{});
     case Code::INT4:
         if (zeros) return f(std::type_identity<FourBits<true>>{});
         [[fallthrough]];
-    default: return f(std::type_identity<FourBits<false>>{});
+    default:
+        return f(std::type_identity<FourBits<false>>{});
     }
 }

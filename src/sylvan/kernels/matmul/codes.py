@@ -1,4 +1,4 @@
-"""Decodes codes of weights in PyTorch. The C++ side is `codes.h`."""
+"""Decodes quantised weights in PyTorch. The C++ side is `codes.h`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NF4 = (
     *(0.07958984375, 0.1611328125, 0.24609375, 0.337890625, 0.44140625, 0.5625, 0.72265625, 1.0),
 )
 FP4_BNB = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
-"""Twelve times the numbers of bitsandbytes' FP4 that are not negative; those have no exact bits."""
+"""The non-negative numbers of bitsandbytes' FP4, times 12 so that they are exact."""
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
 IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
@@ -59,7 +59,7 @@ _TABLES: Mapping[Code, tuple[float, ...]] = MappingProxyType(
 
 @cache
 def table_of(code: Code, device: torch.device) -> torch.Tensor:
-    """Numbers of the sixteen codes of four bits, float32; made once: graphs copy nothing."""
+    """Values of the 16 four-bit codes, float32; cached, so that graphs contain no copy."""
     return torch.tensor(_TABLES[code], dtype=torch.float32, device=device)
 
 
@@ -74,7 +74,7 @@ def middle_of(code: Code) -> float:
 
 
 def nibbles(q: torch.Tensor) -> torch.Tensor:
-    """The two numbers of each byte, the low one first. Shape: (..., K / 2) -> (..., K)."""
+    """The two nibbles of each byte, low one first. Shape: (..., K / 2) -> (..., K)."""
     return torch.stack((q & 15, q >> 4), -1).flatten(-2)
 
 
@@ -84,16 +84,16 @@ def paired(codes: torch.Tensor) -> torch.Tensor:
 
 
 def values_of(q: torch.Tensor, code: Code) -> torch.Tensor:
-    """Values of codes as float32, integers from 0 on. Shape: that of the matrix."""
+    """Values of codes as float32; integers start at 0. Shape: that of the matrix."""
     if code in _TABLES:
         return table_of(code, q.device)[nibbles(q).int()]
     return q.view(torch.float8_e4m3fn).float() if code == "fp8_e4m3" else q.float()
 
 
 def widened(q: torch.Tensor, code: Code) -> tuple[torch.Tensor, float] | None:
-    """Codes of four bits as those of "int8" around 128, and what their scale is divided by.
+    """Map four-bit codes to "int8" codes around 128; return them and the divisor of the scale.
 
-    None: no integers of eight bits have the same ratios.
+    None: 8-bit integers cannot express the ratios of these codes.
     """
     if code in ("nf4", "fp4_bnb") or bits_of(code) > 4:
         return None

@@ -1,7 +1,7 @@
-"""GPTQ (Frantar et al., arXiv:2210.17323): rounds a matrix by what its layer reads.
+"""GPTQ (Frantar et al., arXiv:2210.17323): rounds a matrix by the inputs of its layer.
 
-The error of each rounded input is spread over the inputs that are not rounded yet, weighted by how
-much they vary together, so that outputs for such rows change least.
+The rounding error of each column is compensated in the columns that are not rounded yet, weighted
+by the covariance of the inputs, which minimises the change of outputs.
 
 Shapes: N outputs, K inputs, T rows.
 """
@@ -13,30 +13,30 @@ import torch
 from sylvan.kernels.matmul.codes import paired
 from sylvan.kernels.matmul.weights import CodedWeight
 
-_BLOCK = 128  # inputs whose errors are spread among each other first
-_DAMP = 0.01  # of the mean of the diagonal, added to it
+_BLOCK = 128  # columns per block of lazy updates
+_DAMP = 0.01  # share of the diagonal's mean that is added to the diagonal
 _HALF_MAX = 65504.0
 
 
 class Moments:
-    """Sums of products of inputs, of all rows that were added. `sums`: (K, K) float32."""
+    """Sum of x^T x over all added rows. `sums`: (K, K) float32."""
 
     def __init__(self, inputs: int) -> None:
         self.sums = torch.zeros(inputs, inputs)
         self.rows = 0
 
     def add(self, x_TK: torch.Tensor) -> None:
-        """More rows that the layer read."""
+        """Add input rows of the layer."""
         rows = x_TK.reshape(-1, x_TK.shape[-1]).float()
         self.sums.addmm_(rows.T, rows)
         self.rows += len(rows)
 
 
 def gptq_int4(weight: torch.Tensor, moments: Moments, group: int) -> CodedWeight:
-    """Symmetric levels of four bits with a float16 scale for each `group` inputs.
+    """Round to symmetric 4-bit levels with a float16 scale per `group` inputs.
 
     Raises:
-        ValueError: the sums are not finite.
+        ValueError: The sums are not finite.
     """
     w, inverse = weight.float().clone(), _inverse(moments.sums)
     rows, cols = w.shape
@@ -47,7 +47,7 @@ def gptq_int4(weight: torch.Tensor, moments: Moments, group: int) -> CodedWeight
         errors = torch.zeros(rows, stop - start)
         for k in range(start, stop):
             if k % group == 0:
-                # With the errors of all inputs before these.
+                # Includes the errors of all earlier columns.
                 scales[:, k // group] = _scale(w[:, k : k + group])
             scale = scales[:, k // group]
             level = (w[:, k] / scale).round().clamp(-8, 7)
@@ -60,14 +60,14 @@ def gptq_int4(weight: torch.Tensor, moments: Moments, group: int) -> CodedWeight
 
 
 def _scale(w: torch.Tensor) -> torch.Tensor:
-    """The value of largest magnitude of each row becomes level -8; as float16 holds it."""
+    """Scales that map each row's value of largest magnitude to level -8, rounded to float16."""
     extreme = w.gather(1, w.abs().argmax(1, keepdim=True)).squeeze(1)
     scale = (extreme / -8).clamp(-_HALF_MAX, _HALF_MAX).half().float()
     return torch.where(scale == 0, 1.0, scale)
 
 
 def _inverse(sums: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of the damped sums."""
+    """Upper Cholesky factor of the inverse of the damped sums."""
     h = sums.clone()
     if not h.isfinite().all():
         raise ValueError("rows of the calibration are not finite")

@@ -7,7 +7,9 @@ static_assert(PIECE % (WIDEST * LANES) == 0);  // units are whole tiles, and no 
 
 // The op, if it is a product that makes float32 rows of all outputs.
 const Linear* as_product(const Op& op) {
-    if (op.kind != LINEAR && op.kind != LINEAR_INT8 && op.kind != LINEAR_INT4 && op.kind != LINEAR_CODED) return nullptr;
+    if (op.kind != LINEAR && op.kind != LINEAR_INT8 && op.kind != LINEAR_INT4 &&
+        op.kind != LINEAR_CODED)
+        return nullptr;
     auto& linear = static_cast<const Linear&>(op);
     bool whole = op.rows == OUTPUTS && op.times <= 1 && !linear.groups.present();
     return whole && (linear.out_f32 || op.dtype == F32_ROWS) ? &linear : nullptr;
@@ -16,7 +18,9 @@ const Linear* as_product(const Op& op) {
 // Whether an op after the product can be skipped in this step: no request has an adapter on the
 // head.
 bool adds_nothing(const Op& op, const Step& s) {
-    const Kernel* kernel = op.kind == LORA_SHRINK ? lora_shrink_kernel : op.kind == LORA_EXPAND ? lora_expand_kernel : nullptr;
+    const Kernel* kernel = op.kind == LORA_SHRINK   ? lora_shrink_kernel
+                           : op.kind == LORA_EXPAND ? lora_expand_kernel
+                                                    : nullptr;
     return kernel && !kernel[op.dtype].tiles(op, s);
 }
 
@@ -31,34 +35,46 @@ void Head::begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& 
     if (!end) return;
     const Linear* last = as_product(ops[end - 1].op());
     if (!last || at<float>(last->out, s) != sample->logits) return;
-    if (sample->rows != s.run->outputs || sample->vocab > last->outputs || !gather.begin(*sample, s.threads)) return;
+    if (sample->rows != s.run->outputs || sample->vocab > last->outputs ||
+        !gather.begin(*sample, s.threads))
+        return;
     head = last;
     if (!shared) shared = int(buf.size());
     if (int(buf.size()) < shared + s.threads) buf.resize(shared + s.threads);
-    s.buf = buf.data(), outs = buf.data() + shared;
-    // ---- tiles side by side are looked at together, unless threads would then have too little to share
-    int step = linear_width(*head, s) * LANES, most = gather.surveys() ? PIECE : head->outputs / (8 * s.threads);
+    s.buf = buf.data();
+    outs = buf.data() + shared;
+    // ---- tiles side by side are looked at together, unless threads would then have too little to
+    // share
+    int step = linear_width(*head, s) * LANES;
+    int most = gather.surveys() ? PIECE : head->outputs / (8 * s.threads);
     width = std::max(1, std::min(PIECE, most) / step) * step;
     room = int64_t(std::min(linear_rows(*head), s.run->outputs)) * width;
     if (int64_t(tiles.size()) < room * s.threads) tiles.resize(room * s.threads);
 }
 
-int Head::units(const Step& s) const { return ceil_div(head->outputs, width) * ceil_div(s.run->outputs, linear_rows(*head)); }
+int Head::units(const Step& s) const {
+    return ceil_div(head->outputs, width) * ceil_div(s.run->outputs, linear_rows(*head));
+}
 
 void Head::unit(const Kernel& kernel, const Step& s, int u, void* scratch, int thread) {
-    int across = ceil_div(head->outputs, width), high = linear_rows(*head), step = linear_width(*head, s) * LANES;
+    int across = ceil_div(head->outputs, width), high = linear_rows(*head);
+    int step = linear_width(*head, s) * LANES;
     int first = u % across * width, cols = std::min(width, head->outputs - first);
     int m0 = u / across * high, m1 = std::min(m0 + high, s.run->outputs);
     float *mine = tiles.data() + room * thread, *logits = s.run->sample->logits;
     outs[thread] = mine - (int64_t(m0) * cols + first);  // where row 0 and column 0 would be
-    LinearCoded op{};  // the largest of the products
-    if (head->kind == LINEAR_CODED) op = static_cast<const LinearCoded&>(*head);
-    else static_cast<Linear&>(op) = *head;
-    op.out.index = shared + thread, op.out_stride = cols;
+    LinearCoded op{};                                    // the largest of the products
+    if (head->kind == LINEAR_CODED)
+        op = static_cast<const LinearCoded&>(*head);
+    else
+        static_cast<Linear&>(op) = *head;
+    op.out.index = shared + thread;
+    op.out_stride = cols;
     int t = u / across * ceil_div(head->outputs, step) + first / step;
     for (int n = 0; n < cols; n += step, t++) kernel.tile(op, s, t, scratch);
     for (int r = m0; r < m1; r++, mine += cols) {
-        if (gather.writes(r)) memcpy(logits + r * int64_t(head->out_stride) + first, mine, cols * sizeof(float));
+        if (gather.writes(r))
+            memcpy(logits + r * int64_t(head->out_stride) + first, mine, cols * sizeof(float));
         gather.take(r, mine, first, cols, thread);
     }
 }

@@ -4,7 +4,7 @@
 #include "../sample/gather.h"
 
 class Head {
-  public:
+public:
     // Checks that op and the rows to sample; empty if there is no such product or all rows are
     // needed whole. `buf` gets an entry per thread.
     void begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& buf);
@@ -13,7 +13,7 @@ class Head {
     void unit(const Kernel& kernel, const Step& s, int u, void* scratch, int thread);
     const LogitsCollector* gathered() const { return head ? &gather : nullptr; }
 
-  private:
+private:
     const Linear* head = nullptr;
     int shared = 0;            // entries of `buf` that are not ours
     void** outs = nullptr;     // ours

@@ -1,13 +1,15 @@
-// Int4 weights with a scale per group of inputs and column: levels [N / 16][K / 8][16][4 bytes], a byte holding input
-// i of the first four in its low nibble and of the last four in its high one; scales [N / 16][K / group][16].
-// Sums within a group are exact integers; groups are added in order, in float32.
+// Int4 weights with a scale per group of inputs and column: levels [N / 16][K / 8][16][4 bytes], a
+// byte holding input i of the first four in its low nibble and of the last four in its high one;
+// scales [N / 16][K / group][16]. Sums within a group are exact integers; groups are added in
+// order, in float32.
 #include "tiling.h"
 
 namespace {
 
 const vu LOW = vu{} + 0x0f0f0f0fu;
 
-template <class T> void write_row(const Linear& op, const Step& s, const Spot& spot, int i, int j, vf v) {
+template <class T> void write_row(const Linear& op, const Step& s, const Spot& spot, int i, int j,
+                                  vf v) {
     write<T>(op, s, spot, i, j, v * at(op.row_scale, s)[spot.m + i]);
 }
 
@@ -18,7 +20,8 @@ template <class T> void few_rows(const Linear& op, const Step& s, const Block& b
     by_registers(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
         vf total[M][N] = {};
-        const uint32_t *x = at<uint32_t>(op.x, s) + spot.m * xs, *w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
+        const uint32_t* x = at<uint32_t>(op.x, s) + spot.m * xs;
+        const uint32_t* w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
         const int32_t* sums = at(op.sums, s) + spot.m * groups;
         const float* scales = at(op.col_scale, s) + spot.w * groups * LANES;
         for (int g = 0; g < groups; g++) {
@@ -30,19 +33,23 @@ template <class T> void few_rows(const Linear& op, const Step& s, const Block& b
                     const uint32_t* p = w + (j * words + k) * LANES;
                     vu v = load<vu>(p);
                     if (ahead) __builtin_prefetch(p + ahead);
-                    low[j] = v & LOW, high[j] = (v >> 4) & LOW;
+                    low[j] = v & LOW;
+                    high[j] = (v >> 4) & LOW;
                 });
                 unrolled<M>([&](auto i) SYLVAN_INLINE {
-                    vu first = filled<vu>(x[i * xs + 2 * k]), second = filled<vu>(x[i * xs + 2 * k + 1]);
+                    vu first = filled<vu>(x[i * xs + 2 * k]);
+                    vu second = filled<vu>(x[i * xs + 2 * k + 1]);
                     unrolled<N>([&](auto j) SYLVAN_INLINE {
-                        acc[i * N + j] = Int4::dot(Int4::dot(acc[i * N + j], low[j], first), high[j], second);
+                        acc[i * N + j] =
+                            Int4::dot(Int4::dot(acc[i * N + j], low[j], first), high[j], second);
                     });
                 });
             }
             unrolled<N>([&](auto j) SYLVAN_INLINE {
                 vf scale = load<vf>(scales + (int64_t(j) * groups + g) * LANES);
                 unrolled<M>([&](auto i) SYLVAN_INLINE {
-                    total[i][j] = fma(converted<vf>(acc[i * N + j] - 8 * sums[i * groups + g]), scale, total[i][j]);
+                    total[i][j] = fma(converted<vf>(acc[i * N + j] - 8 * sums[i * groups + g]),
+                                      scale, total[i][j]);
                 });
             });
         }
@@ -54,20 +61,24 @@ template <class T> void few_rows(const Linear& op, const Step& s, const Block& b
 #if defined(__AMX_INT8__)
 constexpr float SIXTEENTH = 1.f / 16;
 
-// One group of 16 columns as B tiles of 16 * (level - 8): the nibble in the upper half of a byte, its first bit turned. The
-// sums stay below 2^24, so that the factor changes no bit. A group of 32 is half a tile, the rest zero.
+// One group of 16 columns as B tiles of 16 * (level - 8): the nibble in the upper half of a byte,
+// its first bit turned. The sums stay below 2^24, so that the factor changes no bit. A group of 32
+// is half a tile, the rest zero.
 void unpack(const uint32_t* w, int group, char* tiles, int ahead) {
     const vu turn = vu{} + 0x88888888u, high = LOW << 4;
     for (int k = 0; k < group / 8; k++, tiles += 128) {
         vu v = load<vu>(w + k * LANES) ^ turn;
         if (ahead) __builtin_prefetch(w + k * LANES + ahead);
-        store(tiles, v << 4 & high), store(tiles + 64, v & high);
+        store(tiles, v << 4 & high);
+        store(tiles + 64, v & high);
     }
     if (group == 32) memset(tiles, 0, 512);
 }
 
-// Adds the products of some groups, `step` apart, to the sums of 16 columns and the first ROWS rows of a tile.
-template <int ROWS> void add_groups(float* sums, const int32_t* raw, int step, const float* scales, int groups) {
+// Adds the products of some groups, `step` apart, to the sums of 16 columns and the first ROWS rows
+// of a tile.
+template <int ROWS> void add_groups(float* sums, const int32_t* raw, int step, const float* scales,
+                                    int groups) {
     vf total[ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) total[i] = load<vf>(sums + i * LANES);
@@ -88,15 +99,19 @@ struct Blocks {  // of weights, from one column block on
     int group, groups, steps;
 
     Blocks(const Linear& op, const Step& s, int64_t block) : words(op.words), group(op.group) {
-        groups = int(words) * 8 / group, steps = std::max(1, group / 64);
+        groups = int(words) * 8 / group;
+        steps = std::max(1, group / 64);
         levels = at<uint32_t>(op.weight, s) + block * words * LANES;
         scales = at(op.col_scale, s) + block * groups * LANES;
     }
     int tile_bytes() const { return steps * 1024; }
-    const float* scale(int block, int g) const { return scales + (int64_t(block) * groups + g) * LANES; }
+    const float* scale(int block, int g) const {
+        return scales + (int64_t(block) * groups + g) * LANES;
+    }
     void unpack_to(char* tiles, int block, int g, int count, int ahead) const {
         const uint32_t* from = levels + (block * words + g * group / 8) * LANES;
-        for (int i = 0; i < count; i++) unpack(from + i * group * 2, group, tiles + i * tile_bytes(), ahead);
+        for (int i = 0; i < count; i++)
+            unpack(from + i * group * 2, group, tiles + i * tile_bytes(), ahead);
     }
 };
 
@@ -114,11 +129,13 @@ template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, cons
             const char* x = at<char>(op.x, s) + b.m0 * xs + g * w.group;
             w.unpack_to(tiles, 0, g, batch, b.ahead());
             for (int i = 0; i < batch; i++)
-                tiles_1x1<TilesInt8>(raw[i], x + i * w.group, xs, tiles + i * w.tile_bytes(), w.steps);
+                tiles_1x1<TilesInt8>(raw[i], x + i * w.group, xs, tiles + i * w.tile_bytes(),
+                                     w.steps);
             add_groups<ROWS>(sums, raw[0], TILE * TILE, w.scale(0, g), batch);
         }
         for (int i = 0; i < b.count(); i++)
-            write_row<T>(op, s, {b.m0, n, n + b.shift}, i, 0, load<vf>(sums + i * LANES) * SIXTEENTH);
+            write_row<T>(op, s, {b.m0, n, n + b.shift}, i, 0,
+                         load<vf>(sums + i * LANES) * SIXTEENTH);
     }
 }
 
@@ -139,18 +156,23 @@ template <class T> void many_rows(const Linear& op, const Step& s, const Block& 
             for (int m = b.m0; m < b.m1; m += 2 * TILE) {
                 int high = b.m1 - m > TILE ? 2 : 1;
                 for (int i = 0; i < batch; i++) {
-                    const char *x = at<char>(op.x, s) + m * xs + (g + i) * w.group, *tile = tiles[0] + i * w.tile_bytes();
+                    const char* x = at<char>(op.x, s) + m * xs + (g + i) * w.group;
+                    const char* tile = tiles[0] + i * w.tile_bytes();
                     auto* out = reinterpret_cast<float*>(raw[i]);
-                    if (high == 2) tiles_2x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
-                    else tiles_1x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
+                    if (high == 2)
+                        tiles_2x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
+                    else
+                        tiles_1x2<TilesInt8, false>(out, x, xs, tile, sizeof(tiles[0]), w.steps);
                 }
                 for (int c = 0; c < 2 * high; c++)
-                    add_groups<TILE>(sums[(m - b.m0) / TILE + c / 2][c % 2], raw[0][c], 4 * TILE * TILE, w.scale(c % 2, g), batch);
+                    add_groups<TILE>(sums[(m - b.m0) / TILE + c / 2][c % 2], raw[0][c],
+                                     4 * TILE * TILE, w.scale(c % 2, g), batch);
             }
         }
         for (int i = 0; i < b.count(); i++)
             for (int j = 0; j < 2; j++)
-                write_row<T>(op, s, {b.m0, n, n + b.shift}, i, j, load<vf>(sums[i / TILE][j] + i % TILE * LANES) * SIXTEENTH);
+                write_row<T>(op, s, {b.m0, n, n + b.shift}, i, j,
+                             load<vf>(sums[i / TILE][j] + i % TILE * LANES) * SIXTEENTH);
     }
 }
 #endif
@@ -167,4 +189,5 @@ template <class T> void linear_int4(const LinearInt4& op, const Step& s, int t, 
 
 }  // namespace
 
-const Kernel linear_int4_kernel[2] = {tiled<linear_tiles, linear_int4<bf16>>, tiled<linear_tiles, linear_int4<float>>};
+const Kernel linear_int4_kernel[2] = {tiled<linear_tiles, linear_int4<bf16>>,
+                                      tiled<linear_tiles, linear_int4<float>>};

@@ -1,7 +1,7 @@
-"""Rounds matrices to ggml's K-quants: blocks of 256 numbers with scales that are rounded as well.
+"""Rounds matrices to ggml's K-quants: blocks of 256 numbers with quantised scales.
 
-The layouts are those of `ggml-quants.c`; so is the search for scales: several steps are tried for
-each group, with least squares between numbers and levels, and large numbers count more.
+Layouts and the search for scales follow `ggml-quants.c`: it tries several scales per group, and
+takes the one with the smallest squared error, weighted towards large numbers.
 
 Shapes: N rows, K inputs, B blocks of 256, S groups of a block.
 """
@@ -20,7 +20,7 @@ _LEAST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Steps that are tried: (levels + first + i * width) / range, for each i."""
+    """Inverse scales to try: (levels + first + i * width) / range, for each i."""
 
     levels: int
     first: float
@@ -53,7 +53,7 @@ def _with_shift(
         below = torch.where(sized, below, 1.0)
         a = (total * mixed - moment * first) / below
         b = (second * moment - first * mixed) / below
-        over = b > 0  # shifts only lower
+        over = b > 0  # shifts are not negative
         a = torch.where(over, mixed / second.clamp_min(_LEAST), a)
         b = torch.where(over, 0.0, b)
         loss = _loss(x, weight, a, b, how.levels)
@@ -71,7 +71,7 @@ def _loss(
 
 
 def _around_zero(x: torch.Tensor, half: int) -> torch.Tensor:
-    """Scale of groups (..., size), of either sign: x is about scale * level, from -half on."""
+    """Scale of groups (..., size), of either sign: x is about scale * level, level >= -half."""
     extreme = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     weight = x * x
     best_scale = extreme / -half
@@ -89,7 +89,7 @@ def _around_zero(x: torch.Tensor, half: int) -> torch.Tensor:
 
 
 def _half(x: torch.Tensor) -> torch.Tensor:
-    """(..., 1) numbers as float16, and what those are."""
+    """Round (..., 1) numbers to float16; return them as float16 and as float32."""
     return x.clamp(-65504.0, 65504.0).half()
 
 
@@ -98,14 +98,14 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales (N, B, S) at least 0 as six bits of a step (N, B, 1), float16."""
+    """Quantise non-negative scales (N, B, S) to six bits times a float16 step (N, B, 1)."""
     step = _half(x.amax(-1, keepdim=True) / 63)
     level = (x / step.float().clamp_min(_LEAST)).round().clamp(0, 63)
     return torch.where(step > 0, level, 0.0).to(torch.uint8), step
 
 
 def _packed_scales(scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Eight pairs of six bits in twelve bytes. Shape: (N, B, 8) twice -> (N, B, 12)."""
+    """Pack eight pairs of 6-bit numbers into twelve bytes: twice (N, B, 8) -> (N, B, 12)."""
     low, high = slice(0, 4), slice(4, 8)
     return torch.cat(
         (
@@ -118,7 +118,7 @@ def _packed_scales(scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 
 def _levels_of(x: torch.Tensor, how: _Search) -> tuple[torch.Tensor, ...]:
-    """Levels uint8 (N, B, 8, 32), then scales, shifts and their steps, as they are stored."""
+    """Levels uint8 (N, B, 8, 32), then scales, shifts and their steps in storage form."""
     weight = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
     scale, shift = _with_shift(x, weight, how)
     scales, step = _six_bits(scale)
@@ -131,7 +131,7 @@ def _levels_of(x: torch.Tensor, how: _Search) -> tuple[torch.Tensor, ...]:
 
 
 def _nibbles(level: torch.Tensor) -> torch.Tensor:
-    """Eight groups of 32, in pairs: low halves of 32 bytes are the first of each."""
+    """Pack groups of 32 in pairs: the first of a pair is in the low nibbles of 32 bytes."""
     pairs = level.unflatten(-2, (4, 2))
     return (pairs[..., 0, :] | pairs[..., 1, :] << 4).flatten(-2)
 
@@ -170,7 +170,7 @@ def _q6_k(x: torch.Tensor) -> torch.Tensor:
 
 
 def _two_bits(level: torch.Tensor) -> torch.Tensor:
-    """Levels (..., 256) of two bits; of 128 numbers the first 32 have the lowest bits of bytes."""
+    """Pack 2-bit levels (..., 256); of 128 numbers the first 32 are in the lowest bits."""
     places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
     return (level.unflatten(-1, (2, 4, 32)) << places).sum(-2).to(torch.uint8).flatten(-2)
 
@@ -215,11 +215,11 @@ def _q2_k(x: torch.Tensor) -> torch.Tensor:
 KINDS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
 )
-_ROWS = 1 << 20  # numbers at a time
+_ROWS = 1 << 20  # numbers processed at a time
 
 
 def rounded_blocks(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """A matrix (N, K) in one of `KINDS`, its rows in whole blocks: bytes (N, those of a row)."""
+    """Quantise a matrix (N, K) of whole blocks to one of `KINDS`: bytes (N, size of a row)."""
     rows, inputs = weight.shape
     each = max(1, _ROWS // inputs)
     made = [

@@ -1,9 +1,11 @@
-// Rows rounded to int8, each by itself: the largest magnitude becomes 127. Ops leave their rows so as well for the linear
-// layers that read them: they are in the cache, and no pass over them is needed.
+// Rows rounded to int8, each by itself: the largest magnitude becomes 127. Ops leave their rows so
+// as well for the linear layers that read them: they are in the cache, and no pass over them is
+// needed.
 #pragma once
 #include "../native/kernel.h"
 
-template <class T> static inline void quantise_row(const QuantisedRows& out, int cols, const Step& s, int64_t r, const T* x) {
+template <class T> static inline void quantise_row(const QuantisedRows& out, int cols,
+                                                   const Step& s, int64_t r, const T* x) {
     if (!out.qvalues.present()) return;
     int group = out.group, zero = out.biased ? INT8_ZERO : 0, padded = out.bytes;
     uint8_t* q = at(out.qvalues, s) + r * padded;

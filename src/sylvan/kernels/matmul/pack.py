@@ -1,6 +1,6 @@
-"""Weights in the order kernels read them: blocks of 16 outputs, a 32-bit word of inputs at a time.
+"""Packs weights into kernel order: blocks of 16 outputs, one 32-bit word of inputs at a time.
 
-Outputs are padded to a multiple of 32 and inputs to whole matrix tiles, with zeros.
+Outputs are zero-padded to a multiple of 32, and inputs to whole matrix tiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pack(
 ) -> PackedWeight:
     """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
 
-    With `room`, made for a weight of the same kind and shape, writes the levels there.
+    With `room`, an earlier result for the same kind and shape, write the levels there.
 
     Raises:
         Unsupported: a kind or shape without a kernel.
@@ -54,7 +54,7 @@ def pack(
 
 
 def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
-    """Pack a stack of matrices (E, N, K), one behind the other; rows and words are of one.
+    """Pack a stack of matrices (E, N, K) one after another; `rows` and `words` are per matrix.
 
     Raises:
         Unsupported: as `pack`.
@@ -74,10 +74,10 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
 
 
 def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:
-    """Overwrite a result of `pack` or `pack_stack` by `weight`; programs then read the new one.
+    """Overwrite a result of `pack` or `pack_stack` with `weight`; programs then use the new one.
 
     Raises:
-        Unsupported: its kind or shape differs.
+        Unsupported: Kind or shape differ.
     """
     assert isinstance(weight, torch.Tensor | QuantisedWeight)
     stacked = len(weight.shape) == 3
@@ -107,7 +107,7 @@ def form_of(weight: torch.Tensor | QuantisedWeight) -> Form:
 
 
 def check_packable(weight: LinearWeight) -> None:
-    """Refuse what `pack` would; it reads nothing, so deferred weights pass.
+    """Raise for weights that `pack` does not support; reads no data, so deferred weights pass.
 
     Raises:
         Unsupported: as `pack`.
@@ -131,7 +131,7 @@ def _up(value: int, step: int) -> int:
 
 
 def _padded(part: torch.Tensor, width: int) -> torch.Tensor:
-    """Pad columns and rows with zeros; the matrix itself if nothing is missing."""
+    """Zero-pad columns and rows; return the matrix itself if no padding is needed."""
     rows, cols = part.shape
     below = _up(rows, _OUT_PAD) - rows
     return F.pad(part, (0, width - cols, 0, below)) if below or cols < width else part
@@ -201,7 +201,7 @@ def _pack_int4(weight: Int4Weight, room: PackedWeight | None) -> PackedWeight:
 
 
 def _chunk(weight: CodedWeight) -> int:
-    """Inputs that the kernel sums before it scales: a group, or an equal part of one."""
+    """Inputs that the kernel sums before scaling: a group, or an equal part of one."""
     width, group = _up(weight.shape[-1], 32), weight.group
     for size in (*reversed(_NATIVE_GROUPS), 16):
         if width % size == 0 and group % size == 0:
@@ -240,7 +240,7 @@ def _pack_coded(weight: CodedWeight, room: PackedWeight | None) -> PackedWeight:
 
 
 def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) -> torch.Tensor:
-    """Scales or zero points as kernels read them: (blocks, chunks, 16), of a row's scale one."""
+    """Scales or zero points in kernel order: (blocks, chunks, 16); one chunk for row scales."""
     if weight.group:
         starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
         part = part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]

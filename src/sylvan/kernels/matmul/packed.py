@@ -1,4 +1,4 @@
-"""A weight in the order kernels read it; `pack` makes it."""
+"""A weight in kernel order, as made by `pack`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is read when multiplying."""
+        """Bytes that a product reads."""
         return sum(part.nbytes for part in self.parts.values())
 
     @property
     def parts(self) -> dict[str, Bytes]:
-        """Its memory, by the names of attributes."""
+        """The arrays, by attribute name."""
         found = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: part for name, part in found.items() if isinstance(part, np.ndarray)}
 
     def one_of(self, index: int, count: int) -> PackedWeight:
-        """One of a stack of `count`, over the same memory."""
+        """One matrix of a stack of `count`, sharing its memory."""
         cut = {
             name: part[index * (part.nbytes // count) : (index + 1) * (part.nbytes // count)]
             for name, part in self.parts.items()

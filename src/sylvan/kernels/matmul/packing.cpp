@@ -1,5 +1,6 @@
-// Rows of plain numbers in the order of `pack.py`, rounded on the way where kernels multiply by few bits: as `quantise_int8` and
-// `quantise_int4` round them, to the bit. One pass over the numbers, which are looked at while they are in the cache.
+// Rows of plain numbers in the order of `pack.py`, rounded on the way where kernels multiply by few
+// bits: as `quantise_int8` and `quantise_int4` round them, to the bit. One pass over the numbers,
+// which are looked at while they are in the cache.
 #include "../native/kernel.h"
 #include "../native/pool.h"
 
@@ -10,13 +11,20 @@ enum Kind : int32_t { PLAIN, EIGHT_BITS, FOUR_BITS };  // `_KINDS` of packing.py
 // Magnitudes order as their bits; infinity and NaN sort above all others.
 struct Largest {
     vi bits{};
-    void take(vi v) { v = v & 0x7fffffff, bits = select(v > bits, v, bits); }
-    void take_pairs(vu words) { take((vi)words), take((vi)(words << 16)); }  // of bf16 or float16
+    void take(vi v) {
+        v = v & 0x7fffffff;
+        bits = select(v > bits, v, bits);
+    }
+    void take_pairs(vu words) {
+        take((vi)words);
+        take((vi)(words << 16));
+    }  // of bf16 or float16
     int32_t value() const {
         return reduce(bits, [](auto a, auto b) { return a > b ? a : b; });
     }
 };
-constexpr int32_t F32_INFINITY = 0x7f800000, F16_INFINITY = 0x7c000000;  // as the upper half of a word
+// as the upper half of a word
+constexpr int32_t F32_INFINITY = 0x7f800000, F16_INFINITY = 0x7c000000;
 
 template <class T> vf some(const T* x, int64_t left) {  // zeros behind the last of a row
     if (left >= LANES) return get(x);
@@ -42,7 +50,8 @@ struct Packing {
 };
 
 // Words [word, word + 16) of the lanes of a block that have a row here.
-void put_words(const PackedRows& to, int64_t block, int low, int high, int64_t word, const uint32_t (*tile)[LANES]) {
+void put_words(const PackedRows& to, int64_t block, int low, int high, int64_t word,
+               const uint32_t (*tile)[LANES]) {
     int count = int(std::min<int64_t>(LANES, to.words - word));
     uint32_t* out = reinterpret_cast<uint32_t*>(to.data) + (block * to.words + word) * LANES;
     if (high - low == LANES) {
@@ -62,8 +71,10 @@ template <class T> struct Plain {
     void begin(const PackedRows&, int64_t, const T*) {}
     void some_words(const PackedRows& to, int64_t, const T* x, int64_t at, uint32_t* out) {
         vu words = words_of(x + at, to.cols - at);
-        if constexpr (sizeof(T) == 2) largest.take_pairs(words);
-        else largest.take((vi)words);
+        if constexpr (sizeof(T) == 2)
+            largest.take_pairs(words);
+        else
+            largest.take((vi)words);
         store(out, words);
     }
     void end(const PackedRows&, int64_t) {}
@@ -86,7 +97,8 @@ template <class T> struct EightBits {
         total = vi{};
     }
     void some_words(const PackedRows& to, int64_t, const T* x, int64_t at, uint32_t* out) {
-        const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to the nearest, of two the even one
+        // 1.5 * 2^23: adding it rounds to the nearest, of two the even one
+        const vf magic = splat(12582912.f);
         for (int part = 0; part < 4; part++, at += LANES) {
             vf v = min(max(some(x + at, to.cols - at) / scale, splat(-127.f)), splat(127.f));
             vi q = (vi)(v + magic) - (vi)magic;
@@ -94,7 +106,10 @@ template <class T> struct EightBits {
             total += q;
         }
     }
-    void end(const PackedRows& to, int64_t row) { to.scale[row] = scale, to.sums[row] = sum(total); }
+    void end(const PackedRows& to, int64_t row) {
+        to.scale[row] = scale;
+        to.sums[row] = sum(total);
+    }
     bool finite() const { return most < F32_INFINITY; }
 };
 
@@ -106,10 +121,12 @@ template <class T> struct FourBits {
         int group = to.group;
         uint8_t levels[INPUTS];
         memset(levels, 8, sizeof levels);
-        for (int64_t i = 0; i < INPUTS && at + i < to.cols; i += group) round(to, row, x + at + i, at + i, levels + i);
+        for (int64_t i = 0; i < INPUTS && at + i < to.cols; i += group)
+            round(to, row, x + at + i, at + i, levels + i);
         for (int w = 0; w < LANES; w++) {  // of eight inputs: the first four go to the low nibbles
             uint32_t low, high;
-            memcpy(&low, levels + 8 * w, 4), memcpy(&high, levels + 8 * w + 4, 4);
+            memcpy(&low, levels + 8 * w, 4);
+            memcpy(&high, levels + 8 * w + 4, 4);
             out[w] = low | high << 4;
         }
     }
@@ -144,11 +161,15 @@ template <class T, template <class> class Format> void pack_block(Packing& work,
     int low = int(std::max<int64_t>(0, to.first - block * LANES));
     int high = int(std::min<int64_t>(LANES, to.first + to.count - block * LANES));
     Format<T> rows[LANES];
-    auto row = [&](int lane) { return reinterpret_cast<const T*>(to.rows + (block * LANES + lane - to.first) * to.row_step); };
+    auto row = [&](int lane) {
+        return reinterpret_cast<const T*>(to.rows +
+                                          (block * LANES + lane - to.first) * to.row_step);
+    };
     for (int lane = low; lane < high; lane++) rows[lane].begin(to, block * LANES + lane, row(lane));
     alignas(64) uint32_t tile[LANES][LANES];
     for (int64_t at = 0; at < to.cols; at += inputs) {
-        for (int lane = low; lane < high; lane++) rows[lane].some_words(to, block * LANES + lane, row(lane), at, tile[lane]);
+        for (int lane = low; lane < high; lane++)
+            rows[lane].some_words(to, block * LANES + lane, row(lane), at, tile[lane]);
         put_words(to, block, low, high, at / inputs * LANES, tile);
     }
     for (int lane = low; lane < high; lane++) {
@@ -158,9 +179,12 @@ template <class T, template <class> class Format> void pack_block(Packing& work,
 }
 
 template <class T> void pack_any(Packing& work, int64_t block) {
-    if (work.to.kind == PLAIN) pack_block<T, Plain>(work, block);
-    else if (work.to.kind == EIGHT_BITS) pack_block<T, EightBits>(work, block);
-    else pack_block<T, FourBits>(work, block);
+    if (work.to.kind == PLAIN)
+        pack_block<T, Plain>(work, block);
+    else if (work.to.kind == EIGHT_BITS)
+        pack_block<T, EightBits>(work, block);
+    else
+        pack_block<T, FourBits>(work, block);
 }
 
 struct Looking {
@@ -200,10 +224,13 @@ template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F 
         int64_t count;
         F& f;
     } job{work, count, f};
-    pool.run([](void* arg, int) {
-        auto& j = *static_cast<Job*>(arg);
-        for (int64_t i; (i = j.work.next.fetch_add(1, std::memory_order_relaxed)) < j.count;) j.f(j.work, i);
-    }, &job);
+    pool.run(
+        [](void* arg, int) {
+            auto& j = *static_cast<Job*>(arg);
+            for (int64_t i; (i = j.work.next.fetch_add(1, std::memory_order_relaxed)) < j.count;)
+                j.f(j.work, i);
+        },
+        &job);
 }
 
 }  // namespace
@@ -222,6 +249,7 @@ SYLVAN_API int sylvan_pack_rows(const PackedRows* to) {
 // infinity.
 SYLVAN_API int sylvan_all_finite(const char* data, int64_t bytes, int size, int half) {
     Looking work{data, bytes, size == 2, half ? F16_INFINITY : F32_INFINITY};
-    share(work, (bytes + Looking::BLOCK - 1) / Looking::BLOCK, bytes, [](Looking& l, int64_t i) { l.block(i); });
+    share(work, (bytes + Looking::BLOCK - 1) / Looking::BLOCK, bytes,
+          [](Looking& l, int64_t i) { l.block(i); });
     return !work.bad.load();
 }

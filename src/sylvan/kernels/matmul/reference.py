@@ -39,7 +39,7 @@ def gated_linear(
 def linear_parts(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool, parts: int
 ) -> torch.Tensor:
-    """Products over equal parts of the inputs, added in float32 over a tree."""
+    """Products over equal parts of the inputs, added in float32 as a tree."""
     if isinstance(weight, DeferredWeight):
         weight = weight.load()
     if not isinstance(weight, torch.Tensor):
@@ -55,7 +55,7 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Int8 levels (as float32) of each row, and the row's scale (T, 1)."""
     x = x.float()
     top = x.abs().amax(-1, keepdim=True)
-    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
+    # Dividing a Python number by a tensor would multiply by the reciprocal, and round twice.
     inverse = torch.where(top > 0, torch.full_like(top, 127.0) / top, 0.0)
     return (x * inverse).round(), top / 127
 

@@ -1,4 +1,4 @@
-"""Rounds matrices to formats whose scales are powers of two, of blocks, or rounded themselves.
+"""Rounds matrices to microscaling formats and blockwise FP8.
 
 Formats: OCP Microscaling Formats (MX) 1.0; NVFP4 as ModelOpt and compressed-tensors store it; FP8
 in blocks as DeepSeek-V3 has it.
@@ -22,7 +22,7 @@ _LEAST_EXPONENT = -127
 
 
 def quantise_fp8_blocks(weight: torch.Tensor) -> CodedWeight:
-    """Numbers in e4m3 with a scale for each block of 128 outputs and 128 inputs."""
+    """Round to e4m3 with a scale per block of 128 outputs x 128 inputs."""
     rows, cols = weight.shape
     whole = torch.zeros(-(-rows // FP8_BLOCK) * FP8_BLOCK, -(-cols // FP8_BLOCK) * FP8_BLOCK)
     whole[:rows, :cols] = weight.abs()
@@ -35,7 +35,7 @@ def quantise_fp8_blocks(weight: torch.Tensor) -> CodedWeight:
 
 
 def quantise_mxfp8(weight: torch.Tensor) -> CodedWeight:
-    """Numbers in e4m3 with a power of two for each 32 inputs."""
+    """Round to e4m3 with a power-of-two scale per 32 inputs (MXFP8)."""
     groups = weight.float().unflatten(1, (-1, MX_GROUP))
     powers = _powers(groups, _E4M3_EXPONENT)
     q = _e4m3(groups / powers[..., None]).flatten(1)
@@ -43,7 +43,7 @@ def quantise_mxfp8(weight: torch.Tensor) -> CodedWeight:
 
 
 def quantise_mxfp4(weight: torch.Tensor) -> CodedWeight:
-    """Numbers in e2m1 with a power of two for each 32 inputs."""
+    """Round to e2m1 with a power-of-two scale per 32 inputs (MXFP4)."""
     groups = weight.float().unflatten(1, (-1, MX_GROUP))
     powers = _powers(groups, _E2M1_EXPONENT)
     q = paired(_e2m1(groups / powers[..., None]).flatten(1))
@@ -51,7 +51,7 @@ def quantise_mxfp4(weight: torch.Tensor) -> CodedWeight:
 
 
 def round_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Bytes of two numbers in e2m1, scales of 16 inputs in e4m3, and what these are divided by.
+    """Round to NVFP4: bytes of two e2m1 numbers, e4m3 scales of 16 inputs, and a global divisor.
 
     Shapes: (N, K / 2), (N, K / 16), (1,) float32.
     """
@@ -64,18 +64,18 @@ def round_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def quantise_nvfp4(weight: torch.Tensor) -> CodedWeight:
-    """The numbers of `round_nvfp4`."""
+    """Dequantise the result of `round_nvfp4`."""
     q, scale, whole = round_nvfp4(weight)
     return CodedWeight(q, scale.float() * (1 / whole), "fp4_e2m1", NVFP4_GROUP)
 
 
 def exponents_of(scale: torch.Tensor) -> torch.Tensor:
-    """Powers of two as bytes of exponents, raised by 127."""
+    """Powers of two as biased exponents (e8m0 bytes)."""
     return (torch.frexp(scale.float()).exponent - 1 + 127).to(torch.uint8)
 
 
 def _powers(groups: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The power of two by which the largest magnitude of a group has the format's exponent."""
+    """The power of two that scales a group's largest magnitude to the format's exponent."""
     most = groups.abs().amax(-1)
     found = torch.frexp(most).exponent - 1 - exponent
     found = torch.where(most > 0, found, 0).clamp(_LEAST_EXPONENT + 1, 127)
@@ -83,7 +83,7 @@ def _powers(groups: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _e4m3(x: torch.Tensor) -> torch.Tensor:
-    """Bytes of the nearest numbers."""
+    """Bytes of the nearest e4m3 numbers."""
     return x.clamp(-_E4M3, _E4M3).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -91,10 +91,10 @@ _BETWEEN = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1)])
 
 
 def _e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Codes of the nearest numbers, ties to even; uint8, one each."""
+    """Codes of the nearest e2m1 numbers, ties to even; uint8, one per number."""
     size = x.abs().contiguous()
     upper = torch.searchsorted(_BETWEEN, size, right=True)
     lower = torch.searchsorted(_BETWEEN, size)
-    tied = upper != lower  # halfway between two: the one whose last bit is 0
+    tied = upper != lower  # halfway between two codes: take the even one
     code = torch.where(tied & (upper % 2 == 1), lower, upper).to(torch.uint8)
     return code | (x < 0).to(torch.uint8) << 3

@@ -1,7 +1,7 @@
-"""Scales that move the size of inputs into the weights that read them, before these are rounded.
+"""AWQ and SmoothQuant: moves scales from the inputs into the weights, before rounding.
 
-AWQ (Lin et al., arXiv:2306.00978): inputs that are large on average get finer levels. SmoothQuant
-(Xiao et al., arXiv:2211.10438): rows that are rounded to 8 bits have no outliers any more.
+AWQ (Lin et al., arXiv:2306.00978) gives finer levels to inputs that are large on average.
+SmoothQuant (Xiao et al., arXiv:2211.10438) removes outliers from rows that are rounded to 8 bits.
 
 Shapes: N outputs, K inputs, T rows.
 """
@@ -13,13 +13,13 @@ import torch
 from sylvan.kernels.matmul.gptq import Moments
 from sylvan.kernels.matmul.weights import quantise_int4_codes
 
-_STEPS = 20  # powers that are tried, from 0 on
+_STEPS = 20  # number of exponents to try, from 0 on
 _LEAST = 1e-4
-_STRENGTH = 0.5  # how much of the spread of inputs SmoothQuant gives to the weights
+_STRENGTH = 0.5  # SmoothQuant's alpha: share of the inputs' range that moves to the weights
 
 
 class InputStatistics:
-    """What a layer read: products of inputs, and the mean and largest magnitude of each."""
+    """Statistics of a layer's inputs: sum of x^T x, and mean and largest magnitude per input."""
 
     def __init__(self, inputs: int) -> None:
         self.moments = Moments(inputs)
@@ -27,7 +27,7 @@ class InputStatistics:
         self._sums = torch.zeros(inputs)
 
     def add(self, x_TK: torch.Tensor) -> None:
-        """More rows that the layer read."""
+        """Add input rows of the layer."""
         rows = x_TK.reshape(-1, x_TK.shape[-1]).float().abs()
         self.moments.add(x_TK)
         self._sums += rows.sum(0)
@@ -35,24 +35,24 @@ class InputStatistics:
 
     @property
     def mean(self) -> torch.Tensor:
-        """Of magnitudes. Shape: (K,)."""
+        """Mean magnitudes. Shape: (K,)."""
         return self._sums / max(self.moments.rows, 1)
 
 
 def awq_scales(weight: torch.Tensor, seen: InputStatistics, group: int) -> torch.Tensor:
-    """Factors of a matrix's inputs, found by what rounding it to four bits does to its outputs.
+    """Search the input scales that minimise the output error of rounding a matrix to four bits.
 
-    A power of the mean magnitudes; the 0th, which changes nothing, is among those that are tried.
+    Candidates are powers of the mean magnitudes, including the 0th, which changes nothing.
 
     Args:
         weight: (N, K).
-        seen: Of the rows that it reads.
+        seen: Statistics of its inputs.
         group: Inputs that share a scale.
 
-    Returns: float32 (K,), for the weights; what they read is to be divided by it.
+    Returns: float32 (K,), factors of the weights; divide the inputs by them.
 
     Raises:
-        ValueError: the rows were not finite.
+        ValueError: The inputs were not finite.
     """
     _check(seen)
     w, best, least = weight.float(), torch.ones(weight.shape[1]), float("inf")
@@ -66,7 +66,7 @@ def awq_scales(weight: torch.Tensor, seen: InputStatistics, group: int) -> torch
 
 
 def smoothquant_scales(weight: torch.Tensor, seen: InputStatistics) -> torch.Tensor:
-    """Factors of a matrix's inputs by which both become alike in size; as of `awq_scales`."""
+    """SmoothQuant's input scales, which balance inputs and weights; see `awq_scales`."""
     _check(seen)
     reach = weight.float().abs().amax(0).clamp(min=_LEAST)
     return _levelled(seen.top.clamp(min=_LEAST) ** _STRENGTH / reach ** (1 - _STRENGTH))
@@ -78,5 +78,5 @@ def _check(seen: InputStatistics) -> None:
 
 
 def _levelled(scales: torch.Tensor) -> torch.Tensor:
-    """The same around 1, so that weights keep their size."""
+    """Normalise scales around 1, so that weights keep their magnitude."""
     return scales / (scales.max() * scales.min()).sqrt()

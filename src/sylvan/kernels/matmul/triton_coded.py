@@ -1,7 +1,7 @@
-"""Linear layers of codes on GPUs: which kernel takes how many rows.
+"""Quantised linear layers on GPUs: selects a kernel by the number of rows.
 
-Few rows read the codes once, at the rate of the memory. More rows multiply tiles that are expanded
-in registers. Prompts have so many that the matrix is expanded once, for the library's product.
+Few rows: memory-bound, the codes are read once. More rows: tiles are dequantised in registers.
+Prompts: the matrix is dequantised once, then multiplied by the library.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -19,16 +19,16 @@ from sylvan.kernels.matmul.triton_fp8 import fp8_linear, rounded
 from sylvan.kernels.matmul.weights import CodedWeight
 
 HALVES = (torch.bfloat16, torch.float16)
-# Rows from which on another way is faster, by times of an H100 and a matrix of 24,576 x 4,096
-_FP8_ROWS = 64  # 8-bit units pay for rounding the rows
-_EXPANDED = 65  # writing the matrix costs less than expanding it for each tile of 64 rows
-_FP8_GROUPS = 512  # expanded as well: the library's product beats that of 8-bit floats in groups
+# Thresholds in rows, measured on an H100 with a matrix of 24,576 x 4,096
+_FP8_ROWS = 64  # from here on FP8 units pay for rounding the rows
+_EXPANDED = 65  # dequantising once costs less than for each tile of 64 rows
+_FP8_GROUPS = 512  # the library's product on dequantised weights beats FP8 with group scales
 
 
 def coded_linear(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """X (..., K) times a matrix of codes, transposed, plus a bias."""
+    """X (..., K) times a quantised matrix, transposed, plus a bias."""
     outputs, inputs = weight.shape
     if weight.order is not None:
         x = x.index_select(-1, weight.order)

@@ -1,9 +1,8 @@
-"""Matrices of codes on GPUs: expanded in registers, multiplied by matrix units.
+"""Quantised matrices on GPUs: dequantised in registers, multiplied by matrix units.
 
-The numbers are those of `codes.py`: w = (value - zero) scale + shift, rounded once to the type of
-the rows. A tile of codes is read as it lies in memory, so a product reads four or eight bits a
-number. Chips without 8-bit floats take the same way: the values of e4m3 and e2m1 are those of
-halves whose exponents are shifted.
+Values are those of `codes.py`: w = (value - zero) scale + shift, rounded once to the dtype of the
+rows. Tiles of codes are read in storage order, so a product reads four or eight bits per weight.
+Chips without FP8 work the same way: e4m3 and e2m1 are decoded as float16 with shifted exponents.
 
 Shapes: T rows, K inputs, N outputs, G groups of inputs.
 """
@@ -17,18 +16,18 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.gpu.launch import arch_of, launch
-from sylvan.kernels.gpu.tiles import ceil_div, tile
+from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.matmul.codes import bits_of, table_of
 from sylvan.kernels.matmul.weights import CodedWeight
 
 _PLAIN = ("int4", "uint4", "int8", "fp8_e4m3", "fp4_e2m1")
-_EXPAND = (16, 128)  # outputs, and bytes of their codes, of a program
-_GROUP_ROWS = tl.constexpr(8)  # tiles of rows that take a column of weights one after another
+_EXPAND = (16, 128)  # outputs and bytes of codes per program
+_GROUP_ROWS = tl.constexpr(8)  # row tiles that use a column of weights in turn, for L2 reuse
 
 
 @triton.jit
 def values_of(raw, table_ptr, CODE: tl.constexpr):
-    """Numbers of codes, integers around their middle; float32."""
+    """Decode codes to float32; integers are centred."""
     if CODE == "int4":
         value = raw.to(tl.float32) - 8.0
     elif CODE == "uint4":
@@ -151,7 +150,7 @@ def _coded_kernel(
 
 
 def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """What `coded_tile` reads of a matrix or a stack: its tensors, and its constants."""
+    """Arguments of `coded_tile` for a matrix or stack: its tensors, and its constants."""
     table = weight.q if weight.code in _PLAIN else table_of(weight.code, weight.q.device)
     zero, shift = weight.zero, weight.shift
     tensors = (
@@ -169,6 +168,22 @@ def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, A
         "ZEROS": zero is not None,
         "SHIFTS": shift is not None,
     }
+
+
+def arguments(
+    x: torch.Tensor,
+    weight: CodedWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    sizes: Tile,
+) -> tuple[tuple[object, ...], dict[str, Any]]:
+    """What kernels of products with codes are started with: arguments, and constants by name."""
+    tensors, constants = codes_of(weight)
+    outputs, inputs = weight.shape
+    about = len(x), outputs, inputs, weight.scale.shape[-1], x.stride(0)
+    given = x, *tensors, weight.q if bias is None else bias, y, *about
+    whole = inputs % sizes.inner == 0
+    return given, constants | {"BIAS": bias is not None, "WHOLE": whole} | sizes.options
 
 
 @triton.jit
@@ -190,7 +205,7 @@ def _expand_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Weights of a tile of codes, in the type of the output."""
+    """Dequantised weights of a tile, in the dtype of the output."""
     feature = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     width = inputs // 2 if FOUR else inputs
     at = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
@@ -219,7 +234,7 @@ def _expand_kernel(
 
 
 def expanded(weight: CodedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix (N, K) with inputs in the order of its codes, rounded once to `dtype`."""
+    """Dequantise the matrix (N, K), inputs in the order of its codes, rounded once to `dtype`."""
     outputs, inputs = weight.shape
     tensors, constants = codes_of(weight)
     out = torch.empty(outputs, inputs, dtype=dtype, device=weight.q.device)
@@ -243,28 +258,7 @@ def tiled_linear(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, y: torch.Tensor
 ) -> None:
     """Fill Y (T, N) with X (T, K) by a matrix of codes, whose inputs X has in their order."""
-    outputs, inputs = weight.shape
-    rows = len(x)
-    sizes = tile("coded", rows, x.element_size(), arch_of(x))
-    tensors, constants = codes_of(weight)
-    launch(
-        _coded_kernel,
-        (ceil_div(rows, sizes.rows) * ceil_div(outputs, sizes.cols),),
-        x,
-        *tensors,
-        weight.q if bias is None else bias,
-        y,
-        rows,
-        outputs,
-        inputs,
-        weight.scale.shape[-1],
-        x.stride(0),
-        BIAS=bias is not None,
-        WHOLE=inputs % sizes.inner == 0,
-        **constants,
-        ROWS=sizes.rows,
-        COLS=sizes.cols,
-        INNER=sizes.inner,
-        num_warps=sizes.warps,
-        num_stages=sizes.stages,
-    )
+    sizes = tile("coded", len(x), x.element_size(), arch_of(x))
+    given, constants = arguments(x, weight, bias, y, sizes)
+    programs = ceil_div(len(x), sizes.rows) * ceil_div(weight.shape[0], sizes.cols)
+    launch(_coded_kernel, (programs,), *given, **constants)

@@ -1,19 +1,16 @@
-"""Matrices of codes times a few rows on NVIDIA and AMD GPUs: what decoding does.
+"""Quantised matrices times a few rows on NVIDIA and AMD GPUs, for decoding.
 
-Reading the codes is the cost, so everything else must fit into its shadow. A tile of bytes gives
-two tiles of weights, those of even inputs and those of odd ones, which are multiplied by even and
-odd columns of the rows: nothing is interleaved. Codes are exact in the type of the rows; a
-group's sum is multiplied by its scale once, and a zero point is subtracted as its product with the
-sum of the inputs. On NVIDIA GPUs one instruction makes two integers numbers, by putting their bits
-below those of 128 (bfloat16) or 1024 (float16), as FasterTransformer and Marlin do. Programs may
-share the inputs of an output; a second kernel then adds their sums, in order.
+Reading the codes is the cost, so everything else must fit into its shadow. Codes less their zero
+points are exact in the type of the rows; the sum of a group is multiplied by its scale once. If a
+step over inputs is of one group, a tile of bytes gives two tiles of weights, those of even inputs
+and those of odd ones, which are multiplied by even and odd columns of the rows: nothing is
+interleaved. Smaller groups are multiplied side by side, a product for each. Programs may share the
+inputs of an output; a second kernel then adds their sums, in order.
 
-Shapes: T rows, K inputs, N outputs, G groups of inputs, S shares of the inputs.
+Shapes: T rows, K inputs, N outputs, G groups of inputs, S splits of the inputs.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -21,89 +18,21 @@ import triton.language as tl
 
 from sylvan.kernels.gpu.launch import launch
 from sylvan.kernels.gpu.tiles import Tile, ceil_div
-from sylvan.kernels.matmul.triton_codes import codes_of, values_of
+from sylvan.kernels.matmul.codes import bits_of
+from sylvan.kernels.matmul.triton_codes import arguments, values_of
+from sylvan.kernels.matmul.triton_nibbles import TYPES, assembly, halves
 from sylvan.kernels.matmul.weights import CodedWeight
 
 FEW = 16  # rows of a matrix instruction
-_assembled: Any = tl.inline_asm_elementwise  # whose text may be a constant of a kernel
 _STEPS = 4  # over inputs, at least: fewer do not pay for the sum
 _SUM_BLOCK = 256
-_TYPES: dict[torch.dtype, Any] = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-def _nibbles(one: int, magic: int, less: int) -> str:
-    """PTX: four bytes to four numbers of their low halves and four of their high ones.
-
-    `one`, `magic` and `less` are pairs of numbers: 1, what code 0 becomes, and minus the code that
-    is to be 0 plus that.
-    """
-    lines = [
-        f"{{ .reg .b32 a, b, one, less; mov.b32 one, 0x{one:08X}; mov.b32 less, 0x{less:08X};",
-        "prmt.b32 a, $4, 0, 0x4140; prmt.b32 b, $4, 0, 0x4342;",
-    ]
-    for low, out in (("a", "$0"), ("b", "$1")):
-        lines.append(f"lop3.b32 {out}, {low}, 0x000F000F, 0x{magic:08X}, 0xEA;")
-    lines.append("shr.b32 a, a, 4; shr.b32 b, b, 4;")
-    for high, out in (("a", "$2"), ("b", "$3")):
-        lines.append(f"lop3.b32 {out}, {high}, 0x000F000F, 0x{magic:08X}, 0xEA;")
-    kind = "bf16x2" if magic >> 16 == 0x4300 else "f16x2"
-    lines += [f"fma.rn.{kind} ${out}, ${out}, one, less;" for out in range(4)]
-    return "\n".join([*lines, "}"])
-
-
-_ASSEMBLY: dict[tuple[str, torch.dtype], str] = {
-    ("int4", torch.bfloat16): _nibbles(0x3F803F80, 0x43004300, 0xC308C308),
-    ("uint4", torch.bfloat16): _nibbles(0x3F803F80, 0x43004300, 0xC300C300),
-    ("int4", torch.float16): _nibbles(0x3C003C00, 0x64006400, 0xE408E408),
-    ("uint4", torch.float16): _nibbles(0x3C003C00, 0x64006400, 0xE400E400),
-}
 
 
 @triton.jit
-def _halves(byte, table_ptr, CODE: tl.constexpr, DTYPE: tl.constexpr, PTX: tl.constexpr):
-    """Numbers of the low and the high halves of bytes, by assembly if there is some."""
-    half: tl.constexpr = DTYPE
-    if PTX != "" and half == tl.bfloat16:
-        low, high = _assembled(
-            PTX,
-            "=&r,=&r,=&r,=&r,r",
-            [byte],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=4,
-        )
-    elif PTX != "":
-        low, high = _assembled(
-            PTX, "=&r,=&r,=&r,=&r,r", [byte], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-        )
-    else:
-        raw = byte.to(tl.int32)
-        low = values_of(raw & 15, table_ptr, CODE).to(DTYPE)
-        high = values_of(raw >> 4, table_ptr, CODE).to(DTYPE)
-    return low, high
-
-
-@triton.jit
-def _scaled(
-    value,
-    scale_ptr,
-    zero_ptr,
-    shift_ptr,
-    at,
-    mask,
-    CODE: tl.constexpr,
-    ZEROS: tl.constexpr,
-    SHIFTS: tl.constexpr,
-):
-    """Weights of numbers whose groups end within a tile, in the type of the numbers."""
-    w = value.to(tl.float32)
-    if ZEROS:
-        middle = 8.0 if CODE == "int4" else (128.0 if CODE == "int8" else 0.0)
-        w += middle - tl.load(zero_ptr + at, mask=mask, other=0).to(tl.float32)
-    w *= tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    if SHIFTS:
-        w += tl.load(shift_ptr + at, mask=mask, other=0.0)
-    return w.to(value.dtype)
+def _by_input(x, inputs: tl.constexpr, each: tl.constexpr):
+    """What groups (S, N) have, at each of their inputs or pairs of them: (S each, N)."""
+    cols: tl.constexpr = x.shape[1]
+    return tl.reshape(tl.broadcast_to(x[:, None, :], [inputs // each, each, cols]), [inputs, cols])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -129,16 +58,16 @@ def few_kernel(
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     SHIFTS: tl.constexpr,
-    AFTER: tl.constexpr,
     DTYPE: tl.constexpr,
     PTX: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A tile of outputs, of the inputs of one share; x is pairs of numbers as int32 if FOUR.
+    """A tile of outputs over the inputs of one split; with FOUR, x has pairs of numbers as int32.
 
-    With AFTER each step of INNER inputs is of one group.
+    PARTS: groups of a step of INNER inputs.
     """
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     piece = tl.program_id(1)
@@ -146,11 +75,13 @@ def few_kernel(
     last = tl.minimum(first + share, inputs)
     row = tl.arange(0, ROWS)
     EACH: tl.constexpr = FOUR + 1
-    k = tl.arange(0, INNER // EACH)
+    PLACES: tl.constexpr = INNER // EACH
+    k = tl.arange(0, PLACES)
     real, wanted = row < rows, col < outputs
     width = inputs // EACH
     x_at = x_ptr + row[:, None] * x_stride + k[None, :]
     q_at = q_ptr + col.to(tl.int64)[None, :] * width + k[:, None]
+    part_of = tl.arange(0, PARTS)
     acc = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(first, last, INNER):
         byte_at = start // EACH
@@ -160,42 +91,49 @@ def few_kernel(
             x_mask, w_mask = x_mask & inside[None, :], w_mask & inside[:, None]
         x = tl.load(x_at + byte_at, mask=x_mask, other=0)
         q = tl.load(q_at + byte_at, mask=w_mask, other=0)
-        at = col[None, :] * groups
-        if not AFTER:
-            at = at + ((byte_at + k) * EACH // GROUP)[:, None]
+        group = part_of + (start // GROUP if GROUP > 0 else 0)
+        group_at = col[None, :] * groups + group[:, None]
+        group_mask = wanted[None, :] & (group < groups)[:, None]
+        scale = tl.load(scale_ptr + group_at, mask=group_mask, other=0.0).to(tl.float32)
+        zero = 0.0
+        if ZEROS:
+            zero = tl.load(zero_ptr + group_at, mask=group_mask, other=0).to(tl.float32)
+            zero = _by_input(zero, PLACES, PLACES // PARTS)
         if FOUR:
             even = (x & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
             odd = (x >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-            low, high = _halves(q, table_ptr, CODE, DTYPE, PTX)
-            if not AFTER:
-                low = _scaled(low, scale_ptr, zero_ptr, shift_ptr, at, w_mask, CODE, ZEROS, SHIFTS)
-                high = _scaled(
-                    high, scale_ptr, zero_ptr, shift_ptr, at, w_mask, CODE, ZEROS, SHIFTS
-                )
-            part = tl.dot(even, low)
-            part = tl.dot(odd, high, part)
-            total = tl.sum(even.to(tl.float32) + odd.to(tl.float32), 1)
+            low, high = halves(q, zero, table_ptr, CODE, ZEROS, DTYPE, PTX)
+            if PARTS == 1:
+                part = tl.dot(even, low)
+                part = tl.dot(odd, high, part)
+                acc += part * scale
+            else:
+                x = tl.reshape(tl.join(even, odd), [ROWS, INNER])
+                both = tl.permute(tl.join(low, high), (0, 2, 1))
+                w = tl.reshape(both, [PARTS, INNER // PARTS, COLS])
         else:
-            w = values_of(q.to(tl.int32), table_ptr, CODE).to(DTYPE)
-            if not AFTER:
-                w = _scaled(w, scale_ptr, zero_ptr, shift_ptr, at, w_mask, CODE, ZEROS, SHIFTS)
-            part = tl.dot(x, w)
-            total = tl.sum(x.to(tl.float32), 1)
-        if AFTER:
-            group_at = col * groups + (start // GROUP if GROUP > 0 else 0)
-            scale = tl.load(scale_ptr + group_at, mask=wanted, other=0.0).to(tl.float32)
-            acc += part * scale[None, :]
-            if ZEROS or SHIFTS:
-                more = tl.zeros([COLS], tl.float32)
-                if ZEROS:
-                    middle = 8.0 if CODE == "int4" else (128.0 if CODE == "int8" else 0.0)
-                    zero = tl.load(zero_ptr + group_at, mask=wanted, other=0).to(tl.float32)
-                    more += (middle - zero) * scale
-                if SHIFTS:
-                    more += tl.load(shift_ptr + group_at, mask=wanted, other=0.0)
-                acc += total[:, None] * more[None, :]
-        else:
-            acc += part
+            w = values_of(q.to(tl.int32), table_ptr, CODE)
+            if ZEROS:
+                w += (128.0 if CODE == "int8" else 0.0) - zero
+            w = w.to(DTYPE)
+            if PARTS == 1:
+                acc += tl.dot(x, w) * scale
+            else:
+                w = tl.reshape(w, [PARTS, INNER // PARTS, COLS])
+        if PARTS > 1:
+            apart = tl.permute(tl.reshape(x, [ROWS, PARTS, INNER // PARTS]), (1, 0, 2))
+            acc += tl.sum(tl.dot(apart, w) * scale[:, None, :], 0)
+        if SHIFTS:
+            shift = tl.load(shift_ptr + group_at, mask=group_mask, other=0.0)
+            if PARTS > 1:
+                total = tl.sum(apart.to(tl.float32), 2)
+                acc += tl.sum(total[:, :, None] * shift[:, None, :], 0)
+            else:
+                if FOUR:
+                    total = tl.sum(even.to(tl.float32) + odd.to(tl.float32), 1)
+                else:
+                    total = tl.sum(x.to(tl.float32), 1)
+                acc += total[:, None] * shift
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=wanted, other=0.0).to(tl.float32)[None, :]
     y_at = y_ptr + (piece * rows + row).to(tl.int64)[:, None] * outputs + col[None, :]
@@ -213,7 +151,7 @@ def _add_kernel(
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of all shares (S, T N), in order, plus a bias."""
+    """Add the sums of all splits (S, T N) in order, plus a bias."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     total = tl.zeros([BLOCK], tl.float32)
@@ -234,40 +172,24 @@ def few_rows(
     ptx: bool,
 ) -> None:
     """Fill Y (T, N) with X (T, K), at most `FEW` rows of float16 or bfloat16, by a matrix."""
-    outputs, inputs = weight.shape
-    tensors, constants = codes_of(weight)
-    dtype = x.dtype
-    if constants["FOUR"]:
+    (outputs, inputs), dtype, four = weight.shape, x.dtype, bits_of(weight.code) == 4
+    if four:
         if x.stride(0) % 2 or x.storage_offset() % 2:
             x = x.contiguous()
         x = x.view(torch.int32)
     share = _share(outputs, inputs, sizes)
     shares = ceil_div(inputs, share)
     out = y if shares == 1 else y.new_empty(shares, *y.shape, dtype=torch.float32)
+    given, constants = arguments(x, weight, bias if shares == 1 else None, out, sizes)
     launch(
         few_kernel,
         (ceil_div(outputs, sizes.cols), shares),
-        x,
-        *tensors,
-        weight.q if bias is None or shares > 1 else bias,
-        out,
-        len(x),
-        outputs,
-        inputs,
-        weight.scale.shape[-1],
-        x.stride(0),
+        *given,
         share,
-        BIAS=bias is not None and shares == 1,
-        WHOLE=inputs % sizes.inner == 0,
-        AFTER=after(weight, sizes),
-        DTYPE=_TYPES[dtype],
-        PTX=_ASSEMBLY.get((weight.code, dtype), "") if ptx else "",
+        DTYPE=TYPES[dtype],
+        PTX=assembly(weight.code, dtype) if ptx and four else "",
+        PARTS=max(1, sizes.inner // weight.group) if weight.group else 1,
         **constants,
-        ROWS=sizes.rows,
-        COLS=sizes.cols,
-        INNER=sizes.inner,
-        num_warps=sizes.warps,
-        num_stages=sizes.stages,
     )
     if shares > 1:
         launch(
@@ -285,12 +207,7 @@ def few_rows(
 
 
 def _share(outputs: int, inputs: int, sizes: Tile) -> int:
-    """Inputs of a program: as many programs as wanted, but a few steps each."""
+    """Inputs per program: enough programs to fill the chip, but at least `_STEPS` steps each."""
     steps = ceil_div(inputs, sizes.inner)
     shares = max(1, min(steps // _STEPS, sizes.programs // ceil_div(outputs, sizes.cols)))
     return ceil_div(steps, shares) * sizes.inner
-
-
-def after(weight: CodedWeight, sizes: Tile) -> bool:
-    """Whether a step over inputs stays within a group, whose sum is scaled then."""
-    return weight.group == 0 or weight.group % sizes.inner == 0

@@ -1,10 +1,9 @@
-"""Products of 8-bit floats on GPUs that multiply them: prompts by matrices of e4m3 codes.
+"""FP8 GEMM on GPUs with FP8 units: prompts times matrices of e4m3 codes.
 
-Rows are rounded to e4m3 with a scale for each row, or for each row and 128 inputs where the matrix
-has groups of 128, as DeepSeek-V3 does (arXiv:2412.19437, section 3.3). Sums of 128 products are
-added in float32. Scales of rows alone are what PyTorch's own kernel takes. Fewer rows than pay
-for it are rounded in the same way, and multiplied without such units: a row is rounded alike
-whatever else is computed with it.
+Rows are rounded to e4m3 with a scale per row, or per row and 128 inputs if the matrix has groups of
+128, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3). Sums of 128 products are added in float32.
+With row scales PyTorch's own kernel computes. Batches that are too small for FP8 units are rounded
+in the same way, so a row's rounding does not depend on the other rows.
 
 Shapes: T rows, K inputs, N outputs, G groups of inputs.
 """
@@ -27,12 +26,12 @@ _GROUP_ROWS = tl.constexpr(8)
 _MOST = tl.constexpr(448.0)
 _LEAST = tl.constexpr(1e-12)
 _SMALLEST = tl.constexpr((127 - 6) << 23)  # exponent of the smallest normal number, as float32
-_BITS = tl.constexpr(20 << 23)  # 2^20 times a number has a last bit of an eighth of it
+_BITS = tl.constexpr(20 << 23)  # adding 2^20 x rounds to a last bit of x / 8
 
 
 @triton.jit
 def _nearest(x):
-    """The nearest numbers of e4m3, float32: a sum with a large number rounds to four bits."""
+    """The nearest e4m3 numbers, as float32; adding a large number rounds to four bits."""
     power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, _SMALLEST)
     large = (power + _BITS).to(tl.float32, bitcast=True) * 1.5
     return (x + large) - large
@@ -50,7 +49,7 @@ def _round_kernel(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """One group of one row, in STEPS blocks, to e4m3 and its scale, or BACK to the type of rows."""
+    """Round a group of a row, in STEPS blocks, to e4m3 and its scale, or BACK to its dtype."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     size = BLOCK * STEPS
@@ -128,14 +127,14 @@ def _fp8_kernel(
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Rows (T, K) rounded to e4m3 and back, with scales of rows (`group` 0) or of 128 inputs."""
+    """Round rows (T, K) to e4m3 and back, with row scales (`group` 0) or scales of 128 inputs."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _round(x, group, out, out, back=True)
     return out
 
 
 def quantised_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows (T, K) in e4m3, and their scales float32 (T, G)."""
+    """Round rows (T, K) to e4m3; return them and their scales, float32 (T, G)."""
     q = torch.empty(x.shape, dtype=E4M3, device=x.device)
     groups = x.shape[1] // group if group else 1
     scale = torch.empty(len(x), groups, dtype=torch.float32, device=x.device)
@@ -168,7 +167,7 @@ def _round(
 def fp8_linear(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """Rows X (T, K) of float16 or bfloat16, in e4m3, by a matrix that `takes_fp8`."""
+    """Round X (T, K), float16 or bfloat16, to e4m3 and multiply by a matrix that `takes_fp8`."""
     q, scale = quantised_rows(x, weight.group)
     if weight.group == 0 and x.dtype == torch.bfloat16 and not out_f32 and x.is_cuda:
         out = _scaled_mm(
@@ -189,7 +188,7 @@ def fp8_product(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Rows (T, K) of e4m3 with scales (T, G) by a matrix with as many groups; `dtype` (T, N)."""
+    """Multiply e4m3 rows (T, K) with scales (T, G) by a matrix with G groups; `dtype` (T, N)."""
     outputs, inputs = weight.shape
     sizes = tile("fp8", len(q), q.element_size(), arch_of(q))
     y = torch.empty(len(q), outputs, dtype=dtype, device=q.device)
@@ -208,10 +207,6 @@ def fp8_product(
         scale.shape[1],
         BIAS=bias is not None,
         GROUPED=weight.group != 0,
-        ROWS=sizes.rows,
-        COLS=sizes.cols,
-        INNER=sizes.inner,
-        num_warps=sizes.warps,
-        num_stages=sizes.stages,
+        **sizes.options,
     )
     return y

@@ -1,8 +1,8 @@
-"""Linear layers on GPUs: cuBLAS, but for a single row, whose product only reads the weight.
+"""Dense linear layers on GPUs: a GEMV kernel for a single row, cuBLAS for more.
 
-A program of the kernel holds a few outputs and walks all inputs; enough programs are resident that
-their loads hide one another. cuBLAS pads the row to a tile and splits the sum among programs that
-another kernel adds up, which reads small weights at four fifths of this speed.
+A program of the kernel holds a few outputs and loops over all inputs; enough programs are resident
+to hide latency. cuBLAS pads the row to a tile and uses split-K with a second kernel, which reads
+small weights at four fifths of this speed.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -28,7 +28,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @triton.jit
 def row_weights(at, start, k, wanted, inputs, WHOLE: tl.constexpr):
-    """Columns start to start + INNER - 1 of the rows of a matrix that begin at `at`; float32."""
+    """Columns start .. start + INNER - 1 of the matrix rows at `at`; float32."""
     if WHOLE:
         w = tl.load(at + start)
     else:
@@ -39,7 +39,7 @@ def row_weights(at, start, k, wanted, inputs, WHOLE: tl.constexpr):
 
 @triton.jit
 def row_inputs(x_ptr, start, k, inputs, WHOLE: tl.constexpr):
-    """That many numbers of the row; float32 (1, INNER)."""
+    """INNER numbers of the row; float32 (1, INNER)."""
     if WHOLE:
         x = tl.load(x_ptr + start + k)
     else:
@@ -62,9 +62,9 @@ def _row_kernel(
     INNER: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """COLS outputs; with a GATE row c of the weight is a gate and row outputs + c what it lets by.
+    """COLS outputs; with a GATE, weight row c is the gate of row outputs + c.
 
-    What is read of the weight first is under way before the row is complete.
+    The first weights are prefetched before the input row is complete.
     """
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     wanted = col < outputs
@@ -91,7 +91,7 @@ def _row_kernel(
         up = tl.sum(up_acc, 1)
         if BIAS:
             up += tl.load(bias_ptr + outputs + col, mask=wanted, other=0.0).to(tl.float32)
-        # rounded as if they had been stored in between
+        # round as if they had been stored in between
         gate = y.to(y_ptr.dtype.element_ty).to(tl.float32)
         up = up.to(y_ptr.dtype.element_ty).to(tl.float32)
         y = gated(gate, up, 1.0, 0.0, GATE, False)
@@ -101,7 +101,7 @@ def _row_kernel(
 def linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, *, out_f32: bool
 ) -> torch.Tensor:
-    """Weights that round rows to int8 use PyTorch's implementation."""
+    """Multiply by a weight; weights that quantise rows to int8 use PyTorch's implementation."""
     if isinstance(weight, CodedWeight):
         return coded_linear(x, weight, bias, out_f32=out_f32)
     if isinstance(weight, torch.Tensor) and x.dtype == weight.dtype in _HALVES:
@@ -116,7 +116,7 @@ def _dense(
         return _row(x, weight, bias, out_f32=out_f32)
     if not out_f32:
         return F.linear(x, weight, bias)
-    if torch.version.hip is not None or x.is_meta:  # CUDA alone has another type of results
+    if torch.version.hip is not None or x.is_meta:  # only CUDA has a dtype argument for results
         return reference.linear(x, weight, bias, out_f32=True)
     out = torch.mm(x, weight.T, out_dtype=torch.float32)
     return out if bias is None else out + bias.float()
@@ -125,14 +125,14 @@ def _dense(
 def gated_linear(
     x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, kind: ActivationKind
 ) -> torch.Tensor:
-    """One launch for a row; the same numbers as two."""
+    """A single row takes one launch, with the same bits as two."""
     if isinstance(weight, torch.Tensor) and _is_row(x, weight):
         return _row(x, weight, bias, out_f32=False, gate=kind)
     return glu(linear(x, weight, bias, out_f32=False), kind)
 
 
 def _is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product takes no more than to read the weight."""
+    """Whether the product is bound by reading the weight."""
     same = x.dtype == weight.dtype in _HALVES
     return same and x.numel() == x.shape[-1] and weight.is_contiguous()
 

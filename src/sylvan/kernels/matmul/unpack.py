@@ -1,4 +1,4 @@
-"""Unpacks weights from kernel order: exactly what was packed."""
+"""Unpacks weights from kernel order, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.kernels.memory import Bytes
 
 
 def unpack(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor | QuantisedWeight:
-    """The matrix that was packed for rows of `dtype`; new tensors."""
+    """Unpack a matrix that was packed for rows of `dtype`, into new tensors."""
     words = torch.from_numpy(packed.data.view(np.int32)).view(-1, packed.words, LANES)
     levels = words.transpose(1, 2).reshape(packed.padded_rows, packed.words).contiguous()
     if packed.kind == "dense":
@@ -52,7 +52,7 @@ def _coded(packed: PackedWeight, words: torch.Tensor) -> CodedWeight:
 
 
 def _of_lanes(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
-    """Values (N, G) from blocks of 16 outputs, each group once."""
+    """Scales or zero points (N, G) from blocks of 16 outputs, one per group."""
     rows = part.view(packed.padded_rows // LANES, -1, LANES).transpose(1, 2).flatten(0, 1)
     if packed.form.group:
         rows = rows[:, :: packed.form.group // packed.group]
@@ -63,7 +63,7 @@ def _of_lanes(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:
 def unpack_stack(
     packed: PackedWeight, count: int, dtype: torch.dtype
 ) -> torch.Tensor | QuantisedWeight:
-    """The `count` matrices that `pack_stack` packed."""
+    """Unpack the `count` matrices of a stack from `pack_stack`."""
     found = [unpack(packed.one_of(index, count), dtype) for index in range(count)]
     first = found[0]
     if isinstance(first, torch.Tensor):

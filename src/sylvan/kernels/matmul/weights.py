@@ -1,4 +1,4 @@
-"""Quantised weights as PyTorch sees them; kernels pack them in their own order."""
+"""Quantised weights as PyTorch tensors; `pack` converts them to kernel order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.kernels.matmul.codes import Code, bits_of, middle_of, nibbles, value
 GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
 _FP8_MAX = 448.0
-FP8_GROUP = 128  # inputs; those of all matrices that `takes_fp8` divide into such
+FP8_GROUP = 128  # inputs per scale of matrices that `takes_fp8`
 _HALF_MAX = 65504.0
 
 PackKind = Literal["dense", "int8", "int4", "coded"]
@@ -23,13 +23,13 @@ PackKind = Literal["dense", "int8", "int4", "coded"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Storage form of a matrix; only matrices of one form can be joined.
+    """Storage form of a matrix; only matrices of the same form can be concatenated.
 
     Attributes:
         kind: Kind of kernel that multiplies by it.
-        group: Inputs that share a scale; 0: all of a row.
-        code: Code of coded numbers, else "".
-        scale: The type of coded scales.
+        group: Inputs that share a scale; 0: the whole row.
+        code: Name of the code of a `CodedWeight`, else "".
+        scale: Dtype of the scales of a `CodedWeight`.
         zeros: Whether each group has a zero point.
         shifts: Whether each group has a shift.
         ordered: Whether inputs are permuted.
@@ -54,7 +54,7 @@ DENSE = Form()
 
 
 class QuantisedWeight(ABC):
-    """A matrix (N, K) of few bits, or a stack of E of them, which each tensor has in front."""
+    """A quantised matrix (N, K), or a stack of E, whose tensors have a leading dimension E."""
 
     __slots__ = ()
 
@@ -69,22 +69,22 @@ class QuantisedWeight(ABC):
     @property
     @abstractmethod
     def form(self) -> Form:
-        """Storage form of its numbers."""
+        """Storage form."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that is kept for each output."""
+        """All tensors with a dimension of outputs."""
         return self.q, self.scale
 
     @property
     def row_dims(self) -> tuple[int, ...]:
-        """Which dimension of each of `tensors` the outputs are, counted from the last."""
+        """The dimension of outputs in each of `tensors`, counted from the last."""
         return (-2,) * len(self.tensors)
 
     @property
     @abstractmethod
     def together(self) -> int:
-        """Inputs that cannot be taken apart."""
+        """Inputs can only be sliced at multiples of this."""
 
     @abstractmethod
     def like(self, tensors: Sequence[torch.Tensor]) -> Self:
@@ -92,7 +92,7 @@ class QuantisedWeight(ABC):
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> Self:
-        """Some of the inputs; both are multiples of `together`."""
+        """Slice the inputs; both bounds are multiples of `together`."""
 
     @abstractmethod
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -122,10 +122,10 @@ class QuantisedWeight(ABC):
 
 
 def join(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """Matrices of equal inputs below each other.
+    """Concatenate matrices with equal inputs along the outputs.
 
     Raises:
-        ValueError: they are kept in different ways.
+        ValueError: Their storage forms differ.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -144,7 +144,7 @@ class Int8Weight(QuantisedWeight):
     """Symmetric int8, one scale per output channel: w = q * scale[:, None]."""
 
     # In a stack of E matrices, each tensor has a leading dimension E.
-    q: torch.Tensor  # (N, K) int8; own rounding stays in [-127, 127], others use -128 as well
+    q: torch.Tensor  # (N, K) int8; `quantise_int8` uses [-127, 127], checkpoints also -128
     scale: torch.Tensor  # (N,) float32
 
     @property
@@ -222,20 +222,20 @@ class Int4Weight(QuantisedWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight(QuantisedWeight):
-    """A matrix of coded numbers; its inputs are not quantised.
+    """A weight-only quantised matrix: 4- or 8-bit codes; inputs are not quantised.
 
     w = (value - zero) * scale + shift.
 
     Attributes:
-        q: uint8: (N, K / 2) of four bits, input 2i in the low nibble and 2i + 1 in the high one;
-            else (N, K).
+        q: uint8: (N, K / 2) for 4-bit codes, input 2i in the low nibble and 2i + 1 in the high
+            one; else (N, K).
         scale: (N, G), float16, bfloat16 or float32.
         code: Meaning of the codes.
-        group: Inputs that share a scale; 0: all of a row, which G = 1 then is.
-        zero: uint8 (N, G); None: integers are around the middle of their range.
-        shift: float32 (N, G), of groups; None: nothing is added.
-        order: int32 (K,): input i of q is input order[i] of the matrix; None: they are the same.
-        fp8_inputs: Kernels of GPUs round inputs to e4m3, too.
+        group: Inputs that share a scale; 0: the whole row, with G = 1.
+        zero: uint8 (N, G); None: the middle of the integer range.
+        shift: float32 (N, G), added per group; None: nothing is added.
+        order: int32 (K,): input i of q is input order[i] of the matrix; None: not permuted.
+        fp8_inputs: GPU kernels also round inputs to e4m3.
     """
 
     q: torch.Tensor
@@ -301,7 +301,7 @@ class CodedWeight(QuantisedWeight):
 
 
 def takes_fp8(weight: CodedWeight) -> bool:
-    """Whether a matrix, or a stack of them, can be multiplied by rows of 8-bit floats."""
+    """Whether a matrix or stack can be multiplied by FP8 rows."""
     outputs, inputs = weight.shape[-2:]
     plain = weight.order is None and weight.zero is None and weight.shift is None
     sizes = inputs % FP8_GROUP == 0 and outputs % 16 == 0
@@ -309,7 +309,7 @@ def takes_fp8(weight: CodedWeight) -> bool:
 
 
 def as_codes(weight: QuantisedWeight) -> CodedWeight:
-    """The same weight for activations that are not quantised; shares memory if possible."""
+    """The same weight as weight-only quantised; shares memory if possible."""
     if isinstance(weight, Int8Weight):
         q = (weight.q.view(torch.uint8) ^ 128).contiguous()
         return CodedWeight(q, weight.scale[..., None].contiguous(), "int8", 0)
@@ -320,7 +320,7 @@ def as_codes(weight: QuantisedWeight) -> CodedWeight:
 
 
 def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
-    """The same in one form, the numbers unchanged: integers in 8 bits where some are, and so on."""
+    """Convert to a common storage form without changing values, e.g. 4-bit codes to 8-bit ones."""
     if len(parts) != count:
         raise ValueError("quantised in different ways")
     orders = [part.order for part in parts if part.order is not None]
@@ -361,7 +361,7 @@ def _widened(part: CodedWeight) -> CodedWeight:
 
 
 def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
-    """The same with one scale per `group` inputs, where several groups have equal scales."""
+    """Convert to one scale per `group` inputs by repeating the scales of larger groups."""
     cols = part.shape[-1]
     times = (part.group or cols) // group
     if (part.group or cols) % group or cols % group:
@@ -373,10 +373,10 @@ def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeferredWeight:
-    """A weight not read yet: `load` reads it when it is packed, so only one is in memory at a time.
+    """A weight that is loaded when it is packed, so that only one is in memory at a time.
 
-    `key` is equal for tied weights, which are packed once. `origin` describes how it is derived, if
-    from another weight.
+    `key` is equal for tied weights, which are packed once. `origin` describes the derivation from
+    another weight, if any.
     """
 
     shape: torch.Size
@@ -405,8 +405,8 @@ def quantise_int8(weight: torch.Tensor) -> Int8Weight:
 def quantise_int4(weight: torch.Tensor, group: int = 64) -> Int4Weight:
     """Round a float matrix (N, K) to 4 bits; K must be a multiple of `group`.
 
-    The value of largest magnitude of a group becomes level -8, so that the lone extra negative
-    level is not lost (the rule of GGUF's Q4_0). Stacks as `quantise_int8`.
+    A group's value of largest magnitude becomes level -8, which uses the extra negative level (as
+    GGUF's Q4_0 does). Stacks as in `quantise_int8`.
     """
     if weight.dim() == 3:
         flat = quantise_int4(weight.flatten(0, 1), group)
@@ -448,5 +448,5 @@ def quantise_fp8(weight: torch.Tensor) -> CodedWeight:
 
 
 def _blocks(count: int) -> list[slice]:
-    """Row blocks whose float32 copies stay small."""
+    """Slices of rows whose float32 copies stay small."""
     return [slice(first, first + _BLOCK) for first in range(0, count, _BLOCK)]

@@ -21,7 +21,10 @@ void configure_tiles() {
         uint16_t bytes[16] = {};
         uint8_t rows[16] = {};
     } config;
-    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = TILE;
+    for (int i = 0; i < 8; i++) {
+        config.bytes[i] = 64;
+        config.rows[i] = TILE;
+    }
     asm volatile("ldtilecfg %0" ::"m"(config));
 #endif
 }

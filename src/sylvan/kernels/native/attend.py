@@ -235,7 +235,8 @@ class NativePagedAttention:
         pages = self._pages.get(layer.index)
         if pages is None:
             raise Unsupported(f"attention of layer {layer.index}, which has no pages")
-        key = (*shape, *work.key, *how, about_sinks, pages.group, *pages.steps)
+        scales = layer.kv_scales and (id(layer.kv_scales.keys), id(layer.kv_scales.values))
+        key = (*shape, *work.key, *how, about_sinks, scales, pages.group, *pages.steps)
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
@@ -265,7 +266,7 @@ class NativePagedAttention:
         keys, values = layout.entry(attention.kv.keys), layout.entry(attention.kv.values)
         rows_at, out_at = program.number(rows), program.number(found)
         table = -1 if store.cos_sin is None else layout.entry(store.cos_sin)
-        kept = layer.sinks, work
+        kept = layer.sinks, layer.kv_scales, work
         return _Kind(program, rows_at, keys, values, out_at, table, work.key, shape, kept)
 
     def _tracer(self) -> NativeTracer:

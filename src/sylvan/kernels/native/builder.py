@@ -42,7 +42,7 @@ def function_of(kind: ActivationKind) -> Function:
 
 
 class ProgramBuilder:
-    """What a tracer emits ops with; the values are `tracer`'s.
+    """Helper with which a tracer emits ops; values belong to `tracer`.
 
     Nothing of the model is changed: its weights are packed by a pass over the graph.
     """

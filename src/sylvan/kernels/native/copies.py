@@ -146,7 +146,7 @@ class VectorCopy:
         raise Unsupported("rows of what is written whole")
 
     def numbers(self) -> torch.Tensor:
-        """What programs read: a view (rows, cols) without padding."""
+        """The memory that programs read, as a view (rows, cols) without padding."""
         numbers, count = torch.from_numpy(self.data.view(np.float32)), self.shape.numel()
         if not self.width:
             return numbers[:count][None]

@@ -1,5 +1,5 @@
-// Which instruction sets this CPU and its operating system offer. Only the portable library is asked, so nothing here
-// may be compiled for more than the base architecture.
+// Which instruction sets this CPU and its operating system offer. Only the portable library is
+// asked, so nothing here may be compiled for more than the base architecture.
 #include "program.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -25,8 +25,8 @@ bool has(const char* feature) {
 #endif
 }  // namespace
 
-// Bits: 0 avx2 + fma, 1 avx512 (f bw dq vl), 2 avx512-vnni, 3 avx512-bf16, 4 amx (tile, int8, bf16),
-// 5 avx-vnni, 6 dotprod, 7 bf16 of ARM.
+// Bits: 0 avx2 + fma, 1 avx512 (f bw dq vl), 2 avx512-vnni, 3 avx512-bf16, 4 amx (tile, int8,
+// bf16), 5 avx-vnni, 6 dotprod, 7 bf16 of ARM.
 SYLVAN_API int sylvan_cpu() {
 #if defined(__x86_64__)
     uint32_t a, b, c, d, bits = 0;

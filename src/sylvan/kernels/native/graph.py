@@ -18,7 +18,7 @@ _TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramLimits:
-    """What the program's buffers hold; requests are at most `max_outputs` too."""
+    """Sizes of the program's buffers; `max_outputs` also limits the number of requests."""
 
     max_tokens: int
     max_outputs: int

@@ -25,9 +25,13 @@ static inline int64_t stride(int cols) { return round_up(cols, ROW_PAD); }
 
 // Kernels are functions of the op that they are for: the first parameter of F.
 template <class F> struct FirstParameter;
-template <class R, class O, class... A> struct FirstParameter<R (*)(const O&, A...)> { typedef O type; };
+template <class R, class O, class... A> struct FirstParameter<R (*)(const O&, A...)> {
+    typedef O type;
+};
 template <auto F> using OpOf = typename FirstParameter<decltype(F)>::type;
-template <auto TILES> int count_tiles(const Op& op, const Step& s) { return TILES(static_cast<const OpOf<TILES>&>(op), s); }
+template <auto TILES> int count_tiles(const Op& op, const Step& s) {
+    return TILES(static_cast<const OpOf<TILES>&>(op), s);
+}
 template <auto TILE> void run_tile(const Op& op, const Step& s, int t, void* scratch) {
     TILE(static_cast<const OpOf<TILE>&>(op), s, t, scratch);
 }
@@ -50,22 +54,29 @@ template <auto F> constexpr Kernel per_row = {row_tiles, by_rows<F>};
 
 // Calls f with n, in 1 .. MAX, as a compile-time constant.
 template <int MAX, class F> static inline void constant(int n, F&& f) {
-    if constexpr (MAX == 1) f(std::integral_constant<int, 1>{});
-    else if (n == MAX) f(std::integral_constant<int, MAX>{});
-    else constant<MAX - 1>(n, f);
+    if constexpr (MAX == 1)
+        f(std::integral_constant<int, 1>{});
+    else if (n == MAX)
+        f(std::integral_constant<int, MAX>{});
+    else
+        constant<MAX - 1>(n, f);
 }
 
-// Calls f with 0, 1, .. N - 1 as compile-time constants: no loop is left, and arrays over the numbers can live in registers.
+// Calls f with 0, 1, .. N - 1 as compile-time constants: no loop is left, and arrays over the
+// numbers can live in registers.
 template <int N, class F> static inline __attribute__((always_inline)) void unrolled(F f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (f(std::integral_constant<int, I>{}), ...); }
-    (std::make_integer_sequence<int, N>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
 }
 #define SYLVAN_INLINE __attribute__((always_inline))
 
-// The one inner loop: acc[m][n] += x[m] . w[n] over `words` words, the vectors of w `step` words apart.
+// The one inner loop: acc[m][n] += x[m] . w[n] over `words` words, the vectors of w `step` words
+// apart.
 template <class E, int M, int N>
-static inline __attribute__((always_inline)) void multiply(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs,
-                                                           const uint32_t* w, int64_t ws, int64_t step, int words, int ahead) {
+static inline __attribute__((always_inline)) void
+multiply(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs, const uint32_t* w, int64_t ws,
+         int64_t step, int words, int ahead) {
     typename E::acc sums[M * N];
     unrolled<M * N>([&](auto i) SYLVAN_INLINE { sums[i] = acc[i / N][i % N]; });
     for (int k = 0; k < words; k++) {
@@ -76,7 +87,9 @@ static inline __attribute__((always_inline)) void multiply(typename E::acc (&acc
         });
         unrolled<M>([&](auto m) SYLVAN_INLINE {
             vu xv = repeated(x + m * xs + k);
-            unrolled<N>([&](auto n) SYLVAN_INLINE { sums[m * N + n] = E::dot(sums[m * N + n], wv[n], xv); });
+            unrolled<N>([&](auto n) SYLVAN_INLINE {
+                sums[m * N + n] = E::dot(sums[m * N + n], wv[n], xv);
+            });
         });
     }
     unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = sums[i]; });

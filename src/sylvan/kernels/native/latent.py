@@ -22,7 +22,7 @@ def trace_latent(
     parts: LatentParts,
     attend: Callable[[TracedTensor], TracedTensor],
 ) -> TracedTensor:
-    """What `latent_attention` does; `attend` traces attention over heads, a key and a value."""
+    """Trace `latent_attention`; `attend` traces attention over heads, a key and a value."""
     shape, (q, kv) = parts.shape, projected
     builder.expect(q, "latent attention")
     builder.expect(kv, "latent attention")
@@ -88,7 +88,7 @@ def _linear_by_stacks(
 
 
 def _stacks(parts: LatentParts) -> tuple[DeferredWeight, DeferredWeight]:
-    """What makes latents of queries (N, latent, nope), and values of latents (N, value, latent).
+    """Matrices of queries to latents (N, latent, nope), and latents to values (N, value, latent).
 
     Both are made of one matrix, which is read once.
     """

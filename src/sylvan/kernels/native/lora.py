@@ -74,7 +74,7 @@ def trace_lora_rows(
     layer: LoraLayer,
     tables: LoraTables,
 ) -> TracedTensor:
-    """What `trace_lora` does, for the rows that `tables` name."""
+    """`trace_lora` for the rows in `tables`."""
     builder.expect(x, "adapters")
     x_bytes = padded(x.cols) * ELEMENT_BYTES[builder.dtype]
     if x_bytes > MAX_ROW_BYTES or len(layer.outputs) > MAX_PARTS:
@@ -97,7 +97,7 @@ def trace_lora_embedding(
 
 
 def _tables(builder: ProgramBuilder, layer: LoraLayer) -> LoraTables:
-    """What both products look up."""
+    """Operands of both products."""
     graph, rows = builder.graph, layer.rows
     return LoraTables(
         slot_rows=graph.constant(rows.memory),

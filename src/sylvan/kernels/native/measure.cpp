@@ -12,7 +12,8 @@ struct Reading {
 };
 
 void read_blocks(void* arg, int) {
-    constexpr int64_t BLOCK = 1 << 16, STREAMS = 4, EACH = BLOCK / STREAMS;  // words; several streams, as a linear reads
+    // words; several streams, as a linear reads
+    constexpr int64_t BLOCK = 1 << 16, STREAMS = 4, EACH = BLOCK / STREAMS;
     auto& r = *static_cast<Reading*>(arg);
     vu total{};
     for (int64_t at; (at = r.next.fetch_add(BLOCK)) + BLOCK <= r.words;)
@@ -29,7 +30,8 @@ void read_blocks(void* arg, int) {
 
 }  // namespace
 
-SYLVAN_API uint32_t sylvan_read(const void* data, int64_t bytes) {  // reads everything once, with all threads
+// reads everything once, with all threads
+SYLVAN_API uint32_t sylvan_read(const void* data, int64_t bytes) {
     Reading r{static_cast<const uint32_t*>(data), bytes / 4, 0, 0};
     Pool& pool = Pool::shared();
     std::lock_guard lock(pool.busy);

@@ -101,7 +101,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def _all_finite(tensor: torch.Tensor) -> bool:
-    """A sum that is finite has finite terms; else least and greatest tell."""
+    """A finite sum has finite terms; otherwise check minimum and maximum."""
     if not tensor.numel() or tensor.sum().isfinite():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

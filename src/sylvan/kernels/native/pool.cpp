@@ -58,7 +58,10 @@ bool Pool::shares_core() {
     int core = this_core();
     if (core < 0) return false;
     if (self) {
-        if (core == cores[0].load(std::memory_order_relaxed)) keep_off(core), core = this_core();
+        if (core == cores[0].load(std::memory_order_relaxed)) {
+            keep_off(core);
+            core = this_core();
+        }
         cores[self].store(core, std::memory_order_relaxed);
         return false;
     }
@@ -83,7 +86,8 @@ void Pool::barrier() {
         arrived.store(0, std::memory_order_relaxed);
         turn.store(t + 1, std::memory_order_release);
         turn.notify_all();  // no system call if no thread sleeps
-    } else await_change(turn, t);
+    } else
+        await_change(turn, t);
 }
 
 void Pool::wake() {

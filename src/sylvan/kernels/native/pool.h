@@ -7,22 +7,26 @@
 #include <vector>
 
 class Pool {
-  public:
-    static Pool& shared();  // one a process and library; never destroyed, for threads may outlive static destructors
-    static Pool& beside();  // for programs that run beside the steps, on threads with the priority of who first resized it
+public:
+    // one a process and library; never destroyed, for threads may outlive static destructors
+    static Pool& shared();
+    // for programs that run beside the steps, on threads with the priority of who first resized it
+    static Pool& beside();
 
     std::mutex busy;  // held while a program runs: one at a time
     int size() const { return count; }
     void* scratch(int thread) { return memory[thread]; }
 
     void resize(int threads);
-    void run(void (*job)(void*, int), void* arg);  // job(arg, thread) on every thread, the caller's being 0
-    void barrier();                                // called by all threads of a job
+    // job(arg, thread) on every thread, the caller's being 0
+    void run(void (*job)(void*, int), void* arg);
+    void barrier();  // called by all threads of a job
 
-  private:
-    static constexpr int SPINS = 4000;  // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
+private:
+    // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
+    static constexpr int SPINS = 4000;
     static constexpr int LOOK_EVERY = 200;  // pauses: some 10 us
-    static constexpr int MAX_TOLD = 256;  // threads whose cores are tracked
+    static constexpr int MAX_TOLD = 256;    // threads whose cores are tracked
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> turn{0};

@@ -13,26 +13,35 @@ const Kernel* const kernels[N_KINDS] = {SYLVAN_OPS(SYLVAN_ENTRY)};
 #undef SYLVAN_ENTRY
 
 struct Program {
+    Program(const OpRecord* ops, int n_ops, void* const* buf, int n_buf)
+        : ops(ops, ops + n_ops), buf(buf, buf + n_buf), next(n_ops) {}
+
     std::vector<OpRecord> ops;
     std::vector<void*> buf;
     std::vector<int> groups;               // query heads per KV head, of the attention ops
     std::vector<std::vector<Item>> items;  // by group size
     std::vector<Work> work;
-    std::vector<std::atomic<int>> next;    // per op: the next unclaimed tile
-    std::atomic<int> next_sample;
-    Step step;
-    int text_page;  // tokens of a page of texts that attend both ways; 0: there are none
+    std::vector<std::atomic<int>> next;  // per op: the next unclaimed tile
+    std::atomic<int> next_sample{0};
+    Step step{};
+    int text_page = 0;  // tokens of a page of texts that attend both ways; 0: there are none
     std::vector<int32_t> text_slots, first_pages, text_pages;
     Head head;
     Pool* pool = &Pool::shared();  // that runs it
 };
 
 void prepare(const Inputs& in, Run& run) {
-    const int32_t *slots = in.numbers, *starts = slots + in.seqs, *stops = starts + in.seqs, *sampled = stops + in.seqs;
-    const int32_t *rows = sampled + in.outputs, *from = rows + in.in_flight, *given = from + in.in_flight;
-    auto filled = [](const int32_t* array) { return const_cast<int32_t*>(array); };  // the caller's buffers
-    run.tokens = in.tokens, run.outputs = in.outputs, run.seqs = in.seqs;
-    int32_t *ids = filled(run.ids), *positions = filled(run.positions), *row_start = filled(run.row_start);
+    const int32_t *slots = in.numbers, *starts = slots + in.seqs, *stops = starts + in.seqs;
+    const int32_t* sampled = stops + in.seqs;
+    const int32_t *rows = sampled + in.outputs, *from = rows + in.in_flight;
+    const int32_t* given = from + in.in_flight;
+    // the caller's buffers
+    auto filled = [](const int32_t* array) { return const_cast<int32_t*>(array); };
+    run.tokens = in.tokens;
+    run.outputs = in.outputs;
+    run.seqs = in.seqs;
+    int32_t *ids = filled(run.ids), *positions = filled(run.positions);
+    int32_t* row_start = filled(run.row_start);
     std::copy_n(given, in.tokens, ids);
     for (int i = 0; i < in.in_flight; i++) ids[rows[i]] = in.last_token[from[i]];
     // out-of-vocabulary ids: clamp, so only that request fails
@@ -47,12 +56,15 @@ void prepare(const Inputs& in, Run& run) {
     row_start[in.seqs] = row;
     for (int g = 0; g < std::max(1, run.groups); g++)
         for (int s = 0; s < in.seqs; s++) {
-            const int32_t* pages = run.page_table + g * run.table_step + int64_t(slots[s]) * run.table_stride;
+            const int32_t* pages =
+                run.page_table + g * run.table_step + int64_t(slots[s]) * run.table_stride;
             int32_t* place = filled(run.slots) + int64_t(g) * run.slot_step + row_start[s];
-            for (int t = starts[s]; t < stops[s]; t++) *place++ = pages[t / in.page_size] * in.page_size + t % in.page_size;
+            for (int t = starts[s]; t < stops[s]; t++)
+                *place++ = pages[t / in.page_size] * in.page_size + t % in.page_size;
         }
     for (int i = 0, n; i < in.outputs; i += n) {  // a request's sampled rows are its last rows
-        for (n = 1; i + n < in.outputs && sampled[i + n] == sampled[i]; n++) {}
+        n = 1;
+        while (i + n < in.outputs && sampled[i + n] == sampled[i]) n++;
         for (int k = 0; k < n; k++) filled(run.out_rows)[i + k] = row_start[sampled[i] + 1] - n + k;
     }
     if (!run.sample) return;
@@ -60,11 +72,13 @@ void prepare(const Inputs& in, Run& run) {
     for (int i = 0; i < in.outputs; i++) {
         int slot = slots[sampled[i]];
         filled(run.sample->slots)[i] = slot;
-        filled(run.sample->positions)[i] = positions[run.out_rows[i]] - in.shifts[slot] + 1;  // in the text
+        // in the text
+        filled(run.sample->positions)[i] = positions[run.out_rows[i]] - in.shifts[slot] + 1;
     }
 }
 
-void plan(Program& p, const Run& run, int threads) {  // the attention work of a step, shared by all layers
+// the attention work of a step, shared by all layers
+void plan(Program& p, const Run& run, int threads) {
     int longest = 0;
     for (int s = 0; s < run.seqs; s++)
         if (run.row_start[s + 1] > run.row_start[s]) longest = std::max(longest, run.kv_len[s]);
@@ -86,9 +100,11 @@ void plan(Program& p, const Run& run, int threads) {  // the attention work of a
     }
 }
 
-Texts place_texts(Program& p, const Run& run) {  // each from a page of its own on; all layers use the same pages
+// each from a page of its own on; all layers use the same pages
+Texts place_texts(Program& p, const Run& run) {
     if (!p.text_page) return {};
-    p.text_slots.resize(run.tokens), p.first_pages.resize(run.seqs);
+    p.text_slots.resize(run.tokens);
+    p.first_pages.resize(run.seqs);
     int page = 0;
     for (int s = 0; s < run.seqs; s++) {
         int start = run.row_start[s], rows = run.row_start[s + 1] - start;
@@ -101,7 +117,9 @@ Texts place_texts(Program& p, const Run& run) {  // each from a page of its own 
 }
 
 int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 void walk(void* arg, int thread) {
@@ -115,7 +133,10 @@ void walk(void* arg, int thread) {
         const Kernel& kernel = kernels[op.kind][op.dtype];
         bool is_head = p.head.is(op);
         int tiles = is_head ? p.head.units(p.step) : kernel.tiles(op, p.step);
-        auto run = [&](int t) { is_head ? p.head.unit(kernel, p.step, t, scratch, thread) : kernel.tile(op, p.step, t, scratch); };
+        auto run = [&](int t) {
+            is_head ? p.head.unit(kernel, p.step, t, scratch, thread)
+                    : kernel.tile(op, p.step, t, scratch);
+        };
         if (p.step.threads == 1)
             for (int t = 0; t < tiles; t++) run(t);
         else if (tiles) {
@@ -130,7 +151,9 @@ void walk(void* arg, int thread) {
 }  // namespace
 
 SYLVAN_API int sylvan_size(int what) {
-    const size_t sizes[] = {sizeof(OpRecord), sizeof(Run), sizeof(Inputs), sizeof(SampleSlots), sizeof(Sample), sizeof(ForcedTokens), sizeof(PagedBytes), sizeof(PackedRows)};
+    const size_t sizes[] = {sizeof(OpRecord),    sizeof(Run),       sizeof(Inputs),
+                            sizeof(SampleSlots), sizeof(Sample),    sizeof(ForcedTokens),
+                            sizeof(PagedBytes),  sizeof(PackedRows)};
     return int(sizes[what]);
 }  // checked when the library is loaded
 
@@ -147,11 +170,14 @@ SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 // Of programs that run beside the steps; they inherit the priority of the calling thread.
 SYLVAN_API void sylvan_threads_beside(int n) { Pool::beside().resize(n); }
 
-// From now on the program has its own threads: it neither waits for steps nor lets them wait. It cannot sample.
-SYLVAN_API void sylvan_program_beside(void* program) { static_cast<Program*>(program)->pool = &Pool::beside(); }
+// From now on the program has its own threads: it neither waits for steps nor lets them wait. It
+// cannot sample.
+SYLVAN_API void sylvan_program_beside(void* program) {
+    static_cast<Program*>(program)->pool = &Pool::beside();
+}
 
 SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const* buf, int n_buf) {
-    auto* p = new Program{{ops, ops + n_ops}, {buf, buf + n_buf}, {}, {}, {}, std::vector<std::atomic<int>>(n_ops), {}, {}, 0, {}, {}, {}, {}};
+    auto* p = new Program(ops, n_ops, buf, n_buf);
     for (OpRecord& record : p->ops) {
         if (record.op().kind != ATTENTION && record.op().kind != ATTENTION_MERGE) continue;
         auto& op = static_cast<Attention&>(record.op());
@@ -167,11 +193,14 @@ SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const*
 }
 
 // Entry `index` of the buffer table is at `memory` from now on; not while the program runs.
-SYLVAN_API void sylvan_program_bind(void* program, int index, void* memory) { static_cast<Program*>(program)->buf[index] = memory; }
+SYLVAN_API void sylvan_program_bind(void* program, int index, void* memory) {
+    static_cast<Program*>(program)->buf[index] = memory;
+}
 
 SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*>(program); }
 
-// The caller vouches that the buffers hold run->tokens and run->outputs rows. Returns how many rows no token was possible for.
+// The caller vouches that the buffers hold run->tokens and run->outputs rows. Returns how many rows
+// no token was possible for.
 SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     Program& p = *static_cast<Program*>(program);
     if (run->inputs) prepare(*run->inputs, *run);
@@ -186,6 +215,7 @@ SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     if (!run->sample) return 0;
     const Sample& sample = *run->sample;
     if (run->inputs)
-        for (int i = 0; i < sample.rows; i++) run->inputs->last_token[sample.slots[i]] = sample.ids[i];
+        for (int i = 0; i < sample.rows; i++)
+            run->inputs->last_token[sample.slots[i]] = sample.ids[i];
     return count_failed(sample);
 }

@@ -1,5 +1,5 @@
-// The C ABI: plain structs and pointers, no C++ types, no torch. `binding.py` mirrors it; the ops come from
-// `opset.py` by way of ops.h, which is made when the library is built.
+// The C ABI: plain structs and pointers, no C++ types, no torch. `binding.py` mirrors it; the ops
+// come from `opset.py` by way of ops.h, which is made when the library is built.
 #pragma once
 #include "ops.h"
 #include <cstddef>
@@ -18,19 +18,23 @@ struct OpRecord {  // an op of any kind, as programs are handed over
 
 struct Run {  // everything that changes from step to step
     int32_t tokens, outputs, seqs, table_stride;
-    int32_t groups, slot_step;  // groups of layers with a page table each (0: one); from one's slots to the next one's
-    int64_t table_step;         // from one group's page table to the next one's
-    const int32_t* ids;         // [tokens]
-    const int32_t* positions;   // [tokens]
-    const int32_t* slots;       // [groups][tokens] page * page_size + offset: where this token's KV goes
+    // groups of layers with a page table each (0: one); from one's slots to the next one's
+    int32_t groups, slot_step;
+    int64_t table_step;        // from one group's page table to the next one's
+    const int32_t* ids;        // [tokens]
+    const int32_t* positions;  // [tokens]
+    // [groups][tokens] page * page_size + offset: where this token's KV goes
+    const int32_t* slots;
     const int32_t* row_start;   // [seqs + 1] rows of request s: row_start[s] .. row_start[s + 1]
     const int32_t* kv_len;      // [seqs] tokens in the cache after this step
     const int32_t* table_row;   // [seqs] row of the page table
     const int32_t* page_table;  // [groups][rows][table_stride]
     const int32_t* out_rows;    // [outputs] rows that need logits
-    const int32_t* types;       // [tokens] token types; only models that have a table of them read it
-    const int32_t* row_ends;    // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
-    int64_t* profile;           // [ops] ns spent, added to; or null
+    // [tokens] token types; only models that have a table of them read it
+    const int32_t* types;
+    // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
+    const int32_t* row_ends;
+    int64_t* profile;             // [ops] ns spent, added to; or null
     const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
     struct Sample* sample;        // if set, the logits are sampled afterwards
 };
@@ -41,18 +45,19 @@ struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow 
     // [outputs], again per additional row | rows whose id the previous step samples, and their
     // request slots [2][in_flight] | ids [tokens]
     const int32_t* numbers;
-    int32_t* last_token;  // [slots] read here, and written once sampled
+    int32_t* last_token;    // [slots] read here, and written once sampled
     const int32_t* shifts;  // [slots] added to the rotary positions of a request
 };
 
-struct PagedBytes {  // memory in pages: bytes of page p in region r begin at memory + r * region_step + p * page_step
+// memory in pages: bytes of page p in region r begin at memory + r * region_step + p * page_step
+struct PagedBytes {
     char* memory;
     int64_t regions, region_step, page_step, width;  // width: bytes of a page in one region
 };
 
 struct PackedRows {  // source rows of a matrix and their destination: see packing.py
     const char* rows;
-    int64_t row_step;  // bytes
+    int64_t row_step;            // bytes
     int64_t count, cols, first;  // first: the output that they begin at
     int64_t words;               // per output
     int32_t type, kind, group, unused;
@@ -61,7 +66,8 @@ struct PackedRows {  // source rows of a matrix and their destination: see packi
     int32_t* sums;
 };
 
-struct Item {  // attention work: query vectors (row, head of the group) first .. first + count of a request
+// attention work: query vectors (row, head of the group) first .. first + count of a request
+struct Item {
     int32_t seq, first, count;
 };
 
@@ -71,7 +77,9 @@ struct Work {  // the items of a step for one size of query group
     bool split;         // chunks are spread over threads and merged by the next op
 };
 
-struct Texts {  // where keys and values of a step's texts lie, if they attend both ways: in pages of the program itself
+// where keys and values of a step's texts lie, if they attend both ways: in pages of the program
+// itself
+struct Texts {
     const int32_t* slots;       // [tokens] as Run::slots
     const int32_t* first_page;  // [seqs]
     const int32_t* pages;       // 0, 1, 2, ...: a text's page table begins at its first page
@@ -85,23 +93,25 @@ struct Step {  // the step as kernels see it
     Texts texts;
 };
 
-struct Kernel {  // tiles are independent and write disjoint outputs: any thread may run any tile in any order
+// tiles are independent and write disjoint outputs: any thread may run any tile in any order
+struct Kernel {
     int (*tiles)(const Op&, const Step&);
     void (*tile)(const Op&, const Step&, int tile, void* scratch);
 };
 
 constexpr int KV_CHUNK = 256;  // tokens; the fixed unit of the softmax's reduction order
 #if defined(__AMX_BF16__)
-constexpr int QUERY_TILE = 32;  // query vectors that share the loads of keys and values: two matrix tiles
+// query vectors that share the loads of keys and values: two matrix tiles
+constexpr int QUERY_TILE = 32;
 #else
 constexpr int QUERY_TILE = 16;
 #endif
 constexpr int SPLIT_TILE = 16;  // tile size when chunks are spread over threads
 // rows are padded with zeros to a multiple of this; the writer pads
 constexpr int ROW_PAD = 32;
-constexpr int MAX_HEAD = 576;                // columns of a head
+constexpr int MAX_HEAD = 576;                       // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // per layer, per row
-constexpr int SCRATCH_BYTES = 1 << 20;     // per thread
+constexpr int SCRATCH_BYTES = 1 << 20;              // per thread
 
 // One entry for each type of rows, defined beside the op.
 #define SYLVAN_DECLARE(name) extern const Kernel name##_kernel[2];

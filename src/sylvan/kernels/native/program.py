@@ -94,7 +94,7 @@ class Program:
         out[:, op.cols :] = 0
 
     def go_beside(self) -> None:
-        """Run beside the steps from now on, on threads of its own (`sylvan_threads_beside`).
+        """Run concurrently with steps from now on, on its own threads (`sylvan_threads_beside`).
 
         Without sampling; one such program runs at a time.
         """

@@ -29,7 +29,7 @@ ROW_TYPES: tuple[RowType, ...] = ("bf16", "f32")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What a buffer field is: what the op does with it, its elements and its shape."""
+    """Definition of a buffer field: access by the op, element type and shape."""
 
     access: Access
     element: Element

@@ -62,7 +62,7 @@ from sylvan.kernels.native.opset import (
 )
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.kernels.native.sparse import SparseTracer
-from sylvan.kernels.paged.cache import LayerPages, PageShape, allocate_pages
+from sylvan.kernels.paged.cache import LayerPages, PageShape, SmallNumbers, allocate_pages
 
 PARTS_MIB = 8  # room for attention spread over threads
 _TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
@@ -71,6 +71,13 @@ _SOURCES: Mapping[int, Source] = {
     _IDS: Source.IDS,
     _POSITIONS: Source.POSITIONS,
     _TOKEN_TYPES: Source.TOKEN_TYPES,
+}
+_FORMATS: Mapping[SmallNumbers | None, PageFormat] = {
+    None: PageFormat.ROWS,
+    "int8": PageFormat.INT8,
+    "int4": PageFormat.INT4,
+    "fp8_e4m3": PageFormat.FP8_E4M3,
+    "fp8_e5m2": PageFormat.FP8_E5M2,
 }
 
 
@@ -282,6 +289,7 @@ class NativeTracer:
             raise Unsupported("learned biases by distance")
         if not layer.causal and (variant.chunk or variant.slopes is not None):
             raise Unsupported("chunks or biases by distance where tokens see their whole text")
+        scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
             qkv=qkv.id,
             kv=kv,
@@ -289,6 +297,8 @@ class NativeTracer:
             q_norm=q_weight,
             k_norm=k_weight,
             q_scales=self._optional(variant.query_scales),
+            k_scales=self._optional(scales and scales.keys),
+            v_scales=self._optional(scales and scales.values),
             rotary_dim=rotary_dim,
             interleaved=rope is not None and rope.interleaved,
             q_norm_whole=q_whole,
@@ -493,8 +503,6 @@ class NativeTracer:
 
     def _kv_pages(self, layer: AttentionLayer) -> KVPages:
         pages = self._layer_pages(layer)
-        form = PageFormat.INT8 if pages.shape.int8 else PageFormat.ROWS
-        form = PageFormat.INT4 if pages.shape.int4 else form
         key_step, value_step = pages.steps
         return KVPages(
             keys=self.graph.constant(pages.keys),
@@ -504,7 +512,7 @@ class NativeTracer:
             head_dim=layer.head_dim,
             value_dim=layer.value_dim,
             page_size=pages.shape.page_size,
-            format=PageFormat.SHARED if pages.shape.shared else form,
+            format=PageFormat.SHARED if pages.shape.shared else _FORMATS[pages.shape.small],
             whole_text=not layer.causal,
             table=pages.group,
             key_step=key_step,

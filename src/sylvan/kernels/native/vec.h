@@ -1,6 +1,7 @@
-// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. What knows the instruction set is in this file:
-// dot products, fma, the larger of two, masks, rounding to bf16, and powers of two and reciprocals, whose last bit depends on
-// it. Built with -ffp-contract=off: which products are fused is written here and never left to the compiler, which may choose
+// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. What knows the
+// instruction set is in this file: dot products, fma, the larger of two, masks, rounding to bf16,
+// and powers of two and reciprocals, whose last bit depends on it. Built with -ffp-contract=off:
+// which products are fused is written here and never left to the compiler, which may choose
 // differently in two instantiations of one template.
 #pragma once
 #include "lanes.h"
@@ -81,11 +82,14 @@ template <class V> static inline uint32_t bits_of(V v) {
     constexpr int n = sizeof(V) / 4;
     if constexpr (halved<V>) return bits_of(v.lo) | bits_of(v.hi) << n / 2;
 #if defined(__AVX512F__)
-    else return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
+    else
+        return _mm512_test_epi32_mask((__m512i)v, (__m512i)v);
 #elif defined(__AVX2__)
-    else return uint32_t(_mm256_movemask_ps((__m256)v));
+    else
+        return uint32_t(_mm256_movemask_ps((__m256)v));
 #elif defined(__SSE2__)
-    else return uint32_t(_mm_movemask_ps((__m128)v));
+    else
+        return uint32_t(_mm_movemask_ps((__m128)v));
 #else
     else {
         uint32_t all = 0;
@@ -99,22 +103,26 @@ static inline bool any(vi v) { return bits_of(v) != 0; }
 template <class F> static inline void each_bit(uint32_t bits, F f) {  // in rising order
     for (; bits; bits &= bits - 1) f(__builtin_ctz(bits));
 }
-alignas(64) constexpr int32_t NUMBERS[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(64) constexpr int32_t NUMBERS[LANES] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                8, 9, 10, 11, 12, 13, 14, 15};
 static inline vi lanes() { return load<vi>(NUMBERS); }
-static inline vf first(vf v, int n) { return select(lanes() < n, v, vf{}); }  // the first n lanes, then zeros
+// the first n lanes, then zeros
+static inline vf first(vf v, int n) { return select(lanes() < n, v, vf{}); }
 
 static inline vf fma(vf a, vf b, vf c) {
-    return mapped<vf>([](auto x, auto y, auto z) {
+    return mapped<vf>(
+        [](auto x, auto y, auto z) {
 #if defined(__AVX512F__)
-        return _mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+            return _mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__FMA__)
-        return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+            return _mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 #elif defined(__ARM_FEATURE_DOTPROD)
-        return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+            return vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
-        return x * y + z;
+            return x * y + z;
 #endif
-    }, a, b, c);
+        },
+        a, b, c);
 }
 
 // Rows are bf16 or float32; every kernel computes in float32.
@@ -148,11 +156,13 @@ struct Bf16 {
 #if defined(__AVX512BF16__)
         return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)w, (__m512bh)x);
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-        return mapped<vf>([](auto s, auto p, auto q) {
-            auto left = vreinterpretq_bf16_u32((uint32x4_t)p);
-            auto right = vreinterpretq_bf16_u32((uint32x4_t)q);
-            return vbfdotq_f32((float32x4_t)s, left, right);
-        }, a, w, x);
+        return mapped<vf>(
+            [](auto s, auto p, auto q) {
+                auto left = vreinterpretq_bf16_u32((uint32x4_t)p);
+                auto right = vreinterpretq_bf16_u32((uint32x4_t)q);
+                return vbfdotq_f32((float32x4_t)s, left, right);
+            },
+            a, w, x);
 #else
         a = fma((vf)(w << 16), (vf)(x << 16), a);
         return fma((vf)(w & 0xffff0000u), (vf)(x & 0xffff0000u), a);
@@ -161,18 +171,21 @@ struct Bf16 {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
-static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {  // pairs stay below 2^15: see the callers
+// pairs stay below 2^15: see the callers
+static inline __m256i sum_quads(__m256i unsigned8, __m256i signed8) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned8, signed8), _mm256_set1_epi16(1));
 }
 #endif
 
 #if defined(__ARM_FEATURE_DOTPROD)
 static inline vi dot_quads(vi a, vu w, vu x) {  // of signed bytes
-    return mapped<vi>([](auto s, auto p, auto q) {
-        auto left = vreinterpretq_s8_u32((uint32x4_t)p);
-        auto right = vreinterpretq_s8_u32((uint32x4_t)q);
-        return vdotq_s32((int32x4_t)s, left, right);
-    }, a, w, x);
+    return mapped<vi>(
+        [](auto s, auto p, auto q) {
+            auto left = vreinterpretq_s8_u32((uint32x4_t)p);
+            auto right = vreinterpretq_s8_u32((uint32x4_t)q);
+            return vdotq_s32((int32x4_t)s, left, right);
+        },
+        a, w, x);
 }
 #endif
 
@@ -185,13 +198,23 @@ struct Int8 {  // w in [-128, 127], x in [-127, 127]; x + 128 as unsigned where 
 #if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)x, (__m512i)w);
 #elif defined(__AVXVNNI__)
-        return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)q, (__m256i)p); }, a, w, x);
+        return mapped<vi>(
+            [](auto s, auto p, auto q) {
+                return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)q, (__m256i)p);
+            },
+            a, w, x);
 #elif defined(__AVX2__)
-        return a + mapped<vi>([](auto p, auto q) { return sum_quads(_mm256_abs_epi8((__m256i)p), _mm256_sign_epi8((__m256i)q, (__m256i)p)); }, w, x);
+        return a + mapped<vi>(
+                       [](auto p, auto q) {
+                           return sum_quads(_mm256_abs_epi8((__m256i)p),
+                                            _mm256_sign_epi8((__m256i)q, (__m256i)p));
+                       },
+                       w, x);
 #elif defined(__ARM_FEATURE_DOTPROD)
         return dot_quads(a, w, x);
 #else
-        for (int b = 0; b < 4; b++) a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
+        for (int b = 0; b < 4; b++)
+            a += ((vi)(w << (24 - 8 * b)) >> 24) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;
 #endif
     }
@@ -205,13 +228,19 @@ struct Int4 {  // w in [0, 15], x in [-127, 127]
 #if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)a, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__)
-        return mapped<vi>([](auto s, auto p, auto q) { return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)p, (__m256i)q); }, a, w, x);
+        return mapped<vi>(
+            [](auto s, auto p, auto q) {
+                return _mm256_dpbusd_avx_epi32((__m256i)s, (__m256i)p, (__m256i)q);
+            },
+            a, w, x);
 #elif defined(__AVX2__)
-        return a + mapped<vi>([](auto p, auto q) { return sum_quads((__m256i)p, (__m256i)q); }, w, x);
+        return a +
+               mapped<vi>([](auto p, auto q) { return sum_quads((__m256i)p, (__m256i)q); }, w, x);
 #elif defined(__ARM_FEATURE_DOTPROD)
         return dot_quads(a, w, x);
 #else
-        for (int b = 0; b < 4; b++) a += (vi)((w >> (8 * b)) & 255) * ((vi)(x << (24 - 8 * b)) >> 24);
+        for (int b = 0; b < 4; b++)
+            a += (vi)((w >> (8 * b)) & 255) * ((vi)(x << (24 - 8 * b)) >> 24);
         return a;
 #endif
     }
@@ -236,7 +265,8 @@ static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
 }
 static inline float exp1(float x) { return exp(splat(x))[0]; }
 
-static inline vf exp2(vf x) {  // 1.5e-7 relative, 1 at 0; nothing or next to it below -126; x at most 126
+// 1.5e-7 relative, 1 at 0; nothing or next to it below -126; x at most 126
+static inline vf exp2(vf x) {
 #if defined(__AVX512F__)
     vf part = (vf)_mm512_reduce_ps((__m512)x, 0x09);  // x less the integer below it
 #else
@@ -245,7 +275,8 @@ static inline vf exp2(vf x) {  // 1.5e-7 relative, 1 at 0; nothing or next to it
     vf whole = x - .5f + magic;
     vf part = x - (whole - magic);
 #endif
-    vf p = horner(part, splat(1.86713127e-3f), 9.01702775e-3f, 5.5799915e-2f, .24016445f, .693151312f, 1.f);
+    vf p = horner(part, splat(1.86713127e-3f), 9.01702775e-3f, 5.5799915e-2f, .24016445f,
+                  .693151312f, 1.f);
 #if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
@@ -262,11 +293,13 @@ static inline vf reciprocal(vf x) {  // 1e-7 relative; x of 2^-120 .. 2^126
 #endif
 }
 
-static inline vf sigmoid(vf x) {  // 1e-7 * (2 + |x|) relative; NaN stays NaN only in a product with x
+// 1e-7 * (2 + |x|) relative; NaN stays NaN only in a product with x
+static inline vf sigmoid(vf x) {
     return reciprocal(exp2(min(x * -1.44269504f, splat(125.f))) + 1.f);
 }
 
-static inline vf tanh(vf x) {  // 1 - 2 / (exp(2 |x|) + 1), odd; a short series where that would cancel
+// 1 - 2 / (exp(2 |x|) + 1), odd; a short series where that would cancel
+static inline vf tanh(vf x) {
     vf a = abs(x), s = x * x;
     vf large = 1.f - 2.f / (exp(a + a) + 1.f);
     vf small = horner(s, splat(-17.f / 315), 2.f / 15, -1.f / 3, 1.f);

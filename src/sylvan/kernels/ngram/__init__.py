@@ -1,4 +1,4 @@
-"""Where the newest tokens of a text came before. Needs no torch."""
+"""Finds an earlier occurrence of the newest tokens of a text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Match = Callable[[IntArray, IntArray, int], tuple[int, int]]
 
 
 def longest_match(corpus: IntArray, text: IntArray, longest: int) -> tuple[int, int]:
-    """Where most of the newest tokens of `text` are in `corpus`, which may be its earlier part.
+    """Find the longest suffix of `text` in `corpus`, which may be the text's own earlier part.
 
     Args:
         corpus: int32, contiguous.
         text: int32, contiguous.
-        longest: Tokens that are compared at most.
+        longest: Longest suffix to compare, in tokens.
 
-    Returns: the index of the last of them, of equal places the last, and how many they are;
-        (-1, 0) if the newest token is not there.
+    Returns: The index of the match's last token and the match length; the last match if several
+        are equally long; (-1, 0) if the newest token does not occur.
     """
     return _implementation()(corpus, text, longest)
 
@@ -41,12 +41,12 @@ def _implementation() -> Match:
 
 
 def compiled(variant: str | None = None) -> Match:
-    """That of a variant of the compiled kernels, or of the best one.
+    """Return the search of a variant of the compiled kernels, by default of the best one.
 
     Raises:
         LibraryMissing: see `native.library.load`.
     """
-    # keeps the GIL: a call takes less than giving it away and getting it back
+    # keeps the GIL: a call takes less time than releasing and reacquiring it
     search = ctypes.PyDLL(str(load(variant).path)).sylvan_ngram_match
     search.restype = ctypes.c_int64
     search.argtypes = [

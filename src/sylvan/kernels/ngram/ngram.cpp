@@ -1,5 +1,6 @@
-// The longest end of a text that stands in another one. One pass from the newest place back, sixteen places at once: beside texts
-// of a few thousand tokens it is faster than to keep an index of them, which every token of every prompt would have to enter.
+// The longest end of a text that stands in another one. One pass from the newest place back,
+// sixteen places at once: beside texts of a few thousand tokens it is faster than to keep an index
+// of them, which every token of every prompt would have to enter.
 #include "../native/kernel.h"
 
 namespace {
@@ -13,9 +14,10 @@ int64_t common(const int32_t* place, const int32_t* end, int64_t most) {
 
 }  // namespace
 
-// Returns how many tokens match, at most `longest`, and where in `corpus` the last of them is: the newest of equal places.
-SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const int32_t* text, int64_t length, int64_t longest,
-                                      int64_t* place) {
+// Returns how many tokens match, at most `longest`, and where in `corpus` the last of them is: the
+// newest of equal places.
+SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const int32_t* text,
+                                      int64_t length, int64_t longest, int64_t* place) {
     *place = -1;
     int64_t limit = std::min(longest, length), best = 0;
     if (limit < 1) return 0;
@@ -23,13 +25,17 @@ SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const
     vi newest = filled<vi>(end[0]);
     auto take = [&](int64_t i) {
         int64_t n = common(corpus + i, end, std::min(limit, i + 1));
-        if (n > best) best = n, *place = i;
+        if (n > best) {
+            best = n;
+            *place = i;
+        }
     };
     int64_t i = size;  // places before it are left
     for (; i - LANES >= best && best < limit; i -= LANES) {
         int64_t first = i - LANES;
         vi equal = load<vi>(corpus + first) == newest;
-        if (best) equal &= load<vi>(corpus + first - best) == filled<vi>(end[-best]);  // else it is no longer than the best
+        // else it is no longer than the best
+        if (best) equal &= load<vi>(corpus + first - best) == filled<vi>(end[-best]);
         for (uint32_t left = bits(equal); left && best < limit;) {
             int lane = 31 - __builtin_clz(left);
             left &= ~(1u << lane);

@@ -8,7 +8,7 @@ from sylvan.protocol.arrays import IntArray
 
 
 def longest_match(corpus: IntArray, text: IntArray, longest: int) -> tuple[int, int]:
-    """Places are narrowed to those with one more token before them."""
+    """Narrow the candidates by one more preceding token at a time."""
     end = text[max(0, len(text) - longest) :].tolist()[::-1]
     places = np.flatnonzero(corpus == end[0]) if end else np.empty(0, np.int64)
     matched = 0

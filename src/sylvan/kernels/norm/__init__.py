@@ -23,9 +23,9 @@ def rms_norm(
 ) -> tuple[X, X]:
     """Return (h, residual): residual += x, then h = rms(residual) * (weight + weight_offset).
 
-    Without `residual` it starts as x. The sum is float32, h has the dtype of `weight`; h is
-    rounded once. The old `residual` must not be used afterwards: it may be updated in place.
-    With `over` each rank has its part of the rows, and of `weight`.
+    Without `residual` it starts as x. The sum is float32; h has the dtype of `weight` and is
+    rounded once. Do not use the old `residual` afterwards: it may be updated in place. With `over`
+    each rank has its part of each row, and of `weight`.
     """
     if isinstance(x, TracedTensor):
         if over is not None:
@@ -44,7 +44,7 @@ def layer_norm(
     eps: float,
     residual: X | None = None,
 ) -> tuple[X, X]:
-    """Return (h, residual) as `rms_norm` does, with mean and variance removed.
+    """Return (h, residual) as `rms_norm` does, but normalise by mean and variance.
 
     `weight` None means ones; then h has the model's dtype (that of x, or of the program).
     """

@@ -36,7 +36,8 @@ template <class T> void rms_norm(const RmsNorm& op, const Step& s, int64_t r) {
         squares = fma(v, v, squares);
     }
     vf scale = splat(1.f / std::sqrt(sum(squares) / float(op.cols) + op.eps));
-    for (int i = 0; i < padded; i += LANES) put(out + i, stream.again(i) * scale * load<vf>(weight + i));
+    for (int i = 0; i < padded; i += LANES)
+        put(out + i, stream.again(i) * scale * load<vf>(weight + i));
     quantise_row(op.quantised, op.cols, s, r, out);
 }
 

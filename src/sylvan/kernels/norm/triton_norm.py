@@ -1,4 +1,4 @@
-"""Norms on GPUs: one program a row, the row in registers, memory read and written once."""
+"""Norms on GPUs: one program per row, which stays in registers; memory is read and written once."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ def attention(
 ) -> TracedTensor:
     """Attend over the step's pages. Shape: (T, (N + 2 K) H) to (T, N H).
 
-    Rows hold N query heads, then K key heads, then K value heads. A layer that is not causal reads
-    the texts of the step instead, each of which must be whole. Traced only: on tensors an
-    attention backend of the runtime does the same, with `paged.reference` for the head work.
+    Rows hold N query heads, then K key heads, then K value heads. A layer that is not causal
+    attends within the texts of the step instead, which must be complete. For tracing only: with
+    tensors, an attention backend of the runtime does the same, with `paged.reference` for norms and
+    rotation.
     """
     return qkv.tracer.attention(qkv, layer, rope, (q_norm, k_norm), variant)

@@ -1,21 +1,25 @@
 // Paged attention of any mix of prompts and decodes.
 //
-// Query vectors (row, head of the group) in tiles of QUERY_TILE share the loads of K and V: a tile is one row's group when
-// decoding, and spans rows of a prompt. The softmax is taken over chunks of KV_CHUNK tokens counted from position 0, and
-// the chunks are merged in order. When there are few long requests, chunks are spread over threads (Work::split) and
-// merged by the next op, with the same arithmetic.
+// Query vectors (row, head of the group) in tiles of QUERY_TILE share the loads of K and V: a tile
+// is one row's group when decoding, and spans rows of a prompt. The softmax is taken over chunks of
+// KV_CHUNK tokens counted from position 0, and the chunks are merged in order. When there are few
+// long requests, chunks are spread over threads (Work::split) and merged by the next op, with the
+// same arithmetic.
 #include "attention.h"
 
 namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive factor stands between the
-// products and the powers, the products are the scores, and the factor is the unit.
+// Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive
+// factor stands between the products and the powers, the products are the scores, and the factor is
+// the unit.
 template <class E> bool raw_scores(const Attention& op, const Room<E>& room) {
     return !room.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present();
 }
-template <class E> float unit(const Attention& op, const Room<E>& room) { return raw_scores(op, room) ? op.scale * LOG2_E : 1.f; }
+template <class E> float unit(const Attention& op, const Room<E>& room) {
+    return raw_scores(op, room) ? op.scale * LOG2_E : 1.f;
+}
 
 // ALiBi of a vector's scores: `slope` per token after the one at `own` of the chunk; 0: none
 struct Bias {
@@ -23,7 +27,8 @@ struct Bias {
     int own;
 };
 
-template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score, int begin, int end, Bias bias) {
+template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score,
+                                      int begin, int end, Bias bias) {
     vf scale = splat(op.scale);
     float cap = op.softcap;
     for (int t = begin; t < end; t += LANES) {
@@ -37,11 +42,13 @@ template <class E> void finish_scores(const Attention& op, const Room<E>& room, 
 
 // Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
 // zeros; only the two end blocks need masks.
-template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low, int high, float slope, float* part) {
+template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low,
+                               int high, float slope, float* part) {
     float* score = room.score[i];
     auto* weight = room.weight[i];
     const float* v_scale = room.v_scale;
-    int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES)), end = std::min(span.end, high);
+    int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES));
+    int end = std::min(span.end, high);
     auto cut = [&](vf v, int t, vf other) {
         if (t >= low && t + LANES <= high) return v;
         vi token = lanes() + t;
@@ -49,7 +56,8 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
     };
     if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end, {slope, high - 1});
     vf top = splat(NOTHING), total{}, power = splat(unit(op, room));
-    for (int t = begin; t < end; t += LANES) top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
+    for (int t = begin; t < end; t += LANES)
+        top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
     float m = largest(top);
     vf ms = splat(m);
     for (int t = begin; t < end; t += LANES) {
@@ -59,12 +67,15 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
         put(weight + t, v_scale ? cut(p * load<vf>(v_scale + t), t, vf{}) : p);
     }
     for (int t = span.begin; t < begin; t += LANES) put(weight + t, vf{});
-    for (int t = round_up(std::max(begin, end), LANES); t < round_up(span.end, 2 * LANES); t += LANES) put(weight + t, vf{});
+    for (int t = round_up(std::max(begin, end), LANES); t < round_up(span.end, 2 * LANES);
+         t += LANES)
+        put(weight + t, vf{});
     part[0] = m;
     part[1] = sum(total);
 }
 
-template <class E> void attend(const Attention& op, const Step& s, const Query& q, int kv_head, int chunk, Room<E>& room, Part* part) {
+template <class E> void attend(const Attention& op, const Step& s, const Query& q, int kv_head,
+                               int chunk, Room<E>& room, Part* part) {
     Pages<E> pages(op, s, q, kv_head, chunk, room.wide);
     Span span = pages.span(q);
     if (pages.h.small) pages.widen_keys(span, room);
@@ -74,7 +85,8 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
         float slope = slopes ? slopes[q.head[i]] : 0.f;
-        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, slope, part->of(i, room.stride));
+        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, slope,
+               part->of(i, room.stride));
     }
     values(pages, q, span, room, part);
 }
@@ -83,14 +95,16 @@ void merge(float* to, const float* from, int64_t cols, float unit) {
     float m = std::max(to[0], from[0]);
     vf e = exp2(two((to[0] - m) * unit, (from[0] - m) * unit));
     float a = e[0], b = e[1];
-    to[0] = m, to[1] = to[1] * a + from[1] * b;
+    to[0] = m;
+    to[1] = to[1] * a + from[1] * b;
     for (int64_t d = PART_HEAD; d < PART_HEAD + cols; d += LANES)
         store(to + d, fma(load<vf>(to + d), splat(a), load<vf>(from + d) * b));
 }
 
 // Merges the chunks of a tile in order (online softmax) and writes its output rows.
 // `chunk_parts(c)` returns the parts of chunk c.
-template <class E, class F> void finish(const Attention& op, const Step& s, const Query& q, int kv_head, Room<E>& room, F&& chunk_parts) {
+template <class E, class F> void finish(const Attention& op, const Step& s, const Query& q,
+                                        int kv_head, Room<E>& room, F&& chunk_parts) {
     typedef typename E::row T;
     Heads h(op.kv);
     const float* sinks = at(op.sinks, s);
@@ -100,8 +114,10 @@ template <class E, class F> void finish(const Attention& op, const Step& s, cons
         for (int i = 0; i < q.count; i++) {
             float *to = room.all->of(i, room.stride), *from = part->of(i, room.stride);
             if (!q.sees(i, c)) continue;
-            if (c == q.low[i] / KV_CHUNK) memcpy(to, from, room.stride * sizeof(float));
-            else merge(to, from, h.v_pad, power);
+            if (c == q.low[i] / KV_CHUNK)
+                memcpy(to, from, room.stride * sizeof(float));
+            else
+                merge(to, from, h.v_pad, power);
         }
     }
     int64_t width = int64_t(h.hq) * h.v_dim, out_stride = stride(int(width));
@@ -115,7 +131,8 @@ template <class E, class F> void finish(const Attention& op, const Step& s, cons
         }
         T* out = at<T>(op.out, s) + q.row[i] * out_stride;
         alignas(64) float found[MAX_HEAD + VALUE_PAD];
-        for (int d = 0; d < h.v_pad; d += LANES) store(found + d, load<vf>(all + PART_HEAD + d) * (scale / total));
+        for (int d = 0; d < h.v_pad; d += LANES)
+            store(found + d, load<vf>(all + PART_HEAD + d) * (scale / total));
         if (h.nibbles) hadamard(found, h.v_dim);
         // + 0: one sign of zero, however many masked zeros were added
         for (int d = 0; d < h.v_pad; d += LANES) {
@@ -132,12 +149,16 @@ Part* parts(const Attention& op, const Step& s) { return reinterpret_cast<Part*>
 const Work& work(const Attention& op, const Step& s) { return s.work[op.work]; }
 bool split(const Attention& op, const Step& s) {
     const Work& w = work(op, s);
-    return w.split && int64_t(w.count) * op.kv.num_kv_heads * w.chunks * part_floats(Heads(op.kv)) * SPLIT_TILE * 4 <= int64_t(op.parts_mib) << 20;
+    return w.split && int64_t(w.count) * op.kv.num_kv_heads * w.chunks * part_floats(Heads(op.kv)) *
+                              SPLIT_TILE * 4 <=
+                          int64_t(op.parts_mib) << 20;
 }
 int attention_tiles(const Attention& op, const Step& s) {
     return work(op, s).count * op.kv.num_kv_heads * (split(op, s) ? work(op, s).chunks : 1);
 }
-int merge_tiles(const Attention& op, const Step& s) { return split(op, s) ? work(op, s).count * op.kv.num_kv_heads : 0; }
+int merge_tiles(const Attention& op, const Step& s) {
+    return split(op, s) ? work(op, s).count * op.kv.num_kv_heads : 0;
+}
 
 template <class E> void attention(const Attention& op, const Step& s, int t, void* scratch) {
     const Work& w = work(op, s);
@@ -163,10 +184,13 @@ template <class E> void attention_merge(const Attention& op, const Step& s, int 
     int kv_head = t % op.kv.num_kv_heads;
     Query q(op, s, w.items[t / op.kv.num_kv_heads], kv_head);
     Room<E> room(op, scratch);
-    finish<E>(op, s, q, kv_head, room, [&](int c) { return parts(op, s)->tile(int64_t(t) * w.chunks + c, room.stride); });
+    finish<E>(op, s, q, kv_head, room,
+              [&](int c) { return parts(op, s)->tile(int64_t(t) * w.chunks + c, room.stride); });
 }
 
 }  // namespace
 
-const Kernel attention_kernel[2] = {tiled<attention_tiles, attention<Bf16>>, tiled<attention_tiles, attention<F32>>};
-const Kernel attention_merge_kernel[2] = {tiled<merge_tiles, attention_merge<Bf16>>, tiled<merge_tiles, attention_merge<F32>>};
+const Kernel attention_kernel[2] = {tiled<attention_tiles, attention<Bf16>>,
+                                    tiled<attention_tiles, attention<F32>>};
+const Kernel attention_merge_kernel[2] = {tiled<merge_tiles, attention_merge<Bf16>>,
+                                          tiled<merge_tiles, attention_merge<F32>>};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -11,14 +12,17 @@ from sylvan.kernels.memory import Bytes, allocate
 _KEY_PAD, _VALUE_PAD = 32, 16
 PAGE_MULTIPLE = 16
 ROTATED_HEADS = frozenset({32, 64, 128, 256})
-"""Columns of heads that can be kept in four bits."""
+"""Head sizes that can be stored in four bits."""
+
+SmallNumbers = Literal["int8", "int4", "fp8_e4m3", "fp8_e5m2"]
+"""What pages may hold, with a float32 scale for each token and head; int4 heads are rotated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageShape:
-    """Storage of one layer per page.
+    """Layout of one layer's part of a page.
 
-    With `tokens` a page holds a row for each token, and the values are keys of an index in kernel
+    With `tokens` a page holds a row for each token, and the values are an indexer's keys in kernel
     order (see `opset.sparse.TokenPages`).
     """
 
@@ -28,13 +32,12 @@ class PageShape:
     page_size: int  # tokens, a multiple of 16
     dtype: torch.dtype  # of the model's rows: bfloat16 or float32
     shared: bool = False  # values are the first columns of the keys, and have no pages
-    int8: bool = False  # pages hold int8 levels, and a float32 scale for each token and head
-    int4: bool = False  # the same in four bits; heads are rotated, so they have 2^n columns
+    small: SmallNumbers | None = None  # instead of the dtype
     tokens: bool = False
 
     def __post_init__(self) -> None:
         assert self.page_size % PAGE_MULTIPLE == 0
-        assert not self.int4 or {self.head_dim, self.value_dim} <= ROTATED_HEADS
+        assert self.small != "int4" or {self.head_dim, self.value_dim} <= ROTATED_HEADS
 
     @property
     def key_bytes(self) -> int:
@@ -49,12 +52,12 @@ class PageShape:
     @property
     def itemsize(self) -> int:
         """Bytes of a number in pages."""
-        return 1 if self.int8 or self.int4 else self.dtype.itemsize
+        return 1 if self.small else self.dtype.itemsize
 
     def _bytes(self, width: int) -> int:
         of_token = width * self.dtype.itemsize
-        if self.int8 or self.int4:
-            of_token = width // (2 if self.int4 else 1) + 4
+        if self.small:
+            of_token = width // (2 if self.small == "int4" else 1) + 4
         return self.num_kv_heads * self.page_size * of_token
 
 
@@ -82,10 +85,9 @@ class LayerPages:
 class GroupPages:
     """Pages of all layers of a KV group: `memory` (num_pages, bytes of a page).
 
-    A page is whole: its layers lie one after another, each keys then values. Attention reads a
-    layer's part of a page as fast from there as from an array of the layer alone, a page is copied
-    as one piece, and the first page of a request touches one place of memory instead of one for
-    each side of each layer.
+    A page is contiguous: for each layer, keys then values. Attention reads a layer's part as fast
+    as from an array per layer, a page is copied in one piece, and the first page of a request
+    touches one memory region instead of two per layer.
     """
 
     memory: Bytes
@@ -99,17 +101,17 @@ def allocate_pages(
     group: int = 0,
     memory: Bytes | None = None,
 ) -> GroupPages:
-    """Pages of zeros, which become resident when first written.
+    """Allocate zeroed pages, which become resident when first written.
 
     Args:
-        shape: Of a layer's part of a page.
-        num_pages: How many.
-        num_layers: Of the KV group.
+        shape: Layout of a layer's part of a page.
+        num_pages: Number of pages.
+        num_layers: Number of layers of the KV group.
         group: Number of the KV group.
-        memory: Pages to use, with what is in them: (pages, bytes of a page); None: new ones.
+        memory: Existing pages to use, contents included: (pages, bytes of a page); None: new.
 
     Raises:
-        MemoryError: the system refuses them.
+        MemoryError: The system has too little memory.
     """
     each = shape.key_bytes + shape.value_bytes
     size = num_pages, num_layers * each

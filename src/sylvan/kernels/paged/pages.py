@@ -6,20 +6,39 @@ Shapes: T rows, R requests, S rows of the page table, K key/value heads, H head 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from sylvan.kernels.api import HeadNorm, Rope
+from sylvan.kernels.api import HeadNorm, KVScales, Rope
+
+NIBBLES = torch.uint8
+"""Type of int4 keys and values: two numbers a byte, columns d and d + half; heads are rotated."""
+SCALED = (torch.int8, NIBBLES)
+"""Types with a float32 scale for each token and head, behind the heads of a token."""
+
+ScaleKind = Literal["none", "head", "token"]
+"""What has scales: nothing, each key head, or each head of a token."""
+
+
+def token_scales(side: torch.Tensor) -> torch.Tensor:
+    """A view of a side's scales. Shape: (P, page_size, K, W) -> (P, page_size, K)."""
+    heads, width = side.shape[2:]
+    size = (*side.shape[:2], 4 * heads)
+    strides = (*side.stride()[:2], 1)
+    rows = side.as_strided(size, strides, side.storage_offset() + heads * width)
+    return rows.view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKV:
     """Keys and values of a layer, and the KV slots of each request.
 
-    `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32 or
-    float8_e4m3fn, the last dimension contiguous. Values that are the first columns of the keys
-    themselves (latent attention) are read once. A stored fp8 number is a value divided by the
-    scale. `lens_R`: tokens with KV, those of this step included; 0 in a padding row.
+    `keys` (pages, page_size, K, H) and `values` (pages, page_size, K, V): bf16, fp16, fp32, an
+    8-bit float, int8 or `NIBBLES`, the last dimension contiguous. Values that are the first columns
+    of the keys themselves (latent attention) are read once. `scales`: of 8-bit floats; a stored
+    number is a value divided by its head's. `lens_R`: tokens with KV, those of this step included;
+    0 in a padding row.
     """
 
     keys: torch.Tensor
@@ -27,13 +46,29 @@ class LayerKV:
     table_SP: torch.Tensor
     rows_R: torch.Tensor
     lens_R: torch.Tensor
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    scales: KVScales | None = None
 
     def __post_init__(self) -> None:
         for side in (self.keys, self.values):
             assert side.stride(-1) == 1
             assert side.stride(0) == side.shape[1] * side.stride(1)
+
+    @property
+    def pairs(self) -> int:
+        """Numbers of a byte's worth of columns: 2 of `NIBBLES`, else 1."""
+        return 2 if self.keys.dtype == NIBBLES else 1
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Columns of a key and of a value."""
+        return self.keys.shape[-1] * self.pairs, self.values.shape[-1] * self.pairs
+
+    @property
+    def scaled(self) -> ScaleKind:
+        """What has scales."""
+        if self.keys.dtype in SCALED:
+            return "token"
+        return "none" if self.scales is None else "head"
 
     @property
     def shared(self) -> bool:
@@ -46,7 +81,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Transformations of heads before attention; each part may be absent."""
+    """Norms and rotation of heads before attention; each part may be absent."""
 
     rope: Rope | None = None
     q_norm: HeadNorm | None = None
@@ -57,12 +92,10 @@ class Rotary:
 class Cache:
     """Where keys and values of a step's tokens go: slot = page * page_size + offset.
 
-    `keys` and `values` as in `LayerKV`; fp8 numbers are values divided by the scale,
-    and saturate.
+    `keys` and `values` as in `LayerKV`; 8-bit floats are values divided by the scale, and saturate.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     slots_T: torch.Tensor
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    scales: KVScales | None = None

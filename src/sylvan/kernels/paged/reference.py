@@ -13,7 +13,7 @@ from sylvan.kernels.matmul.reference import quantise_rows
 
 
 def head_norm(x_TNH: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
-    """RMSNorm over H of every head, or over all heads at once where the weight is so long.
+    """RMSNorm over H of every head, or over all heads at once if the weight has all columns.
 
     float32 in, float32 out.
     """
@@ -49,7 +49,7 @@ def split_heads(
     rope: Rope | None,
     norms: tuple[HeadNorm | None, HeadNorm | None],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values in the dtype of `qkv`, normed and turned."""
+    """Queries, keys and values in the dtype of `qkv`, normed and rotated."""
     sizes = [layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim]
     q, k, v = qkv.split([*sizes, layer.num_kv_heads * layer.value_dim], -1)
     q, k = (x.float().unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
@@ -60,10 +60,31 @@ def split_heads(
 
 def through_int4(x: torch.Tensor) -> torch.Tensor:
     """What int4 pages give back of heads: rotated, in 16 levels with a scale, turned back."""
+    level, scale = _sixteen(x)
+    return hadamard((level - 7.5) * scale)
+
+
+def _sixteen(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels 0 .. 15 of rotated heads, float32, and scales (..., 1)."""
     turned = hadamard(x.float())
     top = turned.abs().amax(-1, keepdim=True)
-    level = (turned * torch.where(top > 0, 7.5 / top, 0.0) + 7.5).round()
-    return hadamard((level - 7.5) * (top / 7.5))
+    return (turned * torch.where(top > 0, 7.5 / top, 0.0) + 7.5).round(), top / 7.5
+
+
+def int4_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads (..., H) as rotated pairs of levels (..., H / 2), and their scales (...).
+
+    A byte has columns d and d + H / 2.
+    """
+    level, scale = _sixteen(x)
+    low, high = level.to(torch.uint8).chunk(2, -1)
+    return low | high << 4, scale[..., 0]
+
+
+def int8_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads (..., H) as int8, and their scales (...)."""
+    levels, scale = quantise_rows(x)
+    return levels.to(torch.int8), scale[..., 0]
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:
@@ -75,6 +96,16 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
         x = torch.stack((a + b, a - b), -2).flatten(-3)
         half *= 2
     return x * (1.0 / torch.tensor(float(cols)).sqrt())
+
+
+def through_fp8(
+    x_TKH: torch.Tensor, kind: torch.dtype, scale_K: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What pages of 8-bit floats give back, float32: by given scales, or one per head and token."""
+    x, most = x_TKH.float(), torch.finfo(kind).max
+    top = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(top > 0, top / most, 1.0) if scale_K is None else scale_K[:, None]
+    return (x / scale).clamp(-most, most).to(kind).float() * scale
 
 
 def through_int8(x_TKH: torch.Tensor) -> torch.Tensor:
@@ -92,7 +123,7 @@ def attend(
 ) -> torch.Tensor:
     """Attention of the last T of S tokens over all S, in float32. Shape: (T, N H).
 
-    With ends a row also sees later tokens, those before its end. All tokens are of one chunk.
+    With `ends` a row also sees later tokens, up to its end. All tokens belong to one chunk.
     """
     group = layer.num_heads // layer.num_kv_heads
     q = q_TNH.float().transpose(0, 1)

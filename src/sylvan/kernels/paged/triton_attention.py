@@ -1,8 +1,8 @@
 """Paged attention on GPUs: kernel arguments and launches.
 
 Shapes: T rows, R requests, S rows of the page table, N query heads, K key/value heads, H head dim,
-V value dim. No call waits for the GPU, and everything that a step changes lies on the device, so
-that a captured graph can be replayed for other lengths and pages.
+V value dim. No call waits for the GPU. Lengths and page numbers are read from device memory, so a
+captured graph can be replayed with others.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.gpu.launch import arch_of, launch, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, power_of_two, tile
-from sylvan.kernels.paged.pages import LayerKV
+from sylvan.kernels.paged.pages import LayerKV, token_scales
 from sylvan.kernels.paged.triton_decode import decode_kernel, merge_kernel
 from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # enough to fill any GPU several times over
-_WIDE_PROGRAMS = 512  # of a latent, each of which takes a whole multiprocessor
+_WIDE_PROGRAMS = 512  # latent attention: each takes a whole multiprocessor
 _MOST_SPLITS = 64
 _FEW = 8  # for the interpreter, which runs programs one by one
-_LEAST_SPLIT = 128  # tokens: a shorter one costs many requests more than it gains few
+_LEAST_SPLIT = 128  # tokens: shorter ones cost large batches more than they gain small ones
 _LEAST_COLUMNS = 16  # smallest block of a matrix unit
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Blocks of a head's columns."""
+    """Block sizes of a head's columns."""
 
     main: int
     tail: int
@@ -38,7 +38,7 @@ class _Shape:
 
     @staticmethod
     def of(pages: LayerKV) -> _Shape:
-        width, value = pages.keys.shape[-1], pages.values.shape[-1]
+        width, value = pages.widths
         main = max(_LEAST_COLUMNS, 1 << (width.bit_length() - 1))
         tail = 0 if main >= width else max(_LEAST_COLUMNS, power_of_two(width - main))
         shared = pages.shared and value <= main <= width
@@ -46,27 +46,27 @@ class _Shape:
         return _Shape(main, tail, block, shared)
 
     def least_split(self, group: int) -> int:
-        """Tokens of a split at least: a part of many heads of a latent is as long as its KV."""
+        """Minimum tokens per split: for many latent heads a partial result is as large as KV."""
         return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
 
     def most_programs(self) -> int:
-        """Most programs of a decoding step; one without a split to do costs its start."""
+        """Most programs of a decode step; a program without a split costs only its launch."""
         return _WIDE_PROGRAMS if self.shared else _PROGRAMS
 
     def most_splits(self) -> int:
-        """Most KV splits of a request: the memory for partial results is sized by it."""
+        """Most KV splits of a request; sizes the memory for partial results."""
         return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
 
 
 def decode(
     q_RNH: torch.Tensor, pages: LayerKV, layer: AttentionLayer, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of one query a request, its last token. Shape: (R, N, H) -> (R, N, V).
+    """Decode attention: one query per request, its last token. Shape: (R, N, H) -> (R, N, V).
 
-    A row with no KV gives zeros.
+    A row without KV yields zeros.
     """
     q_RNH = _rows(q_RNH)
-    requests, heads, value = len(q_RNH), layer.num_heads, pages.values.shape[-1]
+    requests, heads, value = len(q_RNH), layer.num_heads, pages.widths[1]
     group = heads // layer.num_kv_heads
     shape = _Shape.of(pages)
     sizes = _sizes(q_RNH, pages, layer, "decode")
@@ -90,11 +90,12 @@ def decode(
         pages.rows_R,
         pages.lens_R,
         part if layer.slopes is None else layer.slopes,
+        *_scales(pages, part),
         part,
         peak,
         q_RNH.stride(0),
         *_strides(pages),
-        layer.scale * pages.k_scale,
+        layer.scale,
         layer.softcap or 1.0,
         lanes,
         **_constants(layer, pages, shape),
@@ -112,9 +113,11 @@ def decode(
         peak,
         pages.lens_R,
         part if layer.sinks is None else layer.sinks,
+        _scales(pages, part)[1],
         out,
-        pages.v_scale,
         NUM_HEADS=heads,
+        GROUP=group,
+        SCALED=pages.scaled,
         VALUE=value,
         VALUE_BLOCK=power_of_two(value),
         WINDOW=layer.window or 0,
@@ -141,15 +144,15 @@ def extend(
 
     Args:
         q_TNH: Rows q_starts_R1[r] to q_starts_R1[r + 1] belong to request r.
-        pages: K and V of these tokens are stored already.
+        pages: KV of the requests; that of these tokens has been stored.
         q_starts_R1: int32 (R + 1,). Rows after the last request stay unchanged in `out`.
         layer: The layer.
         out: Output; zeros are allocated if None.
-        ends_T: int32; a causal row also sees later tokens of its request, those before its end.
+        ends_T: int32; a causal row also sees later tokens of its request, up to its end.
     """
     q_TNH = _rows(q_TNH)
     shape, sizes = _Shape.of(pages), _sizes(q_TNH, pages, layer, "extend")
-    requests, heads, value = len(pages.lens_R), layer.num_heads, pages.values.shape[-1]
+    requests, heads, value = len(pages.lens_R), layer.num_heads, pages.widths[1]
     group = heads // layer.num_kv_heads
     mine = min(group, sizes.rows)
     tokens = sizes.rows // mine
@@ -157,7 +160,7 @@ def extend(
         out = q_TNH.new_zeros(len(q_TNH), heads, value)
     if not requests:
         return out
-    # `fold_block`, which copies by descriptors, adds no ALiBi biases.
+    # `softmax_update_block`, which copies by tensor descriptors, does not support ALiBi.
     descriptors = (
         None if layer.slopes is not None else _descriptors(q_TNH, pages, shape, sizes.cols)
     )
@@ -175,13 +178,13 @@ def extend(
         q_starts_R1 if layer.sinks is None else layer.sinks,
         q_starts_R1 if ends_T is None else ends_T,
         q_starts_R1 if layer.slopes is None else layer.slopes,
+        *_scales(pages, q_starts_R1),
         out,
         requests,
         q_TNH.stride(0),
         *_strides(pages),
-        layer.scale * pages.k_scale,
+        layer.scale,
         layer.softcap or 1.0,
-        pages.v_scale,
         **_constants(layer, pages, shape),
         CAUSAL=layer.causal,
         BLOCKS=descriptors is not None,
@@ -206,16 +209,16 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
     if _Shape.of(pages).shared:
         group = layer.num_heads // layer.num_kv_heads
         return tile(f"latent {op}", group, pages.keys.element_size(), arch)
-    # Convert fp8 elements to the type of q before multiplying.
-    return tile(op, pages.keys.shape[-1], q.element_size(), arch)
+    # Elements are converted to the type of q. Expanding pairs takes registers, as wide heads do.
+    return tile(op, pages.widths[0] * pages.pairs, q.element_size(), arch)
 
 
 def _descriptors(
     q: torch.Tensor, pages: LayerKV, shape: _Shape, block: int
 ) -> tuple[TensorDescriptor, ...] | None:
-    """Of blocks of keys and of values, where a chip copies such; None elsewhere.
+    """Tensor descriptors for blocks of keys and values; None if the chip or layout has none.
 
-    Pages must be whole blocks, heads as wide as blocks, and of the type of q.
+    Pages must consist of whole blocks; heads must be as wide as blocks and have q's dtype.
     """
     sides = pages.keys, pages.values
     if arch_of(q) not in ("sm90", "interpreter") or shape.shared or shape.tail:
@@ -240,18 +243,28 @@ def _rows(q: torch.Tensor) -> torch.Tensor:
     return q if dense else q.contiguous()
 
 
+def _scales(pages: LayerKV, nothing: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of keys and of values, by head, or by token and head."""
+    if pages.scaled == "token":
+        return token_scales(pages.keys), token_scales(pages.values)
+    return (nothing, nothing) if pages.scales is None else (pages.scales.keys, pages.scales.values)
+
+
 def _strides(pages: LayerKV) -> tuple[int, ...]:
     keys, values = pages.keys, pages.values
     strides = (keys.stride(1), keys.stride(2), values.stride(1), values.stride(2))
-    return (*strides, pages.table_SP.stride(0))
+    steps = (0, 0)  # from a token's scales to the next one's
+    if pages.scaled == "token":
+        steps = (keys.stride(1) // 4, values.stride(1) // 4)
+    return (*strides, *steps, pages.table_SP.stride(0))
 
 
 def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str, object]:
     return {
         "GROUP": layer.num_heads // layer.num_kv_heads,
         "KV_HEADS": layer.num_kv_heads,
-        "WIDTH": pages.keys.shape[-1],
-        "VALUE": pages.values.shape[-1],
+        "WIDTH": pages.widths[0],
+        "VALUE": pages.widths[1],
         "MAIN": shape.main,
         "TAIL": shape.tail,
         "VALUE_BLOCK": shape.value,
@@ -261,4 +274,6 @@ def _constants(layer: AttentionLayer, pages: LayerKV, shape: _Shape) -> dict[str
         "SLOPED": layer.slopes is not None,
         "SHARED": shape.shared,
         "CAPPED": layer.softcap is not None,
+        "SCALED": pages.scaled,
+        "PAIRS": pages.pairs,
     }

@@ -1,9 +1,9 @@
-"""Decode attention, one query per request: split-KV, so that few requests fill a GPU as well.
+"""Decode attention, one query per request. Split-KV, so that few requests fill a GPU, too.
 
-FlashDecoding (pytorch.org/blog/flash-decoding) over the pages of PagedAttention (arXiv:2309.06180),
-all query heads of a key head in one tile. Where a request's KV is split follows from its own length
-alone; how many programs share the splits follows from the batch. So a row's bits do not depend on
-the other rows, and a captured graph serves every length.
+FlashDecoding (pytorch.org/blog/flash-decoding) over the pages of PagedAttention (arXiv:2309.06180);
+a tile holds all query heads of a key head. The split points of a request depend on its own length
+only; the number of programs that share the splits depends on the batch. So a row's bits do not
+depend on other rows, and a captured graph serves every length.
 
 Shapes: R requests, N query heads, K key/value heads, G = N / K, S splits.
 """
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.gpu.triton_early import inputs_ready
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, places, rows_of
+from sylvan.kernels.paged.triton_tile import LOG2_E, places, rows_of, softmax_update
 
 
 @triton.jit
@@ -47,6 +47,8 @@ def decode_kernel(
     rows_ptr,
     lens_ptr,
     slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     part_ptr,
     peak_ptr,
     q_stride,
@@ -54,6 +56,8 @@ def decode_kernel(
     k_head,
     v_stride,
     v_head,
+    k_step,
+    v_step,
     table_stride,
     scale,
     cap,
@@ -73,11 +77,13 @@ def decode_kernel(
     LEAST: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Attend to every `lanes`-th split; write its mean of values and the log2 of its weight."""
+    """Attend to every `lanes`-th split; write its weighted mean and the log2 of its weight."""
     inputs_ready(EARLY)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
@@ -92,11 +98,24 @@ def decode_kernel(
         in_group = member < GROUP
         head = kv_head * GROUP + member
         q_ptr += request.to(tl.int64) * q_stride
-        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
+        q = rows_of(q_ptr, head, WIDTH, in_group, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN, 0)
         q_tail = q
         if TAIL > 0:
-            q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL)
-        caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
+            q_tail = rows_of(q_ptr, head, WIDTH, in_group, MAIN, WIDTH - MAIN, TAIL, 0)
+        k_scale_ptr += kv_head
+        caches = (
+            k_ptr + kv_head * k_head,
+            k_stride,
+            v_ptr + kv_head * v_head,
+            v_stride,
+            k_scale_ptr,
+            v_scale_ptr + kv_head,
+            k_step,
+            v_step,
+        )
+        unit = scale
+        if SCALED == "head":
+            unit = scale * tl.load(k_scale_ptr)
         written = request.to(tl.int64) * (KV_HEADS * GROUP * SPLITS)
         part_ptr += written * VALUE
         peak_ptr += written
@@ -121,7 +140,7 @@ def decode_kernel(
                 if SLOPED:
                     bias = slope[:, None] * (token - (length - 1))[None, :]
                 place = places(table_ptr, start, token, valid, PAGE, BLOCK)
-                peak, total, acc = fold(
+                peak, total, acc = softmax_update(
                     (peak, total, acc),
                     q,
                     q_tail,
@@ -129,7 +148,7 @@ def decode_kernel(
                     place,
                     valid,
                     valid[None, :],
-                    (scale, cap, bias),
+                    (unit, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -139,6 +158,8 @@ def decode_kernel(
                     CAPPED,
                     MASKED=True,
                     SLOPED=SLOPED,
+                    SCALED=SCALED,
+                    PAIRS=PAIRS,
                 )
             mean = acc / total[:, None]
             mask = in_group[:, None] & (col < VALUE)[None, :]
@@ -155,9 +176,11 @@ def merge_kernel(
     peak_ptr,
     lens_ptr,
     sinks_ptr,
+    v_scale_ptr,
     out_ptr,
-    v_scale,
     NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
     VALUE: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -169,7 +192,7 @@ def merge_kernel(
     CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Mean of a head's splits by their weights; a sink has a weight and no value."""
+    """Combine the splits of a head by their weights; a sink has a weight but no value."""
     inputs_ready(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
@@ -195,6 +218,9 @@ def merge_kernel(
             part_ptr + (row * SPLITS + some)[:, None] * VALUE + col[None, :], mask=mask, other=0.0
         )
         acc += tl.sum(means * tl.exp2(own - top)[:, None], 0)
+    v_scale = 1.0
+    if SCALED == "head":
+        v_scale = tl.load(v_scale_ptr + head // GROUP)
     # A padding row has seen nothing: zero, not zero by zero.
     mean = acc * (v_scale / tl.where(total == 0.0, 1.0, total))
     tl.store(out_ptr + row * VALUE + col, mean.to(out_ptr.dtype.element_ty), mask=inside)

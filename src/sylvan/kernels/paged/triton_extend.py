@@ -1,9 +1,9 @@
-"""Many queries a request over its pages, cached prefix included; any mix of lengths in one launch.
+"""Prefill attention over pages, cached prefix included; requests of any lengths in one launch.
 
 FlashAttention-2 (arXiv:2307.08691) over pages. A tile holds a few tokens times the query heads of
-one key head, so that a short extension fills it too. A program finds its request from the tile's
-number: a request that starts at row s of the step owns tiles from s / BQ + its index on, which is
-at least as many as it needs and requires no plan on the host.
+one key head, so that short extensions fill it, too. A program derives its request from the tile's
+number: a request that starts at row s of the step owns tiles from s / BQ + its index on. These are
+enough, and need no plan on the host.
 
 Shapes: T rows, R requests, N query heads, K key/value heads, G = N / K, BQ tokens a tile.
 """
@@ -13,7 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sylvan.kernels.paged.triton_tile import LOG2_E, fold, fold_block, places, rows_of
+from sylvan.kernels.paged.triton_tile import (
+    LOG2_E,
+    places,
+    rows_of,
+    softmax_update,
+    softmax_update_block,
+)
 
 _SEARCH = tl.constexpr(128)
 
@@ -43,6 +49,8 @@ def extend_kernel(
     sinks_ptr,
     ends_ptr,
     slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     out_ptr,
     requests,
     q_stride,
@@ -50,10 +58,11 @@ def extend_kernel(
     k_head,
     v_stride,
     v_head,
+    k_step,
+    v_step,
     table_stride,
     scale,
     cap,
-    v_scale,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -70,6 +79,8 @@ def extend_kernel(
     ENDS: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    PAIRS: tl.constexpr,
     BLOCKS: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -80,7 +91,7 @@ def extend_kernel(
 
     With BLOCKS, keys and values that every row sees are copied by descriptors `k_block`, `v_block`.
     """
-    # Late tiles of a causal request are the long ones: start with them.
+    # Late tiles of a causal request take longest, so they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(1) // head_blocks
@@ -97,11 +108,27 @@ def extend_kernel(
         real = (query < queries) & (member < GROUP) & (row < TOKENS * HEADS)
         head = kv_head * GROUP + member
         q_place = (start + query).to(tl.int64) * q_stride + head * WIDTH
-        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN)
+        q = rows_of(q_ptr, q_place, 1, real, 0, MAIN if WIDTH > MAIN else WIDTH, MAIN, 0)
         q_tail = q
         if TAIL > 0:
-            q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL)
-        caches = (k_ptr + kv_head * k_head, k_stride, v_ptr + kv_head * v_head, v_stride)
+            q_tail = rows_of(q_ptr, q_place, 1, real, MAIN, WIDTH - MAIN, TAIL, 0)
+        k_scale_ptr += kv_head
+        v_scale_ptr += kv_head
+        caches = (
+            k_ptr + kv_head * k_head,
+            k_stride,
+            v_ptr + kv_head * v_head,
+            v_stride,
+            k_scale_ptr,
+            v_scale_ptr,
+            k_step,
+            v_step,
+        )
+        unit = scale
+        v_scale = 1.0
+        if SCALED == "head":
+            unit = scale * tl.load(k_scale_ptr)
+            v_scale = tl.load(v_scale_ptr)
         own = length - queries + query  # position of each row's query
         last = own  # token that it sees
         if ENDS:
@@ -121,7 +148,7 @@ def extend_kernel(
         elif SEGMENT > 0:
             begin = lowest // SEGMENT * SEGMENT // BLOCK * BLOCK
             clear = begin
-        elif SHARED:  # one loop: the registers of a second are wanted for the values
+        elif SHARED:  # one loop only: the values need the registers of a second one
             clear = begin
         elif CAUSAL:
             clear = (lowest + 1) // BLOCK * BLOCK
@@ -133,18 +160,18 @@ def extend_kernel(
         slope = 0.0
         if SLOPED:
             slope = tl.load(slopes_ptr + head, mask=real, other=0.0)
-        # ---- tokens visible to every query of the tile: no mask
+        # ---- tokens visible to all queries of the tile: no mask
         if BLOCKS:
             for at in range(begin, clear, BLOCK):
                 slot = tl.load(table_ptr + at // PAGE) * PAGE + at % PAGE
-                peak, total, acc = fold_block(
+                peak, total, acc = softmax_update_block(
                     (peak, total, acc),
                     q,
                     k_block,
                     v_block,
                     slot,
                     kv_head,
-                    (scale, cap, 0.0),
+                    (unit, cap, 0.0),
                     WIDTH,
                     VALUE,
                     CAPPED,
@@ -157,7 +184,7 @@ def extend_kernel(
                 if SLOPED:
                     bias = slope[:, None] * (token[None, :] - own[:, None])
                 place = places(table_ptr, at, token, all_of_them, PAGE, BLOCK)
-                peak, total, acc = fold(
+                peak, total, acc = softmax_update(
                     (peak, total, acc),
                     q,
                     q_tail,
@@ -165,7 +192,7 @@ def extend_kernel(
                     place,
                     all_of_them,
                     all_of_them[None, :],
-                    (scale, cap, bias),
+                    (unit, cap, bias),
                     WIDTH,
                     VALUE,
                     MAIN,
@@ -175,6 +202,8 @@ def extend_kernel(
                     CAPPED,
                     MASKED=False,
                     SLOPED=SLOPED,
+                    SCALED=SCALED,
+                    PAIRS=PAIRS,
                 )
         # ---- the diagonal, the window's edges and the last block
         for at in range(clear, end, BLOCK):
@@ -194,7 +223,7 @@ def extend_kernel(
             if SLOPED:
                 bias = slope[:, None] * (token[None, :] - own[:, None])
             place = places(table_ptr, at, token, valid, PAGE, BLOCK)
-            peak, total, acc = fold(
+            peak, total, acc = softmax_update(
                 (peak, total, acc),
                 q,
                 q_tail,
@@ -202,7 +231,7 @@ def extend_kernel(
                 place,
                 valid,
                 seen,
-                (scale, cap, bias),
+                (unit, cap, bias),
                 WIDTH,
                 VALUE,
                 MAIN,
@@ -212,6 +241,8 @@ def extend_kernel(
                 CAPPED,
                 MASKED=True,
                 SLOPED=SLOPED,
+                SCALED=SCALED,
+                PAIRS=PAIRS,
             )
         if SINKS:
             sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2_E

@@ -1,7 +1,7 @@
 """From the fused projection to attention in one launch: head norms, rotary positions, KV store.
 
-A program does a few heads of one row. Rotary positions pair a column with a partner: each column
-is computed from itself and its partner, which is loaded again (from the cache) instead of shuffled.
+A program does a few heads of one row. Rotation combines a column with its partner, which is loaded
+a second time (from the cache) instead of shuffled.
 
 Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 """
@@ -16,16 +16,20 @@ from sylvan.kernels.api import AttentionLayer, HeadNorm
 from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.gpu.triton_early import inputs_ready
-from sylvan.kernels.paged.pages import Cache, Rotary
+from sylvan.kernels.paged.pages import SCALED, Cache, Rotary
+from sylvan.kernels.paged.triton_scaled import store_scaled
 
-_ELEMENTS = 2048  # of a program's block
+_ELEMENTS = 2048  # block of a program
 
 
 @triton.jit
-def _keep(ptr, at, x, mask, scale, MOST: tl.constexpr):
-    """Store; for fp8, with maximum MOST, as a saturated multiple of the scale."""
+def _keep(ptr, at, x, mask, scale_ptr, head, SCALED: tl.constexpr, MOST: tl.constexpr):
+    """Store; for fp8, with maximum MOST, as a saturated multiple of the head's scale."""
     if MOST > 0:
-        x = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -MOST), MOST)
+        x = x.to(tl.float32)
+        if SCALED:
+            x = x / tl.load(scale_ptr + head)
+        x = tl.minimum(tl.maximum(x, -MOST), MOST)
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
 
 
@@ -45,7 +49,7 @@ def _turned(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Heads of a row, normed ("head": each, "all": together) and turned; float32."""
+    """Heads of a row, normed ("head": separately, "all": together) and rotated; float32."""
     at = head[:, None] * WIDTH + col[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     inverse = tl.zeros_like(head).to(tl.float32) + 1.0
@@ -104,8 +108,8 @@ def _heads_kernel(
     q_offset,
     k_eps,
     k_offset,
-    k_scale,
-    v_scale,
+    k_scale_ptr,
+    v_scale_ptr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -119,6 +123,7 @@ def _heads_kernel(
     INTERLEAVED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -132,7 +137,7 @@ def _heads_kernel(
     if ROTARY > 0:
         angle_ptr += tl.load(position_ptr + row).to(tl.int64) * ROTARY
     col = tl.arange(0, WIDTH_BLOCK)
-    # Names are per branch: Triton requires one shape per name on both sides of a condition.
+    # Names differ by branch: Triton requires one shape per name on both sides of a condition.
     if block < q_blocks:
         q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
         q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
@@ -174,7 +179,9 @@ def _heads_kernel(
         slot = tl.load(slot_ptr + row).to(tl.int64)
         k_at = slot * key_stride + k_head[:, None] * key_head + col[None, :]
         # Round as the projection does, whatever the cache stores, to match the reference.
-        _keep(key_ptr, k_at, k.to(x_ptr.dtype.element_ty), k_mask, k_scale, MOST)
+        own = tl.minimum(k_head, KV_HEADS - 1)[:, None]
+        rounded = k.to(x_ptr.dtype.element_ty)
+        _keep(key_ptr, k_at, rounded, k_mask, k_scale_ptr, own, SCALED, MOST)
     else:
         v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
         value_col = tl.arange(0, VALUE_BLOCK)
@@ -185,7 +192,8 @@ def _heads_kernel(
         )
         slot = tl.load(slot_ptr + row).to(tl.int64)
         v_at = slot * value_stride + v_head[:, None] * value_head + value_col[None, :]
-        _keep(value_ptr, v_at, v, v_mask, v_scale, MOST)
+        mine = tl.minimum(v_head, KV_HEADS - 1)[:, None]
+        _keep(value_ptr, v_at, v, v_mask, v_scale_ptr, mine, SCALED, MOST)
 
 
 @triton.jit
@@ -197,11 +205,12 @@ def _store_kernel(
     x_head,
     cache_stride,
     cache_head,
-    scale,
+    scale_ptr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
     MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -212,7 +221,8 @@ def _store_kernel(
     mask = (head < KV_HEADS) & (col < WIDTH)
     x = tl.load(x_ptr + row * x_stride + head * x_head + col, mask=mask, other=0.0)
     slot = tl.load(slot_ptr + row).to(tl.int64)
-    _keep(cache_ptr, slot * cache_stride + head * cache_head + col, x, mask, scale, MOST)
+    at = slot * cache_stride + head * cache_head + col
+    _keep(cache_ptr, at, x, mask, scale_ptr, tl.minimum(head, KV_HEADS - 1), SCALED, MOST)
 
 
 def store_heads(
@@ -222,18 +232,23 @@ def store_heads(
     rotary: Rotary,
     cache: Cache,
 ) -> torch.Tensor:
-    """Queries normed and turned, their keys and values stored: `split_heads` and the store.
+    """Norm and rotate queries and keys, store keys and values, and return the queries.
 
     Args:
         qkv: (T, N H + K H + K V), rows contiguous.
-        layer: Counts and sizes of heads.
+        layer: Numbers and sizes of heads.
         positions_T: Positions of the rows, int32 or int64.
         rotary: Norms and the table of angles.
-        cache: Where to store.
+        cache: Where to store keys and values.
 
     Returns: (T, N, H) in the dtype of `qkv`.
     """
     assert qkv.stride(1) == 1
+    if cache.keys.dtype in SCALED:
+        rows = _rows(qkv, layer)
+        out = store_heads(qkv, layer, positions_T, rotary, rows)
+        store_scaled(rows.keys[0], rows.values[0], cache)
+        return out
     heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
     out = qkv.new_empty(len(qkv), heads, width)
     width_block, value_block = power_of_two(width), power_of_two(layer.value_dim)
@@ -267,8 +282,7 @@ def store_heads(
         *cache.keys.stride()[1:3],
         *cache.values.stride()[1:3],
         *numbers,
-        cache.k_scale,
-        cache.v_scale,
+        *_scales(cache, qkv),
         HEADS=heads,
         KV_HEADS=kv_heads,
         WIDTH=width,
@@ -282,6 +296,7 @@ def store_heads(
         INTERLEAVED=rotary.rope is not None and rotary.rope.interleaved,
         Q_NORM=norms[0],
         K_NORM=norms[1],
+        SCALED=cache.scales is not None,
         MOST=_most(cache.keys.dtype),
         num_warps=8 if "all" in norms else 4,
     )
@@ -290,12 +305,33 @@ def store_heads(
 
 def store_kv(k_TKH: torch.Tensor, v_TKH: torch.Tensor, cache: Cache) -> None:
     """Store keys and values; values that are columns of the keys are there with them."""
-    _store(k_TKH, cache.keys, cache.slots_T, cache.k_scale)
+    if cache.keys.dtype in SCALED:
+        store_scaled(k_TKH, v_TKH, cache)
+        return
+    scales = _scales(cache, None)
+    _store(k_TKH, cache.keys, cache.slots_T, scales[0])
     if cache.values.stride(2) == cache.values.shape[3]:
-        _store(v_TKH, cache.values, cache.slots_T, cache.v_scale)
+        _store(v_TKH, cache.values, cache.slots_T, scales[1])
 
 
-def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale: float) -> None:
+def _rows(qkv: torch.Tensor, layer: AttentionLayer) -> Cache:
+    """A cache of the rows themselves."""
+    size = (1, len(qkv), layer.num_kv_heads)
+    keys, values = (qkv.new_empty(*size, width) for width in (layer.head_dim, layer.value_dim))
+    slots_T = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
+    return Cache(keys=keys, values=values, slots_T=slots_T)
+
+
+def _scales(
+    cache: Cache, nothing: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Scales of key heads and of value heads."""
+    return (nothing, nothing) if cache.scales is None else (cache.scales.keys, cache.scales.values)
+
+
+def _store(
+    x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale_K: torch.Tensor | None
+) -> None:
     if x_TKH.stride(2) != 1:
         x_TKH = x_TKH.contiguous()
     heads, width = x_TKH.shape[1:]
@@ -309,17 +345,18 @@ def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor, scale
         slots_T,
         *x_TKH.stride()[:2],
         *side.stride()[1:3],
-        scale,
+        slots_T if scale_K is None else scale_K,
         KV_HEADS=heads,
         WIDTH=width,
         HEAD_BLOCK=block,
         WIDTH_BLOCK=width_block,
+        SCALED=scale_K is not None,
         MOST=_most(side.dtype),
     )
 
 
 def _most(dtype: torch.dtype) -> float:
-    """Largest number of a type of 8 bits; 0: a wider one, which needs no care."""
+    """Largest number of an 8-bit dtype, to saturate at; 0 for wider dtypes."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 
 

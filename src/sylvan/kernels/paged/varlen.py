@@ -1,4 +1,4 @@
-"""PyTorch's FlashAttention over requests of any lengths, in the versions that have it.
+"""PyTorch's variable-length FlashAttention, if this version of PyTorch has it.
 
 Shapes: T rows, R requests, S tokens with KV of all of them, N query heads, K key/value heads,
 H head dim.
@@ -24,15 +24,15 @@ _MOST_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Consecutive requests: their rows of a step, and the KV slots of their tokens.
+    """Rows of a step of consecutive requests, and the KV slots of their tokens.
 
     Attributes:
-        rows: Of the step.
+        rows: Rows of the step.
         slots_S: int64 KV slots of all their tokens.
-        q_starts_R1: int32 (R + 1,): where each request's rows begin, from the first of `rows` on.
-        k_starts_R1: int32 (R + 1,): where its tokens begin in `slots_S`.
-        most_rows: Of one request.
-        most_tokens: Of one request.
+        q_starts_R1: int32 (R + 1,): first row of each request, relative to `rows`.
+        k_starts_R1: int32 (R + 1,): first token of each request in `slots_S`.
+        most_rows: Most rows of one request.
+        most_tokens: Most tokens of one request.
     """
 
     rows: slice
@@ -72,15 +72,15 @@ def attend_packed(
     packed: Packed,
     layer: AttentionLayer,
 ) -> torch.Tensor:
-    """Each request's last tokens attend to all of its tokens. Shape: (T, N, H) -> (T, N, H).
+    """Attend from each request's last tokens to all of its tokens. Shape: (T, N, H) -> (T, N, H).
 
     Args:
-        varlen: What `find_varlen` found.
-        q_TNH: The requests' rows.
-        pages: Keys and values (pages, page size, K, H) of the layer; their tokens are gathered,
-            because not every version reads pages of every size.
-        packed: Which tokens these are.
-        layer: One that `suits`.
+        varlen: Result of `find_varlen`.
+        q_TNH: Queries of the requests' rows.
+        pages: Keys and values (pages, page size, K, H) of the layer; they are gathered, because
+            not every version reads pages of every size.
+        packed: Rows and slots of the requests.
+        layer: A layer that `suits`.
     """
     k_SKH, v_SKH = (x.flatten(0, 1)[packed.slots_S].to(q_TNH.dtype) for x in pages)
     return varlen(

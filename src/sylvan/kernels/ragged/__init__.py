@@ -1,4 +1,4 @@
-"""Attention of texts over themselves, in both directions and without a KV cache."""
+"""Bidirectional attention within each text of a step, without a KV cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def ragged_attention(
     starts: list[int],
     layer: AttentionLayer,
 ) -> torch.Tensor:
-    """Each text attends to itself alone. Shape: (T, N H).
+    """Attend within each text. Shape: (T, N H).
 
-    Text r has rows starts[r] to starts[r + 1]. With a window a token sees those fewer than
-    `layer.window` places away, before and after it.
+    Text r has rows starts[r] to starts[r + 1]. With a window, a token sees the tokens less than
+    `layer.window` positions before and after it.
     """
     return reference.ragged_attention(q_TNH, k_TKH, v_TKH, starts, layer)

@@ -37,7 +37,7 @@ def ragged_attention(
 
 
 def _mask(length: int, layer: AttentionLayer, device: torch.device) -> torch.Tensor | None:
-    """True where a token may look; None if everywhere. Shape: (S, S)."""
+    """True where a token sees another; None: everywhere. Shape: (S, S)."""
     if layer.window is None or layer.window >= length:
         return None
     position = torch.arange(length, device=device)

@@ -15,9 +15,9 @@ _softcap = KernelDispatch("rows.softcap", reference.softcap)
 
 
 def take_rows(x: X, rows: X) -> X:
-    """The rows whose logits are wanted. Shape: (T, D) to (R, D).
+    """Select the rows that are sampled. Shape: (T, D) to (R, D).
 
-    When traced, `x` must not be used afterwards: the op that made it may make only these rows.
+    When traced, do not use `x` afterwards: its op may then compute only these rows.
     """
     if isinstance(x, TracedTensor):
         assert isinstance(rows, TracedTensor)
@@ -43,7 +43,7 @@ def scale(x: X, factor: float) -> X:
 
 
 def scale_rows(x: X, factors: X) -> X:
-    """A new matrix: each row of x (T, D) times its factor of (T, 1), rounded once."""
+    """A new matrix: row t of x (T, D) times factor t of (T, 1), rounded once."""
     if isinstance(x, TracedTensor):
         assert isinstance(factors, TracedTensor)
         return x.tracer.scale_rows(x, factors)
@@ -59,7 +59,7 @@ def softcap(x: X, cap: float) -> X:
 
 
 def clamp(x: X, limit: float) -> X:
-    """A new matrix: x within -limit to limit."""
+    """A new matrix: x clamped to [-limit, limit]."""
     if isinstance(x, TracedTensor):
         return x.tracer.clamp(x, limit)
     return x.clamp(-limit, limit)

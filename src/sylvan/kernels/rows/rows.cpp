@@ -5,7 +5,8 @@ namespace {
 
 template <class T> void take_rows(const TakeRows& op, const Step& s, int64_t r) {
     int64_t width = stride(op.cols);
-    memcpy(at<T>(op.out, s) + r * width, at<T>(op.x, s) + s.run->out_rows[r] * width, width * sizeof(T));
+    memcpy(at<T>(op.out, s) + r * width, at<T>(op.x, s) + s.run->out_rows[r] * width,
+           width * sizeof(T));
 }
 
 // Numbers that are float32 beside rows of type T.
@@ -13,13 +14,16 @@ template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
     return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
 }
 template <class T> void write(Buf<void> out, const Step& s, bool f32, int64_t i, vf v) {
-    if (f32) put(at<float>(out, s) + i, v);
-    else put(at<T>(out, s) + i, v);
+    if (f32)
+        put(at<float>(out, s) + i, v);
+    else
+        put(at<T>(out, s) + i, v);
 }
 
 template <class T> void add(const Add& op, const Step& s, int64_t r) {
     for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
-        write<T>(op.out, s, op.a_f32, i, read<T>(op.a, s, op.a_f32, i) + read<T>(op.b, s, op.b_f32, i) * op.scale);
+        write<T>(op.out, s, op.a_f32, i,
+                 read<T>(op.a, s, op.a_f32, i) + read<T>(op.b, s, op.b_f32, i) * op.scale);
 }
 
 template <class T> void scale(const Scale& op, const Step& s, int64_t r) {

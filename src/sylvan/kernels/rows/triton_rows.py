@@ -1,4 +1,4 @@
-"""Whole rows on GPUs: gathering, and arithmetic that would be several passes in PyTorch."""
+"""Row ops on GPUs: gathering, and arithmetic that would take several passes in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sampling over the batch: penalties, masks, bias, drawing and log probabilities in one call."""
+"""Batch sampling in one call: penalties, masks, bias, drawing and log probabilities."""

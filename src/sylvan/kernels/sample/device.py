@@ -1,4 +1,4 @@
-"""What sampling on a device takes and gives; no Triton here.
+"""Inputs and outputs of sampling on a device; no Triton here.
 
 Shapes: R rows, V vocabulary, C rows of counts, M masks, E entries.
 """
@@ -30,13 +30,13 @@ class RowParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """What changes logits before a draw, in this order; each of the three parts may be absent.
+    """Edits of logits before a draw, in this order; each of the three may be absent.
 
     Penalties: `counts` float32 (C, V) of generated ids, the row of a request's counts or -1 in
     `count_rows` int32 (R,), and float32 (R,) strengths. Masks: bit i of a row of `mask_bits` int32
-    (M, at least ceil(V / 32)) allows id i; `mask_rows` int32 (R,) as before. Entries: float32
+    (M, at least ceil(V / 32)) allows id i; `mask_rows` int32 (R,): a mask or -1. Entries: float32
     `entry_values` (E,) are added at (`entry_rows`, `entry_ids`), both int32; minus infinity
-    forbids. An id may come twice in a row only if one of the two forbids it.
+    forbids. An id may occur twice in a row only if one of the two entries forbids it.
     """
 
     counts: torch.Tensor | None = None
@@ -53,9 +53,10 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`ids` int32 (R,), -1 where no token is possible, and float32 (R,) log probabilities.
+    """`ids` int32 (R,), -1 if no token is possible, and float32 (R,) log probabilities.
 
-    `logsumexp` (R,) of logits over temperature: an id's log probability is its own less that.
+    `logsumexp` (R,) is that of logits / temperature; an id's log probability is its scaled logit
+    minus `logsumexp`.
     """
 
     ids: torch.Tensor

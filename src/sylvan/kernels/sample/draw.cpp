@@ -8,13 +8,15 @@ double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     uint32_t k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
     for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9u, k[1] += 0xBB67AE85u) {
         uint64_t low = uint64_t(c[0]) * 0xD2511F53u, high = uint64_t(c[2]) * 0xCD9E8D57u;
-        uint32_t next[4] = {uint32_t(high >> 32) ^ c[1] ^ k[0], uint32_t(high), uint32_t(low >> 32) ^ c[3] ^ k[1], uint32_t(low)};
+        uint32_t next[4] = {uint32_t(high >> 32) ^ c[1] ^ k[0], uint32_t(high),
+                            uint32_t(low >> 32) ^ c[3] ^ k[1], uint32_t(low)};
         memcpy(c, next, sizeof c);
     }
     return (double(c[0] >> 5) * 67108864.0 + double(c[1] >> 6)) / 9007199254740992.0;
 }
 
-Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch) : known(known), scratch(scratch), scale(scale_of(known.temperature)) {
+Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch)
+    : known(known), scratch(scratch), scale(scale_of(known.temperature)) {
     const BlockStats& s = known.survey;
     vf tops = splat(-INFINITY);
     for (int i = 0; i < s.pieces; i += LANES) tops = max(tops, load<vf>(s.tops + i));
@@ -31,21 +33,28 @@ Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch) : kn
     }
 }
 
-int Distribution::bin_of(const Candidate& c) const { return std::min(BINS - 1, int((top - c.x) * scale * BINS_OF_POWER)); }
+int Distribution::bin_of(const Candidate& c) const {
+    return std::min(BINS - 1, int((top - c.x) * scale * BINS_OF_POWER));
+}
 
-// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends is put in order.
+// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends
+// is put in order.
 Cut Distribution::cut(int64_t k, double wanted) const {
-    scratch.counts.assign(BINS, 0), scratch.sums.assign(BINS, 0);
+    scratch.counts.assign(BINS, 0);
+    scratch.sums.assign(BINS, 0);
     for (const Candidate& c : scratch.found) {
         int bin = bin_of(c);
-        scratch.counts[bin]++, scratch.sums[bin] += c.p;
+        scratch.counts[bin]++;
+        scratch.sums[bin] += c.p;
     }
     int64_t count = 0;
     double before = 0;
     int bin = 0;
     for (; bin < BINS - 1; bin++) {
-        if (count + scratch.counts[bin] >= k || !(before + scratch.sums[bin] < wanted * (1 - 1e-9))) break;
-        count += scratch.counts[bin], before += scratch.sums[bin];
+        if (count + scratch.counts[bin] >= k || !(before + scratch.sums[bin] < wanted * (1 - 1e-9)))
+            break;
+        count += scratch.counts[bin];
+        before += scratch.sums[bin];
     }
     auto& edge = scratch.edge;
     edge.clear();
@@ -55,7 +64,9 @@ Cut Distribution::cut(int64_t k, double wanted) const {
     Cut cut{bin, false, {}, before};
     for (const Candidate& c : edge) {
         if (count++ >= k || !(cut.mass < wanted)) break;
-        cut.last = c, cut.some = true, cut.mass += c.p;
+        cut.last = c;
+        cut.some = true;
+        cut.mass += c.p;
     }
     return cut;
 }
@@ -87,7 +98,10 @@ int Distribution::draw_any(double u) const {
     double before_last = 0;
     for (int i = 0; i < known.survey.pieces; i += LANES) {
         double after = before + double(sum(load<vf>(masses + i)));
-        if (after > before) last = i, before_last = before;
+        if (after > before) {
+            last = i;
+            before_last = before;
+        }
         if (after > target) break;
         before = after;
     }
@@ -101,17 +115,20 @@ int Distribution::draw_within(int group, double before, double target) const {
     double start = before;
     for (int i = group; i < std::min(group + LANES, known.survey.pieces); i++) {
         if (!(scratch.masses[i] > 0)) continue;
-        found = i, start = before;
+        found = i;
+        start = before;
         if ((before += scratch.masses[i]) > target) break;
     }
     int id = -1;
-    for (int i = found * PIECE, end = std::min(i + PIECE, known.n); found >= 0 && i < end && !(start > target); i += LANES) {
+    for (int i = found * PIECE, end = std::min(i + PIECE, known.n);
+         found >= 0 && i < end && !(start > target); i += LANES) {
         float mine[LANES];
         vf v = weight(cleaned(known.x, i, known.n), top, scale);
         store(mine, v);
         each_bit(bits(v > 0.f), [&](int l) {
             if (start > target) return;
-            id = i + l, start += mine[l];
+            id = i + l;
+            start += mine[l];
         });
     }
     return id;
@@ -121,18 +138,23 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
     bool of_total = filter.needs_total(known.n), of_first = filter.top_p < 1.f && !of_total;
     double wanted = of_total ? filter.top_p * total : INFINITY;
     // ---- candidates: first only the likely ids, which nearly always suffice
-    float lowest = !of_first && filter.min_p > 0 ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f) : LEAST_POWER;
+    float lowest = !of_first && filter.min_p > 0
+                       ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f)
+                       : LEAST_POWER;
     for (float level : {-8.f, -12.f, -16.f, LEAST_POWER}) {
         float from = std::max(level, lowest);
         double mass = gather(from);
-        if (from == lowest || int64_t(scratch.found.size()) >= filter.k || mass > wanted * (1 + 1e-6)) break;
+        if (from == lowest || int64_t(scratch.found.size()) >= filter.k ||
+            mass > wanted * (1 + 1e-6))
+            break;
     }
     if (scratch.found.empty()) return -1;
     if (of_first) wanted = filter.top_p * cut(filter.k, INFINITY).mass;
     Cut kept = cut(filter.k, wanted);
     auto keeps = [&](const Candidate& c) {
         int bin = bin_of(c);
-        return c.p >= filter.min_p && (bin < kept.bin || (bin == kept.bin && kept.some && !(kept.last < c)));
+        return c.p >= filter.min_p &&
+               (bin < kept.bin || (bin == kept.bin && kept.some && !(kept.last < c)));
     };  // the largest p is exactly 1
     double sum = 0;
     for (const Candidate& c : scratch.found) sum += keeps(c) ? c.p : 0;
@@ -154,23 +176,25 @@ double Distribution::gather(float least) const {
     auto add = [&](vf x, uint32_t which, auto id_of) {
         vf v = power(x, top, scale), p = weight_of(v);
         float xs[LANES], ps[LANES];
-        store(xs, x), store(ps, p);
-        each_bit(which & bits((v >= splat(least)) & (v > LEAST_POWER)), [&](int l) {
-            found.push_back({xs[l], ps[l], id_of(l)}), mass += ps[l];
-        });
+        store(xs, x);
+        store(ps, p);
+        each_bit(which & bits((v >= splat(least)) & (v > LEAST_POWER)),
+                 [&](int l) { found.push_back({xs[l], ps[l], id_of(l)}), mass += ps[l]; });
     };
     if (!known.x) {
         for (const Candidate& c : scratch.kept) add(splat(c.x), 1, [&](int) { return c.id; });
         return mass;
     }
-    vf low = splat(top + (least - .01f) / scale);  // a little below the border: it and powers are rounded
+    // a little below the border: it and powers are rounded
+    vf low = splat(top + (least - .01f) / scale);
     auto look = [&](int i) {
         vf x = part(known.x, i, known.n, -INFINITY);
         if (any(x >= low)) add(cleaned(x), ~0u, [&](int l) { return i + l; });
     };
     for (int g = 0; g < known.survey.pieces; g += LANES)
         each_bit(bits(load<vf>(known.survey.tops + g) >= low), [&](int l) {
-            for (int i = (g + l) * PIECE, end = std::min(i + PIECE, known.n); i < end; i += LANES) look(i);
+            for (int i = (g + l) * PIECE, end = std::min(i + PIECE, known.n); i < end; i += LANES)
+                look(i);
         });
     return mass;
 }
@@ -178,25 +202,37 @@ double Distribution::gather(float least) const {
 void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
     auto& heap = scratch.found;  // the worst of the best in front
     count = std::min(count, known.n);
-    if (!known.x) heap = scratch.kept, std::make_heap(heap.begin(), heap.end());
-    else heap.clear();
+    if (!known.x) {
+        heap = scratch.kept;
+        std::make_heap(heap.begin(), heap.end());
+    } else
+        heap.clear();
     for (int piece = 0; known.x && piece < known.survey.pieces && count > 0; piece++) {
         bool full = int(heap.size()) == count;
         if (full && !(known.survey.tops[piece] > heap.front().x)) continue;
         for (int i = piece * PIECE, end = std::min(i + PIECE, known.n); i < end; i++) {
             Candidate mine{cleaned(known.x[i]), 0, i};
             if (full && !(mine < heap.front())) continue;
-            if (full) std::pop_heap(heap.begin(), heap.end()), heap.pop_back();
-            heap.push_back(mine), std::push_heap(heap.begin(), heap.end());
+            if (full) {
+                std::pop_heap(heap.begin(), heap.end());
+                heap.pop_back();
+            }
+            heap.push_back(mine);
+            std::push_heap(heap.begin(), heap.end());
             full = int(heap.size()) == count;
         }
     }
     std::sort_heap(heap.begin(), heap.end());
     int found = std::min(count, int(heap.size()));
-    for (int i = 0; i < found; i++) ids[i] = heap[i].id, logprobs[i] = logprob_of(heap[i].x);
+    for (int i = 0; i < found; i++) {
+        ids[i] = heap[i].id;
+        logprobs[i] = logprob_of(heap[i].x);
+    }
     // too few possible ids were kept: the rest are equal to the smallest
     for (int id = 0; found < count; id++) {
-        if (std::any_of(heap.begin(), heap.end(), [&](const Candidate& c) { return c.id == id; })) continue;
-        ids[found] = id, logprobs[found++] = -INFINITY;
+        if (std::any_of(heap.begin(), heap.end(), [&](const Candidate& c) { return c.id == id; }))
+            continue;
+        ids[found] = id;
+        logprobs[found++] = -INFINITY;
     }
 }

@@ -6,7 +6,8 @@
 struct Candidate {
     float x, p;
     int32_t id;
-    bool operator<(const Candidate& b) const { return x != b.x ? x > b.x : id < b.id; }  // the likelier first
+    // the likelier first
+    bool operator<(const Candidate& b) const { return x != b.x ? x > b.x : id < b.id; }
 };
 
 struct SamplerScratch {  // scratch memory of a thread, kept between rows
@@ -20,7 +21,7 @@ struct SamplerScratch {  // scratch memory of a thread, kept between rows
 struct RowLogits {
     const float* x;  // all logits; null: only the `kept` ones in the scratch memory, by rising id
     int n;
-    BlockStats survey;   // without pieces: the total is not wanted
+    BlockStats survey;  // without pieces: the total is not wanted
     float temperature;
     // if the row has NaN or infinity, report no log probabilities; else clean it
     bool as_it_is = false;
@@ -43,17 +44,19 @@ struct Cut {
     double mass;
 };
 
-class Distribution {  // p = exp((x - top) / temperature); sums run over pieces of ids, then over ids
-  public:
+// p = exp((x - top) / temperature); sums run over pieces of ids, then over ids
+class Distribution {
+public:
     Distribution(const RowLogits& known, SamplerScratch& scratch);
 
     bool possible() const { return top > -INFINITY; }
-    int likeliest() const;                               // the first of equals
-    int draw(double u, const Filter& filter) const;      // among the kept, the first at which their running sum exceeds u times it
+    int likeliest() const;  // the first of equals
+    // among the kept, the first at which their running sum exceeds u times it
+    int draw(double u, const Filter& filter) const;
     float logprob(int id) const { return logprob_of(logit(id)); }
     void most_likely(int count, int32_t* ids, float* logprobs) const;  // equals by rising id
 
-  private:
+private:
     RowLogits known;
     SamplerScratch& scratch;
     float top = -INFINITY, scale;  // see survey.h

@@ -3,7 +3,8 @@
 
 namespace {
 
-constexpr int WORTH = 300;         // ids, at least, for each one kept: with fewer, whole rows are less work
+// ids, at least, for each one kept: with fewer, whole rows are less work
+constexpr int WORTH = 300;
 // bytes of whole rows that fit the caches: below this, writing rows is cheaper
 constexpr int CACHED = 8 << 20;
 
@@ -34,26 +35,35 @@ float logit_of(uint32_t key) {
     return x;
 }
 
-int num_from(const uint32_t* keys, int n, uint32_t least) {  // keys end in zeros, up to whole vectors
+// keys end in zeros, up to whole vectors
+int num_from(const uint32_t* keys, int n, uint32_t least) {
     vi found{};
     for (int i = 0; i < n; i += LANES) found -= (vi)(load<vu>(keys + i) >= least);
     return sum(found);
 }
 
-// Lets the `count` largest of n stay in place, and few more; returns the least key of them, or less. Bit by bit and without a
-// branch that depends on the keys: introselect guesses wrong at every second comparison.
+// Lets the `count` largest of n stay in place, and few more; returns the least key of them, or
+// less. Bit by bit and without a branch that depends on the keys: introselect guesses wrong at
+// every second comparison.
 uint32_t keep_most(uint32_t* keys, int32_t* ids, int& n, int count) {
     for (int i = n; i < round_up(n, LANES); i++) keys[i] = 0;
     uint32_t least = 0;
     int from = n, enough = count + count / 4;  // from: keys of `least` or more
     for (uint32_t bit = 1u << 31; bit && from > enough; bit >>= 1)
-        if (int found = num_from(keys, n, least | bit); found >= count) least |= bit, from = found;
+        if (int found = num_from(keys, n, least | bit); found >= count) {
+            least |= bit;
+            from = found;
+        }
     if (from > enough)  // equal logits: keep the first `count`
         for (int i = n - 1; i >= 0 && from > count; i--)
-            if (keys[i] == least) keys[i] = 0, from--;
+            if (keys[i] == least) {
+                keys[i] = 0;
+                from--;
+            }
     int to = 0;
     for (int i = 0; i < n; i++) {
-        keys[to] = keys[i], ids[to] = ids[i];
+        keys[to] = keys[i];
+        ids[to] = ids[i];
         to += keys[i] >= least;
     }
     n = to;
@@ -68,7 +78,10 @@ int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
 #else
     uint32_t all[LANES];
     store(all, keys_of(x));
-    each_bit(which, [&](int l) { *keys++ = all[l], *ids++ = first + l; });
+    each_bit(which, [&](int l) {
+        *keys++ = all[l];
+        *ids++ = first + l;
+    });
 #endif
     return __builtin_popcount(which);
 }
@@ -78,22 +91,31 @@ int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
 RowNeeds wish_of(const Sample& s, int row, int threads) {
     const SampleSlots& t = *s.params;
     int slot = s.slots[row];
-    bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot], told = s.logprobs.own && t.has_logprobs[slot];
-    bool changed = t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
+    bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot];
+    bool told = s.logprobs.own && t.has_logprobs[slot];
+    bool changed =
+        t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
     if (changed || (told && t.num_chosen[slot])) return {RowNeeds::WHOLE, false, 0};
     int64_t count = t.greedy[slot] ? 1 : std::min<int64_t>(t.top_k[slot], s.vocab);
     if (count == 1 && !told) return {RowNeeds::LARGEST, false, 1};
     if (told) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
     Filter filter{t.top_k[slot], t.top_p[slot], t.min_p[slot]};
     bool total = told || (!t.greedy[slot] && filter.needs_total(s.vocab));
-    bool large = int64_t(LogitsCollector::list_room(int(count))) * threads * 2 > s.vocab;  // two words an entry, one a logit
-    if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED)) return {RowNeeds::WHOLE, false, 0};
+    // two words an entry, one a logit
+    bool large = int64_t(LogitsCollector::list_room(int(count))) * threads * 2 > s.vocab;
+    if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED))
+        return {RowNeeds::WHOLE, false, 0};
     return {RowNeeds::KEPT, total, int32_t(count)};
 }
 
 bool LogitsCollector::begin(const Sample& sample, int num_threads) {
-    vocab = sample.vocab, threads = num_threads, num_surveys = 0;
-    wishes.resize(sample.rows), scales.resize(sample.rows), places.resize(sample.rows), listed.resize(sample.rows);
+    vocab = sample.vocab;
+    threads = num_threads;
+    num_surveys = 0;
+    wishes.resize(sample.rows);
+    scales.resize(sample.rows);
+    places.resize(sample.rows);
+    listed.resize(sample.rows);
     entries.resize(sample.rows);
     bests.assign(sample.rows, {-INFINITY, NO_LOGIT});
     int lists_wanted = 0;
@@ -109,9 +131,17 @@ bool LogitsCollector::begin(const Sample& sample, int num_threads) {
         if (w.kind == RowNeeds::KEPT) all += int64_t(list_room(w.count)) * threads;
     }
     lists.assign(int64_t(lists_wanted) * threads, {-INFINITY, 0});
-    if (int64_t(keys.size()) < all) keys.clear(), keys.resize(all), ids.clear(), ids.resize(all);
+    if (int64_t(keys.size()) < all) {
+        keys.clear();
+        keys.resize(all);
+        ids.clear();
+        ids.resize(all);
+    }
     room = round_up(num_surveys, 64 / sizeof(float));
-    if (size_t size = size_t(pieces_of(vocab)) * room; tops.size() < size) tops.resize(size), sums.resize(size);
+    if (size_t size = size_t(pieces_of(vocab)) * room; tops.size() < size) {
+        tops.resize(size);
+        sums.resize(size);
+    }
     return wanted;
 }
 
@@ -137,7 +167,8 @@ void LogitsCollector::keep(int row, const float* x, int first, int cols, int thr
     for (int i = 0; i < cols; i += LANES) {
         vf v = load<vf>(x + i);
         if (uint32_t high = bits((v >= bar) & (v > -INFINITY)))
-            count += append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
+            count +=
+                append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
     }
     int wanted = wishes[row].count;
     if (count >= 2 * wanted) list.bar = logit_of(keep_most(my_keys, my_ids, count, wanted));
@@ -149,7 +180,8 @@ BlockStats LogitsCollector::survey(int row, SamplerScratch& scratch) const {
     BlockStats mine = scratch.survey.empty(vocab);
     for (int i = 0; i < mine.pieces; i++) {
         int64_t from = int64_t(i) * room + places[row];
-        scratch.survey.tops[i] = tops[from], scratch.survey.sums[i] = sums[from];
+        scratch.survey.tops[i] = tops[from];
+        scratch.survey.sums[i] = sums[from];
     }
     return mine;
 }
@@ -159,9 +191,14 @@ void LogitsCollector::kept(int row, SamplerScratch& scratch) const {
     all.clear();
     for (int t = 0; t < threads; t++) {
         int64_t at = entry_of(row, t);
-        for (int64_t end = at + lists[list_of(row, t)].count; at < end; at++) all.push_back({logit_of(keys[at]), 0, ids[at]});
+        for (int64_t end = at + lists[list_of(row, t)].count; at < end; at++)
+            all.push_back({logit_of(keys[at]), 0, ids[at]});
     }
     size_t wanted = wishes[row].count;
-    if (all.size() > wanted) std::nth_element(all.begin(), all.begin() + wanted - 1, all.end()), all.resize(wanted);
-    std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    if (all.size() > wanted) {
+        std::nth_element(all.begin(), all.begin() + wanted - 1, all.end());
+        all.resize(wanted);
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
 }

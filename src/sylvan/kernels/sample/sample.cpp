@@ -8,7 +8,9 @@
 
 namespace {
 
-void put_part(float* x, int i, int n, vf v) { memcpy(x + i, &v, std::min(LANES, n - i) * sizeof(float)); }
+void put_part(float* x, int i, int n, vf v) {
+    memcpy(x + i, &v, std::min(LANES, n - i) * sizeof(float));
+}
 
 int largest_logit(const float* x, int n) {  // the first of equals; NaN never wins
     vf tops = splat(-INFINITY);
@@ -26,16 +28,22 @@ int largest_logit(const float* x, int n) {  // the first of equals; NaN never wi
     return best < n ? best : 0;
 }
 
-void write_logprobs(const Distribution& from, int n, int id, int top, const int32_t* chosen, int num_chosen, const Logprobs& to, int row) {
+void write_logprobs(const Distribution& from, int n, int id, int top, const int32_t* chosen,
+                    int num_chosen, const Logprobs& to, int row) {
     to.own[row] = from.logprob(id);
-    if (top) from.most_likely(std::min(top, n), to.top_ids + int64_t(row) * to.top_stride, to.top + int64_t(row) * to.top_stride);
-    for (int i = 0; i < num_chosen; i++) to.chosen[int64_t(row) * to.chosen_stride + i] = from.logprob(std::clamp(chosen[i], 0, n - 1));
+    if (top)
+        from.most_likely(std::min(top, n), to.top_ids + int64_t(row) * to.top_stride,
+                         to.top + int64_t(row) * to.top_stride);
+    for (int i = 0; i < num_chosen; i++)
+        to.chosen[int64_t(row) * to.chosen_stride + i] =
+            from.logprob(std::clamp(chosen[i], 0, n - 1));
 }
 
 class Row {
-  public:
+public:
     Row(const Sample& s, int row, SamplerScratch& scratch)
-        : s(s), t(*s.params), row(row), slot(s.slots[row]), n(s.vocab), x(s.logits + row * s.stride), scratch(scratch) {}
+        : s(s), t(*s.params), row(row), slot(s.slots[row]), n(s.vocab),
+          x(s.logits + row * s.stride), scratch(scratch) {}
 
     void sample() {
         change();
@@ -55,24 +63,33 @@ class Row {
         choose_from({nullptr, n, gather.survey(row, scratch), t.temperature[slot]});
     }
 
-  private:
+private:
     const Sample& s;
     const SampleSlots& t;
     int row, slot, n;
     float* x;
     SamplerScratch& scratch;
 
-    template <class T> const T* list(const int64_t* addresses) const { return reinterpret_cast<const T*>(addresses[slot]); }
+    template <class T> const T* list(const int64_t* addresses) const {
+        return reinterpret_cast<const T*>(addresses[slot]);
+    }
     bool told() const { return s.logprobs.own && t.has_logprobs[slot]; }
 
-    void choose(int id, bool possible) { s.ids[row] = possible ? id : 0, s.failed[row] = !possible; }
+    void choose(int id, bool possible) {
+        s.ids[row] = possible ? id : 0;
+        s.failed[row] = !possible;
+    }
 
     void choose_from(const RowLogits& known) {
         Distribution from(known, scratch);
         if (!from.possible()) return choose(0, false);
-        int id = t.greedy[slot] ? from.likeliest() : from.draw(uniform(t.seed[slot], t.sample[slot], s.positions[row]), filter());
+        int id = t.greedy[slot]
+                     ? from.likeliest()
+                     : from.draw(uniform(t.seed[slot], t.sample[slot], s.positions[row]), filter());
         choose(id, true);
-        if (told()) write_logprobs(from, n, id, t.top[slot], list<int32_t>(t.chosen_ids), t.num_chosen[slot], s.logprobs, row);
+        if (told())
+            write_logprobs(from, n, id, t.top[slot], list<int32_t>(t.chosen_ids),
+                           t.num_chosen[slot], s.logprobs, row);
     }
 
     Filter filter() const { return {t.top_k[slot], t.top_p[slot], t.min_p[slot]}; }
@@ -82,11 +99,13 @@ class Row {
         if (s.positions[row] < t.min_position[slot])
             for (int i = 0; i < t.num_stops[slot]; i++) x[list<int32_t>(t.stops)[i]] = -INFINITY;
         if (s.mask_of && s.mask_of[row] >= 0) mask(s.masks + s.mask_of[row] * s.mask_stride);
-        for (int i = 0; i < t.num_bias[slot]; i++) x[list<int32_t>(t.bias_ids)[i]] += list<float>(t.bias)[i];
+        for (int i = 0; i < t.num_bias[slot]; i++)
+            x[list<int32_t>(t.bias_ids)[i]] += list<float>(t.bias)[i];
     }
 
     void penalise(const float* counts) {
-        vf frequency = splat(t.frequency[slot]), presence = splat(t.presence[slot]), repetition = splat(t.repetition[slot]);
+        vf frequency = splat(t.frequency[slot]), presence = splat(t.presence[slot]);
+        vf repetition = splat(t.repetition[slot]);
         for (int i = 0; i < n; i += LANES) {
             vf count = part(counts, i, n, 0.f);
             if (!any(count > 0.f)) continue;
@@ -140,19 +159,25 @@ void sample_rows(const Sample& sample, std::atomic<int>& next, const LogitsColle
     thread_local SamplerScratch scratch;
     for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) {
         Row mine(sample, r, scratch);
-        if (gather) mine.sample(*gather);
-        else mine.sample();
+        if (gather)
+            mine.sample(*gather);
+        else
+            mine.sample();
     }
 }
 
-int count_failed(const Sample& sample) { return int(std::count(sample.failed, sample.failed + sample.rows, 1)); }
+int count_failed(const Sample& sample) {
+    return int(std::count(sample.failed, sample.failed + sample.rows, 1));
+}
 
 SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of failed rows
     Drawing d{sample, 0};
-    run_rows([](void* arg, int) {
-        auto& mine = *static_cast<Drawing*>(arg);
-        sample_rows(*mine.sample, mine.next);
-    }, &d, sample->rows);
+    run_rows(
+        [](void* arg, int) {
+            auto& mine = *static_cast<Drawing*>(arg);
+            sample_rows(*mine.sample, mine.next);
+        },
+        &d, sample->rows);
     return count_failed(*sample);
 }
 

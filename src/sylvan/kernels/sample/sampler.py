@@ -1,4 +1,4 @@
-"""Samples rows of logits on the CPU: one native call for all, whatever their parameters."""
+"""Samples rows of logits on the CPU in one native call, each row with its own parameters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sylvan.protocol.arrays import FloatArray, IntArray
 
 
 class LogprobRows:
-    """Room for the log probabilities of R rows.
+    """Buffers for the log probabilities of R rows.
 
     Attributes:
-        own: Of the tokens themselves, (R,).
-        top_ids, top: The most likely ids and theirs, (R, alternatives).
-        chosen: Of the ids asked for, (R, ids).
-        struct: The same for a native call.
+        own: Log probabilities of the sampled tokens, (R,).
+        top_ids, top: The most likely ids and their log probabilities, (R, alternatives).
+        chosen: Log probabilities of the requested ids, (R, ids).
+        struct: Pointers to these, for a native call.
     """
 
     def __init__(self, rows: int, alternatives: int, chosen: int) -> None:
@@ -45,7 +45,7 @@ class LogprobRows:
 
 
 def slot_table(arrays: Mapping[str, NDArray[np.generic]]) -> SampleSlots:
-    """Where the parameters of request slots lie; the arrays must stay alive and in place."""
+    """Pointers to the parameters of request slots; the arrays must stay alive and not move."""
     return SampleSlots(**{name: arrays[name].ctypes.data for name in SLOT_ARRAYS})
 
 
@@ -53,7 +53,7 @@ class SampleCall:
     """Arguments of a native sampling, reused from step to step.
 
     Attributes:
-        struct: For the library; whoever fills `slots` and `positions` sets its `rows`.
+        struct: Argument of the native call; set its `rows` after filling `slots` and `positions`.
         slots, positions: Request slot and token position of each row.
         ids, failed: Results by row; `failed` says that no token was possible.
     """
@@ -74,11 +74,11 @@ class SampleCall:
         )
 
     def read(self, address: int, stride: int) -> None:
-        """Logits of the rows lie there, `stride` floats from row to row; they are overwritten."""
+        """Set the logits: `stride` floats from row to row. Sampling overwrites them."""
         self.struct.logits, self.struct.stride = address, stride
 
     def use(self, table: SampleSlots) -> None:
-        """Look parameters up in this table, which must stay alive."""
+        """Set the parameter table, which must stay alive."""
         self.struct.params = ctypes.addressof(table)
 
     def mask(self, rows: IntArray | None, bits: IntArray | None) -> None:
@@ -94,7 +94,7 @@ class SampleCall:
         self.struct.mask_stride = self._masks.shape[1]
 
     def collect_logprobs(self, logprobs: LogprobRows | None) -> None:
-        """Set where log probabilities are written for rows that want them; None: no row does."""
+        """Set the buffers for requested log probabilities; None: no row requests them."""
         self.struct.logprobs = Logprobs() if logprobs is None else logprobs.struct
 
 
@@ -116,9 +116,9 @@ def logprobs_of(
     Args:
         library: The loaded kernels.
         logits: (P, V), rows contiguous.
-        token_ids: (P,), as are those of `chosen_ids` cut to the vocabulary.
-        alternatives: Most likely ids wanted, at most V.
-        chosen_ids: Ids wanted in each row.
+        token_ids: (P,); these and `chosen_ids` must be clamped to the vocabulary.
+        alternatives: Number of most likely ids, at most V.
+        chosen_ids: Ids requested in each row.
     """
     rows, vocab = logits.shape
     assert logits.dtype == np.float32

@@ -11,8 +11,9 @@
 constexpr int PIECE = 16 * LANES;  // the widest tile of a linear layer
 
 struct BlockStats {
-    const float *tops = nullptr, *sums = nullptr;  // [pieces], up to a multiple of LANES: minus infinity and 0 beyond
-    int pieces = 0;                                // 0: there was none
+    // [pieces], up to a multiple of LANES: minus infinity and 0 beyond
+    const float *tops = nullptr, *sums = nullptr;
+    int pieces = 0;  // 0: there was none
 };
 
 static inline int pieces_of(int vocab) { return ceil_div(vocab, PIECE); }
@@ -24,24 +25,26 @@ static inline vf part(const float* x, int i, int n, float beyond) {  // sixteen 
     return v;
 }
 
-static inline vf cleaned(vf v) {  // NaN can never win; infinities become the largest finite number: sums stay finite
-    return min(select(v == v, v, splat(-INFINITY)), splat(FLT_MAX));
-}
+// NaN can never win; infinities become the largest finite number: sums stay finite
+static inline vf cleaned(vf v) { return min(select(v == v, v, splat(-INFINITY)), splat(FLT_MAX)); }
 static inline vf cleaned(const float* x, int i, int n) { return cleaned(part(x, i, n, -INFINITY)); }
 static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -INFINITY; }
 
 // Division by the temperature: probabilities are powers of two of differences over `scale`.
 static inline float scale_of(float temperature) { return float(1.4426950408889634 / temperature); }
 constexpr float LEAST_POWER = -126.f;  // the power below which a probability counts as 0
-static inline vf power(vf x, float top, float scale) { return (x - top) * scale; }  // rises with x, as its power of two may not
+// rises with x, as its power of two may not
+static inline vf power(vf x, float top, float scale) { return (x - top) * scale; }
 static inline vf weight_of(vf power) { return select(power > LEAST_POWER, exp2(power), vf{}); }
-static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }  // 1 at `top`, 0 for NaN
+// 1 at `top`, 0 for NaN
+static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }
 
 // Of n ids, at most one piece; the sum is 0 if none is possible.
 static inline void survey_piece(const float* x, int n, float scale, float& top, float& total) {
     vf tops = splat(-INFINITY), sums{};
     int whole = n / LANES * LANES;
-    for (int i = 0; i < whole; i += LANES) tops = max(load<vf>(x + i), tops);  // the second if the first is no number
+    // the second if the first is no number
+    for (int i = 0; i < whole; i += LANES) tops = max(load<vf>(x + i), tops);
     if (whole < n) tops = max(part(x, whole, n, -INFINITY), tops);
     top = std::min(largest(tops), FLT_MAX);
     auto add = [&](vf v) { sums += weight(v, top, scale); };
@@ -65,7 +68,8 @@ struct BlockStatsScratch {  // scratch memory, reused row by row
     }
     BlockStats empty(int n) {
         int pieces = pieces_of(n), room = round_up(pieces, LANES);
-        tops.assign(room, -INFINITY), sums.assign(room, 0.f);
+        tops.assign(room, -INFINITY);
+        sums.assign(room, 0.f);
         return {tops.data(), sums.data(), pieces};
     }
 };

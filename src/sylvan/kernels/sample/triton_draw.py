@@ -1,10 +1,10 @@
-"""The last launch of sampling on GPUs: one program per row samples, and returns logprobs.
+"""The last launch of sampling on GPUs: one program per row draws an id and its log probability.
 
-A draw is a number u in [0, 1) times the mass that filters leave, and the first id, in the order of
-ids, at which that much has been collected. Without filters the mass of every part is known, and one
-part is walked. A sparse row is drawn among the ids that were gathered. Of other rows the level is
-searched among those, and parts are summed and one walked; if they were too many, or the row asks
-for all three filters over a flat distribution, this one program searches all of the row.
+A draw multiplies a number u in [0, 1) by the mass that filters keep, and takes the first id, in id
+order, at which the cumulative mass exceeds that. Without filters the mass of every part is known,
+so only one part is scanned. In a sparse row only the gathered ids are scanned. In other rows the
+level is searched among gathered ids, parts are summed, and one is scanned. If there are too many
+gathered ids, or all three filters meet a flat distribution, the program searches the whole row.
 
 Random numbers are Philox4x32-10 (Salmon et al., SC 2011), keyed by (seed, sample, position).
 """
@@ -63,7 +63,7 @@ def _by_row(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Level and ties of a row; and mass above the level and number at it of its parts."""
+    """Level and ties of a row; per part the mass above the level and the number of ids at it."""
     if (k < ALL) & (top_p < 1.0) & (min_p > 0.0):
         first = level_in_row(row_ptr, vocab, top, scale, low, high, k, float("inf"), CHUNK)
         masses, counts, tied = parts_at(row_ptr, vocab, top, scale, first, PARTS, PART_BLOCK, PART)
@@ -88,7 +88,7 @@ def _gathered(
     PART: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Of the ids that were gathered: themselves, their parts, weights and bits, -1 if none."""
+    """Gathered ids with their parts, weights and bits; -1 if there are none."""
     slot = tl.arange(0, SLOTS)
     part = tl.zeros([SLOTS], tl.int32)
     first = tl.zeros([SLOTS], tl.int32)
@@ -108,7 +108,7 @@ def _gathered(
 
 @triton.jit
 def _beyond(w, bits, level, over, over_mass):
-    """Number and mass above a level, and number at it, of gathered ids and those over them."""
+    """Count and mass above a level, and count at it, over gathered ids and those above them."""
     above = over + tl.sum((bits > level).to(tl.int32), 0)
     mass = over_mass + tl.sum(tl.where(bits > level, w, 0.0).to(tl.float64), 0)
     return above, mass, tl.sum((bits == level).to(tl.int32), 0)
@@ -116,7 +116,7 @@ def _beyond(w, bits, level, over, over_mass):
 
 @triton.jit
 def _level(w, bits, low, high, k, top_p, min_p, wanted, over, over_mass):
-    """Level and ties of a row, searched among gathered ids."""
+    """Search level and ties of a row among gathered ids."""
     if (k < ALL) & (top_p < 1.0) & (min_p > 0.0):
         first = level_among(w, bits, low, high, k, float("inf"), over, over_mass)
         above, mass, at = _beyond(w, bits, first, over, over_mass)
@@ -129,7 +129,7 @@ def _level(w, bits, low, high, k, top_p, min_p, wanted, over, over_mass):
 
 @triton.jit
 def _pick(w, bits, ids, level, ties, u, SLOTS: tl.constexpr):
-    """The id drawn among gathered ids, nothing being over them."""
+    """Draw among gathered ids if no id lies above them."""
     slot = tl.arange(0, SLOTS)
     above = tl.where(bits > level, w, 0.0).to(tl.float64)
     masses = kept(above, (bits == level).to(tl.int32), level, ties)
@@ -170,7 +170,7 @@ def draw_kernel(
     SLOTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Ids, -1 where none is possible, their log probabilities, and the rows' logsumexp; (R,)."""
+    """Write ids (-1: none is possible), their log probabilities and the rows' logsumexp; (R,)."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     temperature = tl.load(temperature_ptr + row)
@@ -193,7 +193,7 @@ def draw_kernel(
             position = tl.load(position_ptr + row)
             u = _uniform(tl.load(seed_ptr + row), tl.load(sample_ptr + row), position)
             k, top_p, min_p, filtered = filter_of(row, vocab, top_k_ptr, top_p_ptr, min_p_ptr)
-            level, ties = tl.minimum(k, -1), tl.maximum(k, ALL)  # all ids are above the level
+            level, ties = tl.minimum(k, -1), tl.maximum(k, ALL)  # keep all ids
             tied = tl.zeros([PART_BLOCK], tl.int32)
             if filtered:
                 mode = tl.load(mode_ptr + row)

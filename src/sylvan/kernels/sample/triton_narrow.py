@@ -1,19 +1,20 @@
-"""Which ids of a row can matter, found by many programs before one program draws.
+"""Narrows each row to the ids that filters may keep, in parallel, before one program draws.
 
-The order of ids is by weight falling, then id rising, and what filters keep is always a first part
-of it: everything above a level, and the first few (by id) of those at it. The level is the least
-weight above which there are neither k ids nor the wanted mass. Here it is bracketed:
+Sort ids by descending weight, then ascending id: top-k, top-p and min-p always keep a prefix of
+that order, namely all ids above a level and the first few ids at it. The level is the smallest
+weight above which there are fewer than k ids and less than the wanted mass. These kernels bracket
+it:
 
-- `bracket_kernel`, a program a row, reads no logits but what the first pass told of blocks of ids.
-  A block whose largest weight is m and whose sum is s holds at least max(m, s - (ids - 1) * L)
-  above any L <= m. Summed over blocks that is a mass certain to lie above L, and the number of such
-  blocks a number of ids: the largest L at which either is enough is a level certain to be no higher
-  than the one searched, and close to it as long as few blocks hold two ids that matter. What is not
-  below it can also be bounded: (s - m) / L + 1 a block. If that is little, the row is sparse.
-- `narrow_kernel`, a program a part, narrows the bracket of rows that are not sparse: ids or mass
-  above 16 pivots, each pass beginning with what the one before it found. Others return at once.
-- `gather_kernel`, a program a part, lists ids in the bracket, ascending, and sums what is above it.
-  It loads only blocks that reach up to the bracket: a few lines of a sparse row.
+- `bracket_kernel`, one program per row, reads only the block statistics of the first pass. A block
+  with largest weight m and sum s has at least the mass max(m, s - (ids - 1) * L) above any L <= m.
+  The sum over blocks is a lower bound of the mass above L, and the number of such blocks a lower
+  bound of the ids. The largest L at which either suffices is a lower bound of the level; it is
+  tight if few blocks hold two relevant ids. At most (s - m) / L + 1 ids per block are not below it.
+  If these are few, the row is sparse.
+- `narrow_kernel`, one program per part, narrows the bracket of rows that are not sparse, by counts
+  and masses above 16 pivots; each pass starts from the bracket of the last one.
+- `gather_kernel`, one program per part, lists the ids in the bracket, ascending, and sums the mass
+  above it. It loads only blocks that reach the bracket: a few cache lines of a sparse row.
 
 Shapes: R rows, P parts of a row, J pivots, N passes of `narrow_kernel`.
 """
@@ -34,17 +35,17 @@ from sylvan.kernels.sample.triton_parts import (
     whole,
 )
 
-DONE = tl.constexpr(0)  # modes of rows: nothing to find,
-SPARSE = tl.constexpr(1)  # few ids can matter,
-DENSE = tl.constexpr(2)  # the bracket is narrowed,
-SLOW = tl.constexpr(3)  # left to the program that draws
-_SHIFT = tl.constexpr(19)  # a level of the bracket's floor is a sixteenth of an octave
-_SLACK = tl.constexpr(1.0001)  # sums of blocks are rounded
+DONE = tl.constexpr(0)  # modes of rows: no filters,
+SPARSE = tl.constexpr(1)  # few relevant ids,
+DENSE = tl.constexpr(2)  # the bracket must be narrowed,
+SLOW = tl.constexpr(3)  # the drawing program searches the whole row
+_SHIFT = tl.constexpr(19)  # the bracket's floor has a resolution of 1/16 octave
+_SLACK = tl.constexpr(1.0001)  # allows for rounding in block sums
 
 
 @triton.jit
 def _floor(weights, sums, k, wanted, BLOCK: tl.constexpr):
-    """Bits of a level above or at which there are certainly k ids or the wanted mass."""
+    """Bits of a level at or above which there are at least k ids or the wanted mass."""
     bits = bits_of(weights)
     low, high = 0, ONE >> _SHIFT
     while low < high:
@@ -92,8 +93,8 @@ def bracket_kernel(
     if (tl.load(greedy_ptr + row) != 0) | (top == float("-inf")) | (filtered == 0):
         tl.store(mode_ptr + row, DONE)
     else:
-        # With all three, the mass that top-p takes its share of is that of the first k: those must
-        # be found, whatever the other two make of them.
+        # With all three filters, top-p applies to the mass of the k best ids, so these must be
+        # found first.
         triple = (k < ALL) & (top_p < 1.0) & (min_p > 0.0)
         share = (top_p < 1.0) & (triple == 0)
         wanted = tl.where(share, top_p.to(tl.float64) * tl.sum(masses, 0), float("inf"))
@@ -107,7 +108,7 @@ def bracket_kernel(
         sums *= weigh(peaks, top, scale)
         low = _floor(weights, sums, k, wanted, BLOCK)
         least = tl.where(triple, 0, tl.cast(min_p, tl.int32, bitcast=True))
-        low = tl.maximum(tl.maximum(low, least), 1)  # what has no weight is never drawn
+        low = tl.maximum(tl.maximum(low, least), 1)  # ids of weight 0 are never drawn
         high = tl.where((k < ALL) | (top_p < 1.0), ONE, low)
         others = (sums - weights) / tl.maximum(weight_of(low), 1e-37) * _SLACK
         most = tl.minimum(tl.maximum(others, 0.0) + 1.0, BLOCK)
@@ -123,14 +124,14 @@ def bracket_kernel(
 
 @triton.jit
 def pivots_of(low, high, index, PIVOTS: tl.constexpr):
-    """Levels that cut a bracket into equal pieces; none is as high as its end."""
+    """Levels that divide a bracket into equal pieces; all are below its upper end."""
     step = (high - low + PIVOTS) // (PIVOTS + 1)
     return tl.minimum(low + step * (index + 1) - 1, high - 1)
 
 
 @triton.jit
 def cut(low, high, pivots, enough, nearest_low, nearest_high):
-    """The bracket after a pass: between two pivots, its ends pulled in to the nearest weights."""
+    """The bracket after a pass: between two pivots, with its ends moved to the nearest weights."""
     next_low = tl.max(tl.where(enough, pivots + 1, low), 0)
     next_high = tl.min(tl.where(enough, high, pivots), 0)
     low = tl.maximum(next_low, nearest_low)
@@ -151,10 +152,10 @@ def _bracket_after(
     PART_BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """The bracket of a row after so many passes of `narrow_kernel`.
+    """The bracket of a row after `passes` passes of `narrow_kernel`.
 
-    The last of them has left the bracket it began with, in `level`; of each part the weights
-    nearest to its ends, in `near` (N, R, P, 2), and what lies above its pivots (N, R, P, J).
+    The last pass has left its initial bracket in `level`, the weights of each part that are nearest
+    to its ends in `near` (N, R, P, 2), and counts and masses above its pivots (N, R, P, J).
     """
     before = (tl.maximum(passes - 1, 0) * tl.num_programs(0) + row).to(tl.int64)
     low, high = tl.load(level_ptr + before * 2), tl.load(level_ptr + before * 2 + 1)
@@ -197,7 +198,7 @@ def narrow_kernel(
     PART: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """One pass, `passes` having been before: see `_bracket_after` for what it leaves."""
+    """One pass after `passes` earlier ones; see `_bracket_after` for its outputs."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(mode_ptr + row) == DENSE:
         top, scale = tl.load(top_ptr + row), scale_of(tl.load(temperature_ptr + row))
@@ -264,10 +265,10 @@ def gather_kernel(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Of a part (R, P): how many ids are inside the last bracket, how many over it, their mass.
+    """For each part (R, P): number of ids in the last bracket, and number and mass above it.
 
-    Those inside, unless the bracket is one weight, go to slots, int16 (R, P, `SLOTS`), as offsets
-    in the part; the count tells of those that find no room too.
+    Unless the bracket is a single weight, the ids in it are written to slots, int16
+    (R, P, `SLOTS`), as offsets in the part. The number includes ids that do not fit.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     mode = tl.load(mode_ptr + row)

@@ -1,8 +1,8 @@
-"""The first pass of sampling on GPUs: what every part and every block of a row amounts to.
+"""The first pass of sampling on GPUs: maxima and sums of every part and block of a row.
 
-A row is cut into parts, a program each, and a part into blocks of a few ids that lie in one line of
-memory. A weight is exp((logit - largest of the row) / temperature): at most 1, and its bits rise
-with it, so that levels are found as integers.
+A row is divided into parts, one program each, and a part into blocks of a few ids, one cache line
+each. A weight is exp((logit - largest of the row) / temperature). Weights are at most 1 and their
+bits sort like integers, so levels are searched as integers.
 
 Shapes: R rows, P parts of a row, B blocks of a part.
 """
@@ -19,14 +19,14 @@ _MOST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def clean(x):
-    """NaN can never win, and infinity is the largest number; minus infinity forbids and stays."""
+    """Clean logits: NaN becomes -inf, +inf the largest number; -inf (forbidden) stays."""
     x = tl.where(x >= float("-inf"), x, float("-inf"))
     return tl.where(x > _MOST, _MOST, x)
 
 
 @triton.jit
 def scale_of(temperature):
-    """What differences of logits are multiplied by: weights are powers of two."""
+    """Factor of logit differences; weights are computed as powers of two."""
     return tl.minimum(1.4426950408889634 / temperature, _MOST)
 
 
@@ -38,13 +38,13 @@ def weigh(x, top, scale):
 
 @triton.jit
 def bits_of(w):
-    """Weights as integers of the same order."""
+    """Weights as integers that sort alike."""
     return w.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def weight_of(bits):
-    """The weight of such an integer; nothing for a negative one."""
+    """The weight of such an integer; 0 for negative ones."""
     return tl.cast(tl.maximum(bits, 0), tl.float32, bitcast=True)
 
 
@@ -63,9 +63,9 @@ def parts_kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of a part (R, P): largest logit, its first id, and sum of exp((x - largest) / temperature).
+    """Per part (R, P): largest logit, its first id, and sum of exp((x - largest) / temperature).
 
-    Of its blocks (R, P * B): largest logit, and that sum, less the same largest of the part.
+    Per block (R, P * B): largest logit, and that sum relative to the largest logit of the part.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
@@ -99,7 +99,7 @@ def whole(peak_ptr, sum_ptr, row, scale, PARTS: tl.constexpr, PART_BLOCK: tl.con
 
 @triton.jit
 def filter_of(row, vocab, top_k_ptr, top_p_ptr, min_p_ptr):
-    """A row's top-k, `ALL` if it keeps all; top-p; min-p; and whether there is any filter."""
+    """A row's top-k (`ALL` if it keeps all), top-p, min-p, and whether any of them filters."""
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     min_p = tl.minimum(tl.load(min_p_ptr + row), 1.0)
     k = tl.where(top_k < vocab, top_k, ALL)

@@ -1,12 +1,11 @@
-"""Sampling on GPUs: every row with its own parameters, nothing sorted, nothing awaited.
+"""Sampling on GPUs: each row has its own parameters; without sorting or host synchronisation.
 
-What changes logits takes a launch or two, only if something does. A draw takes the pass over all
-parts of all rows (`triton_parts`), which reads the logits once; what narrows the ids that filters
-may leave down to a few (`triton_narrow`), five launches, of which flat rows read the logits again
-and others next to nothing, and none if no row has filters; and one program a row that draws
-(`triton_draw`). Memory beside the logits is a fifth of theirs. Random numbers are keyed by
-(seed, sample, position) as everywhere in Sylvan: a request draws the same tokens on a GPU as on a
-CPU, but for ties broken by rounding.
+Edits of logits take one or two launches if there are any. A draw consists of a pass over all parts
+of all rows (`triton_parts`), which reads the logits once; if any row has filters, five launches
+that narrow the ids to a few (`triton_narrow`), which read the logits again for flat rows only; and
+one program per row that draws (`triton_draw`). Scratch memory is a fifth of the logits. Random
+numbers are keyed by (seed, sample, position) as everywhere in Sylvan: a request draws the same
+tokens on a GPU as on a CPU, except where rounding breaks ties.
 
 Shapes: R rows, V vocabulary, E entries.
 """
@@ -71,7 +70,7 @@ def _entries_kernel(logits_ptr, row_ptr, id_ptr, value_ptr, count, stride, BLOCK
     row = tl.load(row_ptr + e, mask=inside, other=0).to(tl.int64)
     at = row * stride + tl.load(id_ptr + e, mask=inside, other=0)
     value = tl.load(value_ptr + e, mask=inside, other=0.0)
-    # A bias and a ban may meet at an id; added one after the other they come to the ban.
+    # An id may have a bias and a ban; -inf wins in any order of adding.
     tl.atomic_add(logits_ptr + at, value, mask=inside)
 
 
@@ -138,7 +137,7 @@ _PASSES = 3  # of narrowing
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the first pass finds; see `parts_kernel`."""
+    """Outputs of the first pass; see `parts_kernel`."""
 
     peaks: torch.Tensor
     ids: torch.Tensor
@@ -149,7 +148,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the drawing program needs of filtered rows; see `bracket_kernel`, `gather_kernel`."""
+    """Outputs of narrowing for filtered rows; see `bracket_kernel` and `gather_kernel`."""
 
     mode: torch.Tensor
     level: torch.Tensor
@@ -160,10 +159,10 @@ class _Found:
 
 
 def _cut(logits_RV: torch.Tensor) -> tuple[_Sizes, dict[str, int]]:
-    """Partition of these rows, and of the kernel that reads all blocks of a row."""
+    """Partition of these rows, and the block size of the kernel that reads all blocks of a row."""
     vocab = logits_RV.shape[1]
     if arch_of(logits_RV) == "interpreter":
-        sizes = _SMALL  # where many parts of a small vocabulary are tested
+        sizes = _SMALL  # lets tests use many parts with a small vocabulary
     else:
         sizes = _Sizes()
         sizes = replace(sizes, block=sizes.block * power_of_two(ceil_div(vocab, 32 * sizes.part)))
@@ -207,7 +206,7 @@ def _first_pass(logits_RV: torch.Tensor, rows: RowParams, cut: dict[str, int]) -
 def _find(
     logits_RV: torch.Tensor, rows: RowParams, parts: _Parts, sizes: _Sizes, cut: dict[str, int]
 ) -> _Found:
-    """What can matter of rows with filters; nothing of others."""
+    """Narrow rows with filters; skip the launches if no row has any."""
     count, vocab = logits_RV.shape
     grid = (count, cut["PARTS"])
     new, int32 = logits_RV.new_empty, torch.int32
@@ -279,11 +278,10 @@ def _find(
 
 
 def draw(logits_RV: torch.Tensor, rows: RowParams, *, filtered: bool = True) -> Drawn:
-    """Draw one id a row from float32 logits that are final but for temperature.
+    """Draw one id per row from float32 logits to which only temperature has not been applied.
 
-    The definition, and so the result, is that of `sylvan.runtime.sampling.draw`. `filtered` False
-    promises that no row has top-k, top-p or min-p, or that all that have are greedy; it saves
-    launches and changes nothing else.
+    The results equal those of `sylvan.runtime.sampling.draw`. `filtered` False promises that no row
+    has top-k, top-p or min-p, except greedy rows; it only saves launches.
     """
     assert logits_RV.dtype == torch.float32
     assert logits_RV.stride(1) == 1

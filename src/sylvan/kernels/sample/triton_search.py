@@ -1,10 +1,10 @@
-"""The exact level of a row, and the id drawn by it: what one program does at the end.
+"""Finds the exact level of a row, and draws an id: the last part of sampling, by one program.
 
-The definition is that of `sylvan.runtime.sampling.draw`; what a level is, and who brackets it, that
-of `triton_narrow`. A search cuts the bracket by eight pivots at once, and pulls its ends in to the
-nearest weights, so that a pass or two after it holds one weight the search is over.
+Results equal those of `sylvan.runtime.sampling.draw`; `triton_narrow` defines and brackets levels.
+A pass of the search divides the bracket by eight pivots and moves its ends to the nearest weights,
+so the search ends a pass or two after only one weight is left.
 
-Shapes: N masses of parts, of blocks or of ids; in the order of ids all of them.
+Shapes: N masses of parts, blocks or ids, in id order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PIVOTS = tl.constexpr(8)
 
 @triton.jit
 def level_among(w, bits, low, high, k, wanted, over, over_mass):
-    """Bits of the level, searched among these weights; what lies over the bracket is added."""
+    """Search the bits of the level among these weights; counts above the bracket are added."""
     index = tl.arange(0, _PIVOTS)
     while low < high:
         pivots = pivots_of(low, high, index, _PIVOTS)
@@ -36,7 +36,7 @@ def level_among(w, bits, low, high, k, wanted, over, over_mass):
 
 @triton.jit
 def level_in_row(row_ptr, vocab, top, scale, low, high, k, wanted, CHUNK: tl.constexpr):
-    """The search over a whole row by one program, for rows that are neither sparse nor narrowed."""
+    """Search a whole row by one program, for rows that were not narrowed."""
     index = tl.arange(0, _PIVOTS)
     while low < high:
         pivots = pivots_of(low, high, index, _PIVOTS)
@@ -70,7 +70,7 @@ def parts_at(
     PART_BLOCK: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Per part of a row, by one program: mass and count above a level, and count at it."""
+    """Mass and count above a level, and count at it, per part of a row; by one program."""
     part = tl.arange(0, PART_BLOCK)
     masses = tl.zeros([PART_BLOCK], tl.float64)
     counts = tl.zeros([PART_BLOCK], tl.int32)
@@ -88,9 +88,9 @@ def parts_at(
 
 @triton.jit
 def ties_of(level, k, wanted, above, mass, at):
-    """How many of the `at` ids at the level are kept, `above` of this mass being above it.
+    """Number of the `at` ids at the level that are kept, if `above` of this mass lie above it.
 
-    Borders are double, as in the definition: equal weights often meet them exactly.
+    Bounds are double, as in the definition, because equal weights often reach them exactly.
     """
     fit = tl.ceil((wanted - mass) / tl.maximum(weight_of(level), 1e-37).to(tl.float64))
     fit = tl.minimum(tl.maximum(fit, 1.0), at.to(tl.float64)).to(tl.int32)
@@ -99,14 +99,14 @@ def ties_of(level, k, wanted, above, mass, at):
 
 @triton.jit
 def share_of_first(level, k, top_p, above, mass, at):
-    """The wanted mass if it is a share of the first k ids, which end at this level."""
+    """The wanted mass, as top-p's share of the first k ids, which end at this level."""
     ties = tl.minimum(k - above, at).to(tl.float64)
     return top_p.to(tl.float64) * (mass + ties * weight_of(level).to(tl.float64))
 
 
 @triton.jit
 def kept(above, tied, level, ties):
-    """Masses (N,) that may be drawn: those above the level, and of those at it the first few."""
+    """Masses (N,) that may be drawn: those above the level, and the first few at it."""
     seen = tl.cumsum(tied, 0) - tied
     mine = tl.minimum(tl.maximum(ties - seen, 0), tied)
     return above + mine.to(tl.float64) * weight_of(level).to(tl.float64)
@@ -114,9 +114,9 @@ def kept(above, tied, level, ties):
 
 @triton.jit
 def choose(masses, index, goal):
-    """The first of masses (N,) at which their sum is more than `goal`; and the sum before it.
+    """First index at which the cumulative sum of masses (N,) exceeds `goal`, and the sum before it.
 
-    If rounding keeps the sum from getting there it is the last that is more than nothing.
+    If rounding keeps the sum below `goal`, the last index with a positive mass.
     """
     there = masses > 0.0
     hit = tl.min(tl.where((tl.cumsum(masses, 0) > goal) & there, index, ALL), 0)
@@ -137,9 +137,9 @@ def walk(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The id of a part at which the kept weights sum to more than `goal`: its block, then the id.
+    """Find the id of a part at which the cumulative kept weight exceeds `goal`: block, then id.
 
-    `ties`: how many ids of the part and later ones are kept at the level.
+    `ties`: number of ids at the level that are kept in this part and later ones.
     """
     block, index = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
     start = part * (BLOCKS * BLOCK)

@@ -1,9 +1,9 @@
-"""Recurrent mixers over the rows of several requests, each going on from a state in a slot.
+"""Recurrent mixers over the rows of several requests, each with its state in a slot.
 
-All are computed token by token, so that a result does not depend on how a prompt was cut.
+All are computed token by token, so results do not depend on how a prompt is chunked.
 Convolutions are causal and depthwise; state spaces are those of Mamba (arXiv:2312.00752) and
-Mamba 2 (arXiv:2405.21060); the gated delta rule is that of arXiv:2412.06464. PyTorch defines what
-is right; `native` has the C++ kernels.
+Mamba 2 (arXiv:2405.21060); the gated delta rule is that of arXiv:2412.06464. PyTorch has the
+reference, `native` the C++ kernels.
 
 Shapes: T rows, C channels, K taps or keys, H heads, P channels of a head, N numbers of state a
 channel, V values, S slots.
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Scans(Protocol):
-    """What computes recurrent mixers. States of the requests, and of `saves`, are written."""
+    """Computes recurrent mixers, and writes the states of the requests and of `saves`."""
 
     def conv(
         self,
@@ -50,10 +50,10 @@ class Scans(Protocol):
         *,
         silu: bool = False,
     ) -> torch.Tensor:
-        """Each channel's last K inputs, weighted, with the bias; in the dtype of x. Shape: (T, C).
+        """Weighted sum of each channel's last K inputs, plus bias, in x's dtype. Shape: (T, C).
 
-        `silu`: of what has been rounded to that dtype. A state holds the last K inputs, the newest
-        last, in the dtype of x.
+        `silu` applies to the rounded sum. A state holds the last K inputs, newest last, in the
+        dtype of x.
         """
         ...
 
@@ -66,12 +66,12 @@ class Scans(Protocol):
     def delta(
         self, inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans | DeviceSpans
     ) -> torch.Tensor:
-        """Queries and keys are made unit vectors first; float32. Shape: (T, H, V)."""
+        """The gated delta rule, on queries and keys of unit length; float32 (T, H, V)."""
         ...
 
 
 class TorchScans:
-    """The definition of correct, in PyTorch, on any device."""
+    """The reference in PyTorch, on any device."""
 
     def conv(
         self,
@@ -98,7 +98,7 @@ class TorchScans:
 
 
 def scans_of(device: torch.device) -> Scans | None:
-    """Kernels for a device; None: there are none, or, on CPUs, they come with a compiled model."""
+    """Return kernels for a device; None: it has none, or (CPU) step programs include them."""
     kernels = kernels_for("scan", device)
     return None if kernels is None else kernels.TritonScans()
 

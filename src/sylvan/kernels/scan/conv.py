@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over few tokens.
+"""Causal depthwise convolution with few taps.
 
 Shapes: T rows, C channels, K taps, S slots.
 """
@@ -19,9 +19,9 @@ def short_conv(
     state_SKC: torch.Tensor,
     spans: Spans,
 ) -> torch.Tensor:
-    """Each channel's last K inputs, weighted, in float32. Shape: (T, C).
+    """Weighted sum of each channel's last K inputs, in float32. Shape: (T, C).
 
-    The state of a request holds its last K inputs, the newest last.
+    The state of a request holds its last K inputs, newest last.
     """
     weight_KC = weight_CK.float().T
     if any(n > 1 for n in spans.lens):
@@ -37,7 +37,7 @@ def short_conv(
 
 
 def _weighted(inputs: Sequence[torch.Tensor], weight_KC: torch.Tensor) -> torch.Tensor:
-    """The oldest first, one after the other: no library chooses the order of this sum."""
+    """Sum oldest first, one by one, so that no library chooses the order."""
     total = torch.zeros_like(inputs[0], dtype=torch.float32)
     for x, weight_C in zip(inputs, weight_KC, strict=True):
         total = total + x.float() * weight_C
@@ -47,7 +47,7 @@ def _weighted(inputs: Sequence[torch.Tensor], weight_KC: torch.Tensor) -> torch.
 def _whole(
     x_TC: torch.Tensor, weight_KC: torch.Tensor, state_SKC: torch.Tensor, spans: Spans
 ) -> torch.Tensor:
-    """All rows of a request at once: the same sums, as windows over its inputs."""
+    """Compute all rows of a request at once, with the same sums."""
     taps = len(weight_KC)
     out_TC = torch.empty_like(x_TC, dtype=torch.float32)
     for request, (start, slot) in enumerate(zip(spans.starts[:-1], spans.slots, strict=True)):

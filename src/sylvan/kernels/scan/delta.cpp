@@ -6,9 +6,12 @@
 namespace {
 
 // Sums over keys use four chains; that number determines the bits, the columns of a tile do not.
-constexpr int DELTA_CHAINS = 4, DELTA_VECTORS = REGISTER == 64 ? 2 : 1, DELTA_COLS = DELTA_VECTORS * LANES;
+constexpr int DELTA_CHAINS = 4, DELTA_VECTORS = REGISTER == 64 ? 2 : 1;
+constexpr int DELTA_COLS = DELTA_VECTORS * LANES;
 
-int delta_tiles(const DeltaScan& op, const Step& s) { return s.run->seqs * op.num_heads * ceil_div(op.value_dim, DELTA_COLS); }
+int delta_tiles(const DeltaScan& op, const Step& s) {
+    return s.run->seqs * op.num_heads * ceil_div(op.value_dim, DELTA_COLS);
+}
 
 template <class T> void unit(const T* from, float* to, int n, float eps, float scale) {
     vf squares{};
@@ -24,71 +27,90 @@ template <class T> void unit(const T* from, float* to, int n, float eps, float s
 // Calls f(key, chain) for all keys, with the chain as a compile-time constant.
 template <class F> static inline SYLVAN_INLINE void each_key(int keys, F&& f) {
     int key = 0;
-    for (; key + DELTA_CHAINS <= keys; key += DELTA_CHAINS) unrolled<DELTA_CHAINS>([&](auto i) SYLVAN_INLINE { f(key + i, i); });
-    unrolled<DELTA_CHAINS>([&](auto i) SYLVAN_INLINE { if (key + i < keys) f(key + i, i); });
+    for (; key + DELTA_CHAINS <= keys; key += DELTA_CHAINS)
+        unrolled<DELTA_CHAINS>([&](auto i) SYLVAN_INLINE { f(key + i, i); });
+    unrolled<DELTA_CHAINS>([&](auto i) SYLVAN_INLINE {
+        if (key + i < keys) f(key + i, i);
+    });
 }
 
 template <class T> void delta(const DeltaScan& op, const Step& s, int t, void* scratch) {
-    const int keys = op.key_dim, values = op.value_dim, heads = op.num_heads, blocks = ceil_div(values, DELTA_COLS);
-    const int head = t / blocks % heads, of = head / (heads / op.groups), first = t % blocks * DELTA_COLS;
+    const int keys = op.key_dim, values = op.value_dim, heads = op.num_heads;
+    const int blocks = ceil_div(values, DELTA_COLS);
+    const int head = t / blocks % heads, of = head / (heads / op.groups);
+    const int first = t % blocks * DELTA_COLS;
     const scans::Span span = scans::span(op.slots, s, t / blocks / heads);
     if (!span.rows) return;
     float* state = at(op.state, s) + int64_t(head) * keys * values + first;
     float* out = at(op.out, s) + head * values + first;
-    float *held = static_cast<float*>(scratch), *q = held + keys * DELTA_COLS, *k = q + round_up(keys, LANES);
+    float *held = static_cast<float*>(scratch), *q = held + keys * DELTA_COLS;
+    float* k = q + round_up(keys, LANES);
     const int64_t slot = int64_t(heads) * keys * values;
     auto left = [&](int v) { return values - first - v * LANES; };
     for (int key = 0; key < keys; key++)
         for (int v = 0; v < DELTA_VECTORS; v++) {
             const float* from = state + span.slot * slot + int64_t(key) * values + v * LANES;
-            store(held + key * DELTA_COLS + v * LANES, left(v) > 0 ? scans::get(from, left(v)) : vf{});
+            store(held + key * DELTA_COLS + v * LANES,
+                  left(v) > 0 ? scans::get(from, left(v)) : vf{});
         }
-    scans::walk(op.slots, s, span, [&](int row) {
-        const float eps = op.eps, keep = exp1(at(op.decay, s)[int64_t(row) * op.decay_stride + head]);
-        const float beta = scans::number(at<T>(op.beta, s)[int64_t(row) * op.beta_stride + head]);
-        unit(at<T>(op.q, s) + int64_t(row) * op.q_stride + of * keys, q, keys, eps, 1.f / std::sqrt(float(keys)));
-        unit(at<T>(op.k, s) + int64_t(row) * op.k_stride + of * keys, k, keys, eps, 1.f);
-        const T* value = at<T>(op.v, s) + int64_t(row) * op.v_stride + head * values + first;
-        vf sums[DELTA_CHAINS * DELTA_VECTORS], error[DELTA_VECTORS];
-        auto clear = [&] { unrolled<DELTA_CHAINS * DELTA_VECTORS>([&](auto i) SYLVAN_INLINE { sums[i] = vf{}; }); };
-        auto total = [&](auto v) SYLVAN_INLINE {
-            return (sums[v] + sums[DELTA_VECTORS + v]) + (sums[2 * DELTA_VECTORS + v] + sums[3 * DELTA_VECTORS + v]);
-        };
-        clear();
-        each_key(keys, [&](int key, auto chain) SYLVAN_INLINE {
-            unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
-                float* at = held + key * DELTA_COLS + v * LANES;
-                vf now = load<vf>(at) * keep;
-                store(at, now);
-                auto& sum = sums[chain * DELTA_VECTORS + v];
-                sum = fma(now, splat(k[key]), sum);
+    scans::walk(
+        op.slots, s, span,
+        [&](int row) {
+            const float eps = op.eps;
+            const float keep = exp1(at(op.decay, s)[int64_t(row) * op.decay_stride + head]);
+            const float beta =
+                scans::number(at<T>(op.beta, s)[int64_t(row) * op.beta_stride + head]);
+            unit(at<T>(op.q, s) + int64_t(row) * op.q_stride + of * keys, q, keys, eps,
+                 1.f / std::sqrt(float(keys)));
+            unit(at<T>(op.k, s) + int64_t(row) * op.k_stride + of * keys, k, keys, eps, 1.f);
+            const T* value = at<T>(op.v, s) + int64_t(row) * op.v_stride + head * values + first;
+            vf sums[DELTA_CHAINS * DELTA_VECTORS], error[DELTA_VECTORS];
+            auto clear = [&] {
+                unrolled<DELTA_CHAINS * DELTA_VECTORS>([&](auto i)
+                                                           SYLVAN_INLINE { sums[i] = vf{}; });
+            };
+            auto total = [&](auto v) SYLVAN_INLINE {
+                return (sums[v] + sums[DELTA_VECTORS + v]) +
+                       (sums[2 * DELTA_VECTORS + v] + sums[3 * DELTA_VECTORS + v]);
+            };
+            clear();
+            each_key(keys, [&](int key, auto chain) SYLVAN_INLINE {
+                unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
+                    float* at = held + key * DELTA_COLS + v * LANES;
+                    vf now = load<vf>(at) * keep;
+                    store(at, now);
+                    auto& sum = sums[chain * DELTA_VECTORS + v];
+                    sum = fma(now, splat(k[key]), sum);
+                });
             });
-        });
-        unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
-            vf wanted = left(v) > 0 ? scans::get(value + v * LANES, left(v)) : vf{};
-            error[v] = (wanted - total(v)) * beta;
-        });
-        clear();
-        each_key(keys, [&](int key, auto chain) SYLVAN_INLINE {
             unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
-                float* at = held + key * DELTA_COLS + v * LANES;
-                vf now = fma(splat(k[key]), error[v], load<vf>(at));
-                store(at, now);
-                auto& sum = sums[chain * DELTA_VECTORS + v];
-                sum = fma(now, splat(q[key]), sum);
+                vf wanted = left(v) > 0 ? scans::get(value + v * LANES, left(v)) : vf{};
+                error[v] = (wanted - total(v)) * beta;
             });
+            clear();
+            each_key(keys, [&](int key, auto chain) SYLVAN_INLINE {
+                unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
+                    float* at = held + key * DELTA_COLS + v * LANES;
+                    vf now = fma(splat(k[key]), error[v], load<vf>(at));
+                    store(at, now);
+                    auto& sum = sums[chain * DELTA_VECTORS + v];
+                    sum = fma(now, splat(q[key]), sum);
+                });
+            });
+            unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
+                float* to = out + int64_t(row) * heads * values + v * LANES;
+                if (left(v) > 0) scans::put(to, total(v), left(v));
+            });
+        },
+        [&](int to) {
+            for (int key = 0; key < keys; key++)
+                for (int v = 0; v * LANES < DELTA_COLS && left(v) > 0; v++)
+                    scans::put(state + to * slot + int64_t(key) * values + v * LANES,
+                               load<vf>(held + key * DELTA_COLS + v * LANES), left(v));
         });
-        unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
-            float* to = out + int64_t(row) * heads * values + v * LANES;
-            if (left(v) > 0) scans::put(to, total(v), left(v));
-        });
-    }, [&](int to) {
-        for (int key = 0; key < keys; key++)
-            for (int v = 0; v * LANES < DELTA_COLS && left(v) > 0; v++)
-                scans::put(state + to * slot + int64_t(key) * values + v * LANES, load<vf>(held + key * DELTA_COLS + v * LANES), left(v));
-    });
 }
 
 }  // namespace
 
-const Kernel delta_scan_kernel[2] = {tiled<delta_tiles, delta<bf16>>, tiled<delta_tiles, delta<float>>};
+const Kernel delta_scan_kernel[2] = {tiled<delta_tiles, delta<bf16>>,
+                                     tiled<delta_tiles, delta<float>>};

@@ -1,4 +1,4 @@
-"""Gated delta rule: a memory of values by keys that decays, and is corrected at each key.
+"""Gated delta rule: a key-value memory that decays, and is corrected by each new key.
 
 Shapes: T rows, H heads, K key numbers, V value numbers, S slots.
 """
@@ -12,7 +12,7 @@ import torch
 from sylvan.kernels.scan.spans import Spans, scan
 
 EPS = 1e-6
-"""Added to the squares of a key or query before it is made a unit vector."""
+"""Added to the squared norm of a key or query before normalising it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DeltaInputs:
 
 
 def delta_scan(inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
-    """Queries and keys are made unit vectors first; float32. Shape: (T, H, V)."""
+    """The gated delta rule, with queries and keys normalised to unit length; float32 (T, H, V)."""
     v_THV = inputs.v_THV.float()
     groups = v_THV.shape[1] // inputs.k_THK.shape[1]
     q_THK, k_THK = (

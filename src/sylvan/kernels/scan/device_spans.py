@@ -1,4 +1,4 @@
-"""Which rows belong to which request, in a device's memory: nothing of it is read by the host.
+"""Rows, state slots and saves of the requests of a step, in device memory; the host reads none.
 
 Shapes: R requests, N saves.
 """
@@ -18,9 +18,9 @@ class DeviceSpans:
 
     Attributes:
         starts_R1: First row of each request, and the end.
-        slots_R: Where its state lies; -1: a request of padding, whose state nobody keeps.
+        slots_R: State slot of each request; -1: padding, whose state is not written.
         first_saves_R1: First save of each request in `saves_N3`, and the end; None: no saves.
-        saves_N3: Request, rows and slot of each save, in the order of requests, then of rows.
+        saves_N3: Request, number of rows and slot of each save, ordered by request, then rows.
     """
 
     starts_R1: torch.Tensor
@@ -30,7 +30,7 @@ class DeviceSpans:
 
     @staticmethod
     def of(spans: Spans, device: torch.device) -> DeviceSpans:
-        """A copy of host numbers on a device."""
+        """Copy host spans to a device."""
         kind = {"dtype": torch.int32, "device": device}
         starts, slots = torch.tensor(spans.starts, **kind), torch.tensor(spans.slots, **kind)
         if not spans.saves:
@@ -40,7 +40,7 @@ class DeviceSpans:
         return DeviceSpans(starts, slots, torch.tensor(firsts, **kind), torch.tensor(saves, **kind))
 
     def on_host(self) -> Spans:
-        """The same as numbers, which waits for the device; without padding."""
+        """Copy to the host, without padding; waits for the device."""
         starts, slots = self.starts_R1.tolist(), self.slots_R.tolist()
         count = next((r for r, slot in enumerate(slots) if slot < 0), len(slots))
         saves = [] if self.saves_N3 is None else self.saves_N3.tolist()

@@ -1,4 +1,4 @@
-"""Recurrent mixers by C++ kernels: each step of each request in one native call a layer.
+"""Recurrent mixers by C++ kernels: one native call per layer for all requests of a step.
 
 Shapes: T rows, C channels, K taps or keys, H heads, P channels of a head, N numbers of state a
 channel, V values, G groups, S slots.
@@ -26,28 +26,28 @@ from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
-_MOST_TAPS, _MOST_STATES = 64, 1024  # of a channel: a block of states fits into scratch memory
+_MOST_TAPS, _MOST_STATES = 64, 1024  # per channel, so that a block of states fits into scratch
 _DTYPES: Mapping[torch.dtype, RowType] = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """A step's rows and slots as kernels read them."""
+    """Rows and slots of a step as kernels read them."""
 
     run: StepRun
-    kept: tuple[np.ndarray, ...]  # which `run` and `places` point at
+    kept: tuple[np.ndarray, ...]  # arrays that `run` and `places` point to
     places: tuple[int, int, int]  # slots, first saves, saves
 
 
 class NativeScans:
-    """See `Scans`. A row's bits follow from the rows of its request before it, and nothing else.
+    """Implements `Scans`. A row's bits depend only on the earlier rows of its request.
 
     Args:
         library: Loaded kernels.
-        dtype: Of rows, and of what convolutions keep.
+        dtype: Dtype of rows and of convolution states.
 
     Raises:
-        Unsupported: no kernels for that dtype.
+        Unsupported: There are no kernels for that dtype.
     """
 
     def __init__(self, library: Library, dtype: torch.dtype) -> None:
@@ -162,7 +162,7 @@ class NativeScans:
         sizes: Mapping[str, float],
         spans: Spans | DeviceSpans,
     ) -> None:
-        """Bind the tensors, then what says where requests lie, and compute."""
+        """Bind the tensors and the requests' spans, then run."""
         assert isinstance(spans, Spans), "a CPU has no device's memory"
         if spans != self._spans:
             self._spans, self._arrays = spans, _arrays(spans)
@@ -176,7 +176,7 @@ class NativeScans:
     def _compiled(
         self, op: type[Op], buffers: tuple[str, ...], sizes: Mapping[str, float]
     ) -> Program:
-        """A single op; its buffers are numbered in order, those of `StateSlots` last."""
+        """A program of one op; its buffers are numbered in order, those of `StateSlots` last."""
         graph = Graph(ProgramLimits(max_tokens=1, max_outputs=1), self._dtype)
         refs = {name: graph.buffer(0) for name in buffers}
         slots = StateSlots(
@@ -200,7 +200,7 @@ def _arrays(spans: Spans) -> _Arrays:
     saves = np.array(sorted(spans.saves), np.int32).reshape(-1, 3)
     first = np.searchsorted(saves[:, 0], np.arange(len(slots) + 1)).astype(np.int32)
     saved = np.ascontiguousarray(saves[:, 1:])
-    lens = np.zeros(max(1, len(slots)), np.int32)  # of keys and values, of which there are none
+    lens = np.zeros(max(1, len(slots)), np.int32)  # KV lengths: there is no KV
     run = StepRun(
         tokens=int(starts[-1]),
         seqs=len(slots),

@@ -19,7 +19,8 @@ static inline Span span(const StateSlots& slots, const Step& s, int seq) {
 // Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is saved, and
 // finally in its own slot.
 template <class Row, class Keep>
-static inline void walk(const StateSlots& slots, const Step& s, const Span& span, Row&& row, Keep&& keep) {
+static inline void walk(const StateSlots& slots, const Step& s, const Span& span, Row&& row,
+                        Keep&& keep) {
     const int32_t* saves = at(slots.saves, s);
     int next = span.first_save;
     for (int i = 0; i < span.rows; i++) {

@@ -1,4 +1,4 @@
-"""Which rows belong to which request, where its state lies, and where copies of it go.
+"""Rows, state slots and state copies (saves) of the requests of a step.
 
 Shapes: R requests, n of them with rows left, S slots.
 """
@@ -16,7 +16,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """`starts` has R + 1 entries. `saves` (request, tokens, slot): states after so many rows."""
+    """`starts` has R + 1 entries. `saves` (request, rows, slot): the state after `rows` rows."""
 
     starts: tuple[int, ...]
     slots: tuple[int, ...]
@@ -24,7 +24,7 @@ class Spans:
 
     @property
     def lens(self) -> list[int]:
-        """Rows of each request."""
+        """Number of rows of each request."""
         return [b - a for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
     def scan(self, state_S: torch.Tensor, out_T: torch.Tensor, step: Step) -> torch.Tensor:
@@ -33,12 +33,12 @@ class Spans:
 
 
 def scan(state_S: torch.Tensor, spans: Spans, out_T: torch.Tensor, step: Step) -> torch.Tensor:
-    """Take one row of every request at a time, requests with the most rows first.
+    """Process one row of every request at a time; requests with the most rows come first.
 
     Args:
-        state_S: All slots of one state; those of the requests, and `saves`, are written.
-        spans: Rows and slots; how the rows are walked is theirs to say.
-        out_T: Takes the outputs; returned.
+        state_S: All slots of one state; those of the requests and `saves` are written.
+        spans: Rows and slots.
+        out_T: Receives the outputs; returned.
         step: The recurrence.
     """
     return spans.scan(state_S, out_T, step)

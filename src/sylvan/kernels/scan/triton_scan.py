@@ -1,8 +1,8 @@
-"""Recurrent mixers on GPUs: a program takes a block of a request's state through all of its rows.
+"""Recurrent mixers on GPUs: a program computes all rows of a request for a block of its state.
 
-As on a CPU everything is computed token by token, so that a row's bits follow from the rows of its
-request before it and from nothing else. States stay in registers from the first row to the last.
-Convolutions, whose state is their last inputs, compute rows side by side.
+As on a CPU, tokens are processed one by one, so a row's bits depend only on the earlier rows of its
+request. States stay in registers. Convolutions, whose state is their last inputs, compute rows in
+parallel.
 
 Shapes: T rows, R requests, C channels, K taps or keys, H heads, P channels of a head, N numbers of
 state a channel, V values, G groups, S slots.
@@ -23,13 +23,13 @@ from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
-_NUMBERS = 4096  # of a state that a program holds
+_NUMBERS = 4096  # state numbers per program
 _CONV_ROWS, _CONV_COLS = 16, 128
 
 
 @triton.jit
 def _window(x_ptr, state_ptr, start, at, slot, col, mask, x_stride, channels, TAPS: tl.constexpr):
-    """Input `at` rows after the first of a request: before it, the last inputs that it kept."""
+    """Input number `at` of a request; negative numbers are the inputs kept in its state."""
     inside = at >= 0
     fresh = tl.load(x_ptr + (start + at) * x_stride + col, mask=mask & inside, other=0.0)
     kept_at = state_ptr + (slot * TAPS + TAPS + at) * channels + col
@@ -99,7 +99,7 @@ def _keep_kernel(
     COLS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Last inputs of a request into its slot, or of a save into its own."""
+    """Store the last inputs of a request or a save in its slot."""
     inputs_ready(EARLY)
     request = tl.program_id(0)
     if SAVED:
@@ -115,7 +115,7 @@ def _keep_kernel(
     if (rows > 0) & (slot >= 0):
         col = tl.program_id(1) * COLS + tl.arange(0, COLS)
         mask = col < channels
-        # Ascending: what is read of the own slot lies behind what has been written.
+        # Ascending, so that the slot is read ahead of what has been written.
         for tap in tl.static_range(TAPS):
             at = rows - TAPS + tap
             x = _window(
@@ -136,7 +136,7 @@ def _keep_kernel(
 
 @triton.jit
 def _due(save_ptr, save, last, done):
-    """Whether the next save of a request is that after `done` rows."""
+    """Whether the next save of a request is due after `done` rows."""
     return tl.load(save_ptr + save * 3 + 1, mask=save < last, other=-1) == done
 
 
@@ -168,7 +168,7 @@ def _space_kernel(
     STATE_BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (i, r): COLS channels of request r, of all heads one after another."""
+    """Program (i, r): COLS channels of request r, counted over all heads."""
     inputs_ready(EARLY)
     request = tl.program_id(1)
     start = tl.load(start_ptr + request).to(tl.int64)
@@ -214,7 +214,7 @@ def _space_kernel(
 
 @triton.jit
 def _unit(ptr, k, KEYS: tl.constexpr, eps, scale):
-    """A query or key as a vector of this length; float32."""
+    """Normalise a query or key to this length; float32."""
     x = tl.load(ptr + k, mask=k < KEYS, other=0.0).to(tl.float32)
     return x * (scale / tl.sqrt_rn(tl.sum(x * x, 0) + eps))
 
@@ -290,7 +290,7 @@ def _delta_kernel(
 
 
 class TritonScans:
-    """See `Scans`; spans of the host are copied to the device once a step."""
+    """Implements `Scans`; host spans are copied to the device once per step."""
 
     def __init__(self) -> None:
         self._host: Spans | None = None
@@ -440,6 +440,6 @@ def _numbers(there: DeviceSpans) -> tuple[torch.Tensor, ...]:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows whose numbers lie side by side; rows themselves may be apart."""
+    """Return a tensor with contiguous rows; the row stride may be larger."""
     flat = x.flatten(1)
     return flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()

@@ -1,7 +1,7 @@
-"""Latent attention to the tokens that an index chooses (DeepSeek-V3.2-Exp's technical report).
+"""Latent attention to the tokens that an indexer selects (DeepSeek-V3.2-Exp's technical report).
 
-The index has a few small heads, whose scores are added; the best tokens take part in attention. Of
-equal scores the earlier token is better, so that a choice depends on nothing but the scores.
+The indexer adds the scores of a few small heads and selects the best tokens. Ties go to the earlier
+token, so the selection depends on the scores only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ def sparse_latent_attention(
     layer: AttentionLayer,
     index: IndexedRows | TracedTensor,
 ) -> tuple[TracedTensor, TracedTensor]:
-    """As `latent_attention`, to chosen tokens: (T, N value), and the choice, int32 (T, K).
+    """`latent_attention` to selected tokens: (T, N value), and the selection, int32 (T, K).
 
-    Recorded only: on tensors the functions of `reference` stand between `latent_heads` and
+    For tracing only: with tensors, the functions of `reference` run between `latent_heads` and
     `latent_output`.
 
     Args:
         q: (T, N (nope + turning)).
         kv: (T, latent + turning).
         parts: The layer's constants.
-        layer: Of the heads over latents.
-        index: By which tokens are chosen, or what was chosen for a layer before.
+        layer: The attention heads over latents.
+        index: The indexer's outputs, or the selection of an earlier layer.
     """
     return q.tracer.sparse_attention(q, kv, parts, layer, index)

@@ -10,20 +10,20 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 
-_MOST = 1 << 24  # numbers in one intermediate tensor, about
+_MOST = 1 << 24  # approximate limit of numbers in an intermediate tensor
 
 
 def choose(
     q_THI: torch.Tensor, weights_TH: torch.Tensor, keys_SI: torch.Tensor, first: int, top_k: int
 ) -> torch.Tensor:
-    """The best tokens of each row, of those up to its own, in their order. Shape: int64 (T, K).
+    """Select the best tokens of each row among those up to its own, ascending. Shape: int64 (T, K).
 
-    Of equal scores the earlier token is better.
+    Ties go to the earlier token.
 
     Args:
-        q_THI: Heads of the index.
-        weights_TH: Their weights.
-        keys_SI: Index keys of all tokens.
+        q_THI: Queries of the indexer's heads.
+        weights_TH: Weights of these heads.
+        keys_SI: Indexer keys of all tokens.
         first: Position of the first row; it sees at least `top_k` tokens.
         top_k: K.
     """

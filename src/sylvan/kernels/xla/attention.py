@@ -47,7 +47,7 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSpec:
-    """What a layer computes; see `sylvan.kernels.api.AttentionLayer` and `AttentionVariant`."""
+    """Definition of a layer; see `sylvan.kernels.api.AttentionLayer` and `AttentionVariant`."""
 
     num_heads: int
     num_kv_heads: int

@@ -35,7 +35,7 @@ HostLowering = Callable[[Values, int, Array], Array]
 
 
 def _nothing(v: Values, op: Op) -> None:
-    """What the op does is done by the one before it."""
+    """No-op: the previous op includes this one."""
 
 
 LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
@@ -77,7 +77,7 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a step leaves on the device.
+    """Results of a step that stay on the device.
 
     Attributes:
         logits: Float32 (S, V).
@@ -119,7 +119,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class ProgramMemory:
-    """What a step consumes and gives back: pages of attention, and recurrent states by part."""
+    """Arrays that a step consumes and returns: pages of attention, and recurrent states by part."""
 
     pages: Mapping[int, Pages]
     states: Mapping[int, Array]

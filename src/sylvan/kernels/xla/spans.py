@@ -1,4 +1,4 @@
-"""Recurrent layers: the rows of requests in order, each request going on from its state.
+"""Recurrent layers: the rows of requests in order, each request continuing from its state.
 
 Shapes: T rows, R requests, S state slots, K taps, C channels. Slots that do not exist are S: what
 is written there is dropped.

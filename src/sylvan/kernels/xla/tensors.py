@@ -24,7 +24,7 @@ Leaf = Callable[[torch.Tensor], Array]
 """The JAX value of a tensor that exists before a step: a weight, or a table."""
 
 _MAKE = "_make_wrapper_subclass"
-"""What PyTorch offers for tensors without memory of their own."""
+"""PyTorch's constructor of tensors without memory."""
 
 
 class JaxTensor(torch.Tensor):
@@ -141,7 +141,7 @@ class Leaves:
         def find(tensor: torch.Tensor) -> Array:
             number = self._numbers.get(id(tensor))
             if number is None:
-                raise Unsupported("a tensor that is made anew in each step")
+                raise Unsupported("a tensor that is created in each step")
             return arrays[number]
 
         return find

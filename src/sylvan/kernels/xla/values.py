@@ -64,7 +64,7 @@ class LoraStack:
 
 @dataclass(frozen=True, slots=True)
 class PaddedInputs:
-    """What changes from step to step, padded to the sizes of a bucket.
+    """Inputs of a step, padded to the sizes of a bucket.
 
     Attributes:
         sources: Ids, positions and token types, int32 (T,) each.

@@ -25,8 +25,9 @@ class NativeAttention:
         batch_invariant=True,
         row_ends=True,
         graph_capture=True,
+        kv_scales=True,
         runners=frozenset({"program"}),
-        kv_dtypes=frozenset({"model", "int8", "int4"}),
+        kv_dtypes=frozenset({"model", "int8", "int4", "fp8_e4m3", "fp8_e5m2"}),
     )
 
     def plan(self, batch: ForwardBatch) -> None:

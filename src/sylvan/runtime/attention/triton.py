@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from sylvan.kernels.api import HeadNorm, Rope
+from sylvan.kernels.api import HeadNorm, KVScales, Rope
 from sylvan.kernels.gpu.choice import triton_installed
-from sylvan.kernels.paged.pages import Cache, LayerKV, Rotary
+from sylvan.kernels.paged.pages import NIBBLES, Cache, LayerKV, Rotary
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardBatch
 
@@ -22,9 +22,10 @@ class TritonAttention:
         variants=True,
         graph_capture=True,
         runners=frozenset({"eager", "graph"}),
-        kv_dtypes=frozenset({"model", "fp8_e4m3", "fp8_e5m2"}),
+        kv_dtypes=frozenset({"model", "int8", "int4", "fp8_e4m3", "fp8_e5m2"}),
         max_head_dim=1024,
         from_projection=True,
+        kv_scales=True,
     )
 
     def __init__(self) -> None:
@@ -34,9 +35,10 @@ class TritonAttention:
                 "attention=torch"
             )
         # Here because Triton is imported only where it is used.
-        from sylvan.kernels.paged import triton_attention, triton_heads
+        from sylvan.kernels.paged import triton_attention, triton_heads, triton_scaled
 
         self._attention, self._heads = triton_attention, triton_heads
+        self._turn = triton_scaled.turn_heads
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: lengths and pages stay on the device."""
@@ -68,7 +70,8 @@ class TritonAttention:
 
     def _cache(self, spec: AttentionLayer, batch: ForwardBatch) -> Cache:
         keys, values = batch.kv.layer(spec.index)
-        return Cache(keys=keys, values=values, slots_T=batch.slots_of(spec.index))
+        slots_T, scales = batch.slots_of(spec.index), _scales(spec, keys)
+        return Cache(keys=keys, values=values, slots_T=slots_T, scales=scales)
 
     def _attend(
         self, spec: AttentionLayer, q_TNH: torch.Tensor, batch: ForwardBatch
@@ -80,10 +83,21 @@ class TritonAttention:
             table_SP=batch.table_of(spec.index),
             rows_R=batch.req_slots_R,
             lens_R=batch.kv_lens_R,
+            scales=_scales(spec, keys),
         )
+        rotated = keys.dtype == NIBBLES
+        q_TNH = self._turn(q_TNH) if rotated else q_TNH
         if batch.num_tokens == batch.num_reqs:  # one each
-            return self._attention.decode(q_TNH, pages, spec)
-        return self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=batch.ends())
+            out = self._attention.decode(q_TNH, pages, spec)
+        else:
+            ends_T = batch.ends()
+            out = self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=ends_T)
+        return self._turn(out) if rotated else out
+
+
+def _scales(spec: AttentionLayer, side: torch.Tensor) -> KVScales | None:
+    """Those of the checkpoint, where pages hold 8-bit floats."""
+    return spec.kv_scales if side.dtype.is_floating_point and side.dtype.itemsize == 1 else None
 
 
 BACKEND = TritonAttention

@@ -17,7 +17,7 @@ _SPREAD = 2
 
 
 class Prefixes:
-    """What the prefix trees of all caches know together; for reading."""
+    """Read-only view of the prefix trees of all caches."""
 
     def __init__(self, trees: Sequence[PrefixCache]) -> None:
         self._trees = tuple(trees)
@@ -172,7 +172,7 @@ class CachesByRank:
 
 
 KVMemory = KVCacheManager | CachesByRank
-"""What a scheduler keeps KV in."""
+"""KV caches of a scheduler."""
 
 
 def capacity_tokens(cache: KVMemory) -> int:

@@ -14,6 +14,7 @@ from sylvan.runtime.cache.types import (
     common_prefix_len,
     digests,
     media_divergence,
+    overlapping,
 )
 
 _TOKEN_BYTES = 4
@@ -87,6 +88,8 @@ def nearest_tail(
         return None, 0
     rest = tokens[pos : pos + page_size]
     start, order = rest.tobytes(), node.order
+    if key.media:  # children with the same tokens differ in their digests
+        start += digests(overlapping(key.media, pos, len(tokens)), pos, pos + page_size)
     at = bisect_left(order, start)
     best, most = None, 0
     for name in order[max(0, at - 1) : at + 1]:

@@ -8,7 +8,7 @@ heads, H head dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -26,7 +26,7 @@ from sylvan.runtime.core.step import DraftRows, InputEmbeds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCaps:
-    """What a backend supports; config checks and `auto` read this instead of its name.
+    """Features of a backend; config checks and `auto` use these instead of its name.
 
     `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
@@ -34,7 +34,7 @@ class AttentionCaps:
     (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer. `runners`:
     step runners that it works with. `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes`
     and `max_head_dim`: what it computes with; None: anything. `from_projection`: it is a
-    `FusedAttention`.
+    `FusedAttention`. `kv_scales`: it stores and reads by the scales of a layer.
     """
 
     devices: frozenset[str]
@@ -49,6 +49,7 @@ class AttentionCaps:
     dtypes: frozenset[str] | None = None
     max_head_dim: int | None = None
     from_projection: bool = False
+    kv_scales: bool = False
 
 
 class KVCachePool(Protocol):
@@ -161,12 +162,36 @@ class CrossMemory:
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class CrossWatch:
+    """Collects what the rows of a request attend to, in chosen heads of cross-attention layers.
+
+    Attributes:
+        heads: Layer -> its chosen heads.
+        most: Only the first vectors of the item count.
+        weights: By layer, for each slice in order: float32 (heads, rows, `most`), rows sum to 1.
+    """
+
+    heads: Mapping[int, tuple[int, ...]]
+    most: int
+    weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    def see(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
+        """Add the rows of a slice in one layer: their queries, and the item's keys."""
+        chosen = list(self.heads.get(layer, ()))
+        if chosen:
+            q_NTH = q_TNH[:, chosen].float().transpose(0, 1)
+            scores_NTS = q_NTH @ k_NSH[chosen, : self.most].float().mT * scale
+            self.weights.setdefault(layer, []).append(scores_NTS.softmax(-1))
+
+
 @dataclass(frozen=True, slots=True)
 class CrossSpan:
-    """Rows of a step that attend to the vectors of these items."""
+    """Rows of a step that attend to the vectors of these items; `watch`: who wants to know."""
 
     rows: slice
     memories: tuple[CrossMemory, ...]
+    watch: CrossWatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +205,7 @@ class RowVectors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEdits:
-    """What capabilities change in one step that is queued on a device.
+    """Changes by capabilities in one step that is queued on a device.
 
     Attributes:
         vectors: Vectors in place of embeddings, or added to the outputs of layers.

@@ -73,6 +73,7 @@ from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.pooling import PoolingWish
 from sylvan.runtime.models.registry import load_config
+from sylvan.runtime.models.siglip import padding_facts
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.storage.identity import kv_manifest
 from sylvan.runtime.storage.manifest import GroupLayout, Manifest
@@ -181,6 +182,7 @@ def build_scheduler(
         "architecture": whole.media.architecture if whole.media else model.architecture,
         **{f"{kind}_token_id": token for kind, token in placeholders.items()},
         **encoder_facts(whole, model_dir(config.model), number(config.context_len)),
+        **padding_facts(whole),
         "block": whole.diffusion and (config.diffusion.block or whole.diffusion.block),
         "adapters": lora.load(executor) if lora else None,
     }

@@ -1,4 +1,4 @@
-"""What serving offers on each kind of device, asked of the rules that refuse configurations.
+"""Table of supported features by kind of device, derived from the configuration rules.
 
 Nothing is loaded and no device is needed: an imagined machine has one of each kind.
 """

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierParts(Protocol):
-    """What a cache needs of KV tiers; see `features.tiers.build.TiersParts`."""
+    """Parts of KV tiers that a cache needs; see `features.tiers.build.TiersParts`."""
 
     @property
     def tiers(self) -> Sequence[Tier]:
@@ -49,7 +49,7 @@ class TierParts(Protocol):
         ...
 
     def policy(self, groups: Sequence[KVGroup]) -> TierPolicy:
-        """What is written to them, and read from them."""
+        """Writes to the tiers, and loads from them."""
         ...
 
     def control(self, cache: KVCacheManager) -> Capability:

@@ -38,6 +38,7 @@ _GPUS = frozenset({"cuda", "rocm"})
 _NO_ATTENTION = "null"  # for layers that compute attention themselves; others produce garbage
 TOKENIZER = "tokenizer.json"
 _8_BIT = frozenset({"model", "fp8_e4m3", "fp8_e5m2"})
+_SMALL = _8_BIT | {"int8", "int4"}
 
 _ON_JAX = AttentionFacts(
     devices=frozenset({"jax", "tpu"}),
@@ -55,13 +56,13 @@ ATTENTION: Mapping[str, AttentionFacts] = {
         page_size=64,
         batch_invariant=True,
         runners=frozenset({"program"}),
-        kv_dtypes=frozenset({"model", "int8", "int4"}),
+        kv_dtypes=_SMALL,
     ),
     "triton": AttentionFacts(
         devices=_GPUS,
         page_size=64,
         runners=frozenset({"eager", "graph"}),
-        kv_dtypes=_8_BIT,
+        kv_dtypes=_SMALL,
         max_head_dim=1024,
         module="triton",
         extra="gpu",

@@ -58,7 +58,7 @@ class ThreadBridge(Generic[T]):
             else:
                 self._reader = future
                 return future
-        _settle(future, found)
+        _complete(future, found)
         return future
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class ThreadBridge(Generic[T]):
                     return False
                 self._unread.append(item)
                 return True
-        _settle(reader, item)
+        _complete(reader, item)
         return True
 
     def _end(self, worker: asyncio.Task[None]) -> None:
@@ -106,7 +106,7 @@ class ThreadBridge(Generic[T]):
         reader.set_exception(error or CapacityError(SHUT_DOWN))
 
 
-def _settle(future: Future[Any], found: object) -> None:
+def _complete(future: Future[Any], found: object) -> None:
     if isinstance(found, BaseException):
         future.set_exception(found)
     else:

@@ -1,4 +1,4 @@
-"""A machine that serves a model together with node 0: it starts and ends ranks as it is told."""
+"""A machine that serves a model together with node 0: it starts and ends ranks on request."""
 
 from __future__ import annotations
 

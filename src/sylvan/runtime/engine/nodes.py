@@ -1,7 +1,7 @@
 """The other machines that serve a model with this one, seen from node 0.
 
 A machine looks to the supervisor like one more process of the group of ranks: it gets ready, it
-ends, it is ended, and it is started anew with the others.
+ends, it is ended, and is restarted with the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 BEATS_PER_LIMIT = 8
 END_PATIENCE_S = 5.0
-"""A machine that was told to end its ranks has done so by then, or is given up."""
+"""Time limit for a machine to end its ranks; after that it is given up."""
 OWN_SETTINGS = (
     *("server.", "observe.", "chaos", "model", "tokenizer", "served_model_name", "threads"),
     *("processes", "load_cache", "parallel.node_rank", "parallel.address", "parallel.placement"),
@@ -105,17 +105,17 @@ class RemoteNode:
             self.ready.set_result(Ready(facts={}))
 
     def end(self, code: int, reason: str) -> None:
-        """None of its ranks runs."""
+        """Its ranks have all ended."""
         if not self.ready.done():
             self.ready.set_exception(ConfigError(reason or f"{self.name} ended while it started"))
-            self.ready.exception()  # nobody may be waiting for it
+            self.ready.exception()  # marks the exception as retrieved
         if not self.ended.done():
             self.ended.set_result(code)
 
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of one machine."""
+    """State of one machine."""
 
     peer: bytes | None = None
     attempt: str = ""
@@ -131,7 +131,7 @@ class NodeHub:
         checkpoint: Digest of the checkpoint that node 0 has.
 
     Raises:
-        ConfigError: nobody can listen at `parallel.address`.
+        ConfigError: `parallel.address` cannot be listened on.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class NodeHub:
             return
         place.peer, place.attempt = peer, asked.attempt
         if place.ranks is not None and place.ranks.is_started:
-            place.ranks.end(1, f"node {asked.node} was started anew")
+            place.ranks.end(1, f"node {asked.node} was restarted")
         self._send(place, Welcome())
         logger.info("node %d has joined: %s", asked.node, asked.host)
         self._start_if_possible(place)
@@ -262,7 +262,7 @@ class NodeHub:
         reasons = (
             (
                 asked.nodes != nodes,
-                f"node {node} was told of {asked.nodes} machines, node 0 of {nodes}",
+                f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}",
             ),
             (node not in self._places, f"there is no node {node} of {nodes}"),
             (
@@ -276,7 +276,7 @@ class NodeHub:
             (
                 asked.checkpoint != self._checkpoint,
                 f"node {node} has another checkpoint than node 0 at {self._config.model}; copy "
-                "the model anew",
+                "the model again",
             ),
         )
         return next((why for broken, why in reasons if broken), "")
@@ -292,7 +292,7 @@ def _give_up(ranks: RemoteNode, why: str) -> None:
 
 
 def given_settings(config: Config, given: Collection[str]) -> dict[str, str]:
-    """What machines must agree on, of the settings whose paths an operator gave."""
+    """The settings that an operator gave and that must be equal on all machines."""
     return {path: _text(get(config, path)) for path in given if not _is_own(path)}
 
 

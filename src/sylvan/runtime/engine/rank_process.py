@@ -83,7 +83,7 @@ def nothing() -> None:
 
 
 def _follow(follower: Follower) -> int:
-    garbage.settle()
+    garbage.freeze()
     try:
         follower.run()
     except (ExecutorError, RankLostError):

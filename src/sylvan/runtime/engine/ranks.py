@@ -46,7 +46,7 @@ from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
 from sylvan.transport.star import Centre, Point, Spoke
 from sylvan.utils.names import random_hex
-from sylvan.utils.numa import settle
+from sylvan.utils.numa import bind_to_node
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
             GPUs than ranks.
         RankLostError: Some did not join in time; the message names the first.
     """
-    _settle(config, rank)
+    _bind_to_node(config, rank)
     if config.device != "cpu":
         return _join_devices(config, meeting, rank, store)
     size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
@@ -234,11 +234,11 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
     return _mesh(config, rank, over_nccl)
 
 
-def _settle(config: Config, rank: int) -> None:
+def _bind_to_node(config: Config, rank: int) -> None:
     """Stay near the memory of this rank, where the machine has several NUMA nodes."""
     threads = config.threads if isinstance(config.threads, int) else 1
     each = config.parallel.ranks_per_node
-    if cores := settle(rank % each, each, threads):
+    if cores := bind_to_node(rank % each, each, threads):
         logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
 
 

@@ -11,7 +11,7 @@ from sylvan.runtime.engine.commands import Commands
 logger = logging.getLogger(__name__)
 
 OWN = -1
-"""Number of commands that nobody asked for."""
+"""Number of commands that no client sent."""
 
 
 class Rebalancing:

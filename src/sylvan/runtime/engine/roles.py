@@ -50,7 +50,7 @@ class ProcessObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What observers act on."""
+    """Objects that observers use."""
 
     client: SchedulerClient
     facts_of: FactsOf
@@ -61,7 +61,7 @@ class ProcessRole:
     """A kind of child process: how it is started, monitored and restarted.
 
     Every process sends `Ready` when it is, or `StartFailed` with a reason. Sockets to the API
-    process are created anew for each run, so that no message for a dead process reaches its
+    process are created for each run, so that no message for a dead process reaches its
     successor. Sockets between the processes of a replica keep their names; leftover messages
     belong to an earlier epoch, which both sides ignore.
 

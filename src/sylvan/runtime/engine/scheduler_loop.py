@@ -352,14 +352,14 @@ class SchedulerLoop:
             case Pause() | Resume() | SetWeightVersion():
                 body = self._steer(command)
             case RegisterAdapter() | UnloadAdapter() | AddCorpus() | RemoveCorpus() | ListCorpora():
-                body = self._tell_part(command)
+                body = self._execute_optional(command)
             case Shutdown():
                 self._shutdown = True
             case _:
                 raise RequestError(f"unknown command {type(command).__name__}")
         return ControlReply(id=number, ok=True, body=None if body is None else dict(body))
 
-    def _tell_part(
+    def _execute_optional(
         self, command: RegisterAdapter | UnloadAdapter | CorpusCommand
     ) -> Mapping[str, Any] | None:
         """Execute commands of adapters and corpora, which may not be served."""

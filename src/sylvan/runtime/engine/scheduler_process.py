@@ -36,7 +36,7 @@ def main(build: Build | None = None) -> int:
         code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))
-        code = _serve(SchedulerLoop(built, ports, on_idle=garbage.settle))
+        code = _serve(SchedulerLoop(built, ports, on_idle=garbage.freeze))
         built.close()
     child.finish()
     return code
@@ -54,7 +54,7 @@ def _build(child: ChildMain, emit: Emit, replies: Any) -> EngineCore:
 
 
 def _serve(loop: SchedulerLoop) -> int:
-    garbage.settle()
+    garbage.freeze()
     try:
         loop.run()
     except (ExecutorError, RankLostError):

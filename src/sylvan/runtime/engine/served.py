@@ -38,12 +38,13 @@ def served_facts(
         forms=_forms(known.pop("forms", None)),
         decoder_prompt=_ids(known.pop("decoder_prompt", None)),
         encoder_len=number("encoder_len", 0),
+        padded_len=number("padded_len", 0),
         extra=known,
     )
 
 
 def _forms(reported: Scalar) -> tuple[VectorForm, ...]:
-    """What a model makes of a text; `text` where the scheduler says nothing."""
+    """Forms of a text's embedding; the default if the scheduler reports none: `text`."""
     named = str(reported or "").split(",")
     return tuple(form for form in get_args(VectorForm) if form in named) or ("text",)
 

@@ -16,6 +16,7 @@ from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
+from sylvan.kernels.paged.pages import SCALED
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.native import NativeAttention, NativeCalls
@@ -81,7 +82,7 @@ from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.runtime.pool.ahead import PagesAhead
-from sylvan.runtime.pool.mha import NIBBLES, KVShape, bytes_of
+from sylvan.runtime.pool.mha import KVShape, bytes_of
 from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.pool.released import ReleasedAhead
@@ -115,8 +116,8 @@ def build_executor(
         ConfigError: the model or an option is not supported; the message is one sentence.
     """
     config = load_config(model_dir, headless=options.headless, trusted=options.trusted)
-    mesh = on_stage(mesh, config)
     check_division(config, mesh)
+    mesh = on_stage(mesh, config)
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
@@ -154,7 +155,8 @@ def build_executor(
         memory=parts.memory if parts else None,
     )
     numbers = facts.kv_bytes_per_token // plan.build.dtype.itemsize
-    kv_bytes = bytes_of(numbers, plan.kv_type, config.head_dim)
+    scaled = config.head_dim if plan.scales_tokens else 0
+    kv_bytes = bytes_of(numbers, plan.kv_type, scaled)
     facts = replace(facts, kv_bytes_per_token=kv_bytes, expert_load=plan.loads)
     parts = parts or ExecutorParts()
     if platform is not None and suits_device(plan) and not lowered:
@@ -341,8 +343,6 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         raise Unsupported("runner eager was asked for")
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
-    if plan.options.kv_dtype not in ("model", "int8", "int4"):
-        raise Unsupported(f"keys and values of {plan.options.kv_dtype}")
     if plan.options.attention not in ("auto", "native"):
         raise Unsupported(f"attention {plan.options.attention!r} was asked for")
     if plan.config.path == "transformers":
@@ -400,7 +400,7 @@ def _nothing() -> None:
 
 
 def _with_tensors(plan: ModelPlan) -> BuiltModel:
-    if plan.kv_type in (torch.int8, NIBBLES):
+    if plan.kv_type in SCALED:
         raise ConfigError(
             f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "
             "model"
@@ -514,6 +514,11 @@ def _on_device(
     options = plan.options
     late = LateParts()
     attention = choose_attention(plan, platform)
+    if options.kv_dtype not in attention.caps.kv_dtypes:
+        raise ConfigError(
+            f"cache.dtype={options.kv_dtype}: {type(attention).__name__} does not read such pages; "
+            "install triton (pip install 'sylvan[gpu]'), or leave cache.dtype at model"
+        )
 
     def shape_of(pages: int) -> KVShape:
         return pages_shape(plan.config, replace(plan.kv_shape, num_pages=pages), options)

@@ -181,7 +181,7 @@ class CalibrationRun:
 
 
 class _Run(CalibrationRun):
-    """Layers are rounded before the texts go on."""
+    """Layers are quantised before the texts are processed further."""
 
     def round(self, index: int, chosen: Sequence[Slot]) -> dict[str, CodedWeight]:
         """Quantise the layer's matrices with the inputs that they read."""

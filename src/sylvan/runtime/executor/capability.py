@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.arrays import FloatArray, IntArray
 from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import LogprobOptions
@@ -49,12 +49,14 @@ class StepContext:
         plan: What the step computes.
         may_use_graph: Whether a captured graph may be replayed.
         errors: Slice index -> the error of its request.
+        items: Row -> the vector of its item, float32 (D,), where items have vectors of their own.
     """
 
     plan: StepPlan
     backend: StepBackend
     may_use_graph: bool = True
     errors: dict[int, str] = field(default_factory=dict[int, str])
+    items: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
 
     @property
     def batch(self) -> ForwardBatch:

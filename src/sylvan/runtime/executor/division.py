@@ -16,7 +16,7 @@ from sylvan.runtime.layers.mesh import Mesh, NoRanks
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
 from sylvan.runtime.models.registry import family_of
-from sylvan.runtime.models.stages import check_stages
+from sylvan.runtime.models.stages import check_stages, num_last_layers
 
 MOST_RANKS = 64
 
@@ -59,8 +59,9 @@ def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
     """The mesh of ranks whose pipeline has the layers of this model."""
     if mesh.stage.count == 1:
         return mesh
+    last = num_last_layers(config, mesh.stage.count)
     sizes = {"num_layers": config.num_hidden_layers, "dim": config.hidden_size}
-    return replace(mesh, stage=replace(mesh.stage, **sizes))
+    return replace(mesh, stage=replace(mesh.stage, num_last=last, **sizes))
 
 
 def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:

@@ -88,7 +88,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSite:
-    """What the worker half of a capability can use of the model.
+    """Parts of the model that the worker half of a capability can use.
 
     Attributes:
         vocab_size: Columns of logits.

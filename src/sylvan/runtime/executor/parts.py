@@ -14,6 +14,7 @@ from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
 from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.paged.pages import NIBBLES
 from sylvan.kernels.registry import registry
 from sylvan.kernels.scan import scans_of
 from sylvan.protocol.commands import DiskTensors
@@ -35,13 +36,14 @@ from sylvan.runtime.models.config import ModelConfig, StatePart
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.formats import Formats, Multiplier, choose
 from sylvan.runtime.models.holders import Holder, ParameterNames
+from sylvan.runtime.models.kv_scales import read_kv_scales, use_kv_scales
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingSpec
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.runtime.models.slots import slots
 from sylvan.runtime.models.stages import cut, stage_config
 from sylvan.runtime.platform.api import Platform
-from sylvan.runtime.pool.mha import NIBBLES, KVShape
+from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.pool.states import QueuedStates, TensorStates
 
 _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
@@ -49,7 +51,7 @@ _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 
 
 _LEVELS = {"int8": torch.int8, "int4": NIBBLES}
-"""Of pages of step programs, by `cache.dtype`."""
+"""Of pages with scales for each token and head, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 """Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
 
@@ -99,7 +101,9 @@ class ModelPlan:
         `late`: see `Build`.
         """
         build = replace(self.build, late=True) if late else self.build
-        model = cut(family_of(self.config).model(self.config, build), self.stage)
+        model = family_of(self.config).model(self.config, build)
+        self._scale_keys_and_values(model)
+        model = cut(model, self.stage)
         self.loads.clear()
         self.loads.update(expert_load(model))
         self.spreads.clear()
@@ -107,6 +111,17 @@ class ModelPlan:
             if (spread := mixture.experts.spread) is not None:
                 self.spreads[layer] = Mixture(mixture.load, spread, mixture.experts)
         return model
+
+    def _scale_keys_and_values(self, model: Any) -> None:
+        """Hand the checkpoint's scales of e4m3 to the layers, if that is what is kept."""
+        config, kind = self.config, self.options.load_format
+        native = config.path == "native" and config.kv_layers and not config.latent
+        if self.options.kv_dtype != "fp8_e4m3" or kind == "dummy" or not native:
+            return
+        heads = self.build.mesh.heads(config.num_attention_heads, config.num_key_value_heads).keys
+        files = open_weights(self.model_dir, kind)
+        scales = read_kv_scales(files, config, heads, self.kv_type)
+        use_kv_scales(model, scales, self.build.device)
 
     def skeleton(self, *, whole: bool = False) -> nn.Module:
         """Build a model with the same parameters, without memory; `whole`: of all stages."""
@@ -121,7 +136,7 @@ class ModelPlan:
 
     @property
     def paged_config(self) -> ModelConfig:
-        """What pages of KV are laid out for."""
+        """Layout of KV pages."""
         return stage_config(self.config, self.stage)
 
     def names(self, model: Any) -> ParameterNames:
@@ -194,18 +209,25 @@ class ModelPlan:
         """Type of keys and values in the pool."""
         if self.options.kv_dtype == "model":
             return self.build.dtype
-        small = self.options.kv_dtype in _LEVELS
+        levels, platform = _LEVELS.get(self.options.kv_dtype), self.platform
+        if levels is not None and (platform is None or not platform.facts.lowering):
+            return levels
         wide = self.options.kv_dtype == "fp8_e5m2"
-        if (platform := self.platform) is None:
-            floats = torch.float8_e5m2 if wide else torch.float8_e4m3fn
-            return _LEVELS.get(self.options.kv_dtype, floats)
+        if platform is None:
+            return torch.float8_e5m2 if wide else torch.float8_e4m3fn
         name = platform.facts.float8_of(platform.chip)
-        if name is None or small:
+        if name is None or levels is not None:
             raise ConfigError(
                 f"cache.dtype={self.options.kv_dtype}: {platform.facts.name} ({platform.chip}) "
                 "does not compute with such numbers; leave cache.dtype at model"
             )
         return getattr(torch, _WIDE[name] if wide else name)
+
+    @property
+    def scales_tokens(self) -> bool:
+        """Whether each head of a token has a scale in its pages."""
+        small = self.kv_type in _LEVELS.values()
+        return small or (self.platform is None and self.kv_type.itemsize == 1)
 
     @property
     def formats(self) -> Formats:
@@ -214,7 +236,7 @@ class ModelPlan:
 
     @property
     def multiplier(self) -> Multiplier:
-        """Whose kernels multiply by quantised matrices."""
+        """Backend of the kernels for quantised matrices."""
         if self.platform is None or self.platform.facts.lowering:
             return "cpu"  # step programs support all formats on any platform
         kernels = registry().usable("matmul.linear", self.build.device.type)

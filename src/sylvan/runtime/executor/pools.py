@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
 from sylvan.config.plan import GroupBytes, PlannedLoad, fitting_tokens, group_tokens
+from sylvan.kernels.paged.cache import SmallNumbers
+from sylvan.kernels.paged.pages import NIBBLES, SCALED
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.forward import KVCachePool
 from sylvan.runtime.core.memory import PageMemory
@@ -19,10 +23,19 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.groups import LayerGroup, kv_groups
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.pool.latent import LatentPool
-from sylvan.runtime.pool.mha import NIBBLES, GroupShape, KVShape, MHAPool
+from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.pages import JoinedPages, PagedBuffer
 from sylvan.runtime.pool.transfers import DeviceTransfers
+
+_SMALL: Mapping[torch.dtype, SmallNumbers] = MappingProxyType(
+    {
+        torch.int8: "int8",
+        NIBBLES: "int4",
+        torch.float8_e4m3fn: "fp8_e4m3",
+        torch.float8_e5m2: "fp8_e5m2",
+    }
+)
 
 
 def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> KVShape:
@@ -93,7 +106,7 @@ def cache_groups(config: ModelConfig, shape: KVShape, num_states: int = 0) -> tu
 def program_pool(
     config: ModelConfig, shape: KVShape, build: Build, dtype: torch.dtype
 ) -> NativePool | NoPool:
-    """The pool of a step program; `dtype` is the model's, int8, or `NIBBLES`.
+    """The pool of a step program; `dtype` is the model's, or one of `_SMALL`.
 
     Raises:
         Unsupported: no kernel reads such pages.
@@ -103,8 +116,8 @@ def program_pool(
     latent, index = None, 0
     if config.latent is not None:
         latent, index = config.latent.latent, config.latent.index
-    int8, int4 = dtype == torch.int8, dtype == NIBBLES
-    return NativePool(shape, build.dtype, int8=int8, int4=int4, latent=latent, index=index)
+    small = _SMALL.get(dtype)
+    return NativePool(shape, build.dtype, small=small, latent=latent, index=index)
 
 
 def tensor_pool(
@@ -114,10 +127,19 @@ def tensor_pool(
     dtype: torch.dtype,
     platform: Platform | None = None,
 ) -> KVCachePool:
-    """Build a pool of tensors; `platform` is that of the device, if any."""
+    """Build a pool of tensors; `platform` is that of the device, if any.
+
+    Raises:
+        ConfigError: latent attention has no such pages.
+    """
     if not config.causal:
         return NoPool(shape.num_pages, shape.page_size)
     transfers = DeviceTransfers(platform) if platform is not None else None
+    if config.latent is not None and dtype in SCALED:
+        raise ConfigError(
+            f"cache.dtype={_SMALL[dtype]}: this model keeps latents, which are not kept in it; "
+            "leave it at model"
+        )
     if config.latent is not None:
         return LatentPool(shape, config.latent.latent, dtype, build.device, transfers)
     return MHAPool(shape, dtype, build.device, transfers)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.native.library import load
+from sylvan.kernels.paged.cache import SmallNumbers
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.null import NullAttention
@@ -52,7 +53,7 @@ class Predictor:
         quantization: str | None = None,
         *,
         threads: int = 1,
-        kv: Literal["model", "int8", "int4"] = "model",
+        kv: Literal["model"] | SmallNumbers = "model",
     ) -> None:
         config = load_config(model)
         _check(config)
@@ -71,7 +72,7 @@ class Predictor:
             groups=tuple(GroupShape(group.layers, pages + 1) for group in kv_groups(config)),
         )
         size = latent.latent if latent else None
-        pool = NativePool(shape, kind, int8=kv == "int8", int4=kv == "int4", latent=size)
+        pool = NativePool(shape, kind, small=None if kv == "model" else kv, latent=size)
         self._runner: Any = ProgramRunner(module, limits, pool, load(), dtype=kind, threads=threads)
         self._batch = ForwardBatch(limits, pool, NullAttention())
         for table in self._batch.host.page_tables:

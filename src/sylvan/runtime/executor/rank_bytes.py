@@ -1,4 +1,4 @@
-"""Lets ranks tell each other bytes of any length."""
+"""Exchanges bytes of any length between ranks."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class RankedExecutor:
         return result
 
     def _sampled(self, sampler: DuplexChannel[ToRank, FromRank], number: int) -> StepResult:
-        """What the last pipeline stage has sampled."""
+        """Results of the last pipeline stage."""
         while (answer := sampler.receive(_POLL_S)) is None:
             self._check()
         if not isinstance(answer, StepDone) or answer.number != number:

@@ -92,7 +92,7 @@ class ModelRunner(Protocol):
 
 @runtime_checkable
 class StageRunner(Protocol):
-    """What a runner of a pipeline stage offers, too."""
+    """Additional interface of runners of pipeline stages."""
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
         """Set what the next step starts from, in a stage after the first: float32 (T, D).

@@ -3,7 +3,7 @@
 The model computes the same as before: what a norm, or the half of a gated feed-forward block that
 is not gated, gives to the next matrix is divided by what that matrix is multiplied by. Only the
 rounding afterwards is better. The scales of a layer that is done are in a file of their own, so
-that a run that was interrupted goes on behind it.
+that an interrupted run continues after it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Pair:
 
 
 def _pairs(block: Any, method: Method) -> Iterator[_Pair]:
-    """What can be scaled in a layer, in the order of computing."""
+    """Scalable matrices of a layer, in execution order."""
     yield _Pair("attention", block.self_attn.qkv_proj, norm=block.input_layernorm)
     sandwich = isinstance(block, Sandwich)
     norm = block.pre_feedforward_layernorm if sandwich else block.post_attention_layernorm

@@ -43,11 +43,12 @@ class PagedAttention(nn.Module):
         if isinstance(qkv, TracedTensor):
             return ops.attention(qkv, self.layer, self.rope, *norms)
         assert isinstance(qkv, torch.Tensor)
-        if batch.attention.caps.from_projection and not shares_rows:
+        by_itself = _heeds_scales(self.layer, batch)
+        if batch.attention.caps.from_projection and by_itself and not shares_rows:
             fused = cast("FusedAttention", batch.attention)
             return fused.run_fused(self.layer, qkv, self.rope, norms, batch).flatten(1)
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self.rope, norms)
-        return batch.attention.run(self.layer, *heads, batch).flatten(1)
+        return _run(self.layer, heads, batch).flatten(1)
 
 
 class RaggedAttention(PagedAttention):
@@ -104,10 +105,31 @@ class SpecialAttention(PagedAttention):
         if variant.query_scales is not None:
             q = (q.float() * variant.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
         if not self.reads_pages:
-            return batch.attention.run(self.layer, q, k, v, batch).flatten(1)
+            return _run(self.layer, (q, k, v), batch).flatten(1)
         if batch.attention.caps.variants and variant.biases is None:
-            return batch.attention.run(self._with_variant, q, k, v, batch).flatten(1)
+            return _run(self._with_variant, (q, k, v), batch).flatten(1)
         return _attend(self._with_variant, (q, k, v), batch).flatten(1)
+
+
+def _heeds_scales(layer: AttentionLayer, batch: ForwardBatch) -> bool:
+    """Whether the backend itself heeds the scales of keys and values that a layer has."""
+    return layer.kv_scales is None or batch.attention.caps.kv_scales
+
+
+def _run(
+    layer: AttentionLayer,
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    batch: ForwardBatch,
+) -> torch.Tensor:
+    """Attend; for a backend without scales of keys and values, rows are scaled around it."""
+    scales = layer.kv_scales
+    if scales is None or _heeds_scales(layer, batch):
+        return batch.attention.run(layer, *heads, batch)
+    group, (q, k, v) = layer.num_heads // layer.num_kv_heads, heads
+    k_scale, v_scale = (x[:, None].to(q.dtype) for x in (scales.keys, scales.values))
+    q = q * k_scale.repeat_interleave(group, 0)
+    out = batch.attention.run(layer, q, k / k_scale, v / v_scale, batch)
+    return out * v_scale.repeat_interleave(group, 0)
 
 
 def _name(layer: AttentionLayer) -> str:

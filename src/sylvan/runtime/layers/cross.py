@@ -57,6 +57,7 @@ class CrossAttention(nn.Module):
         self._layer, self._scale = layer, shape.scale
         heads = build.mesh.query_heads(shape.num_heads)
         self._heads = heads.size, shape.head_dim
+        self._ranks = build.mesh.sharing(heads)
         dim, columns = shape.dim, heads.times(shape.head_dim)
         self.q_proj = ColumnParallel(build, dim, Split(columns), bias=shape.bias)
         self.k_proj = ColumnParallel(build, dim, Split(columns), bias=shape.key_bias)
@@ -76,6 +77,11 @@ class CrossAttention(nn.Module):
                     self.k_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                     self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
                 )
+            if span.watch is not None and self._layer in span.watch.heads:
+                scale = self._scale or self._heads[1] ** -0.5
+                q_NTH = self._whole(q_TNH[span.rows].transpose(0, 1))
+                keys_NSH = self._whole(memory.layers[self._layer][0])
+                span.watch.see(self._layer, q_NTH.transpose(0, 1), keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self._layer])
             out_TN1H = functional.scaled_dot_product_attention(
@@ -83,3 +89,7 @@ class CrossAttention(nn.Module):
             )
             out_TNH[span.rows] = out_TN1H[:, :, 0]
         return self.out_proj(out_TNH.flatten(1))
+
+    def _whole(self, heads: torch.Tensor) -> torch.Tensor:
+        """The heads of all ranks, which are the first dimension."""
+        return self._ranks.all_gather(heads.contiguous()).flatten(0, 1)

@@ -1,9 +1,9 @@
 """Attention data parallelism: groups of ranks attend for different requests of a step.
 
-Each group keeps the KV of its own requests alone. An attention layer takes the rows of these
-requests, and the outputs of all groups are gathered, so that every rank has all rows of the layers
-between: experts and other layers are divided among all ranks as ever. A group that has no request
-in a step only takes part in gathering.
+Each group keeps the KV of its own requests only. An attention layer computes the rows of these
+requests and gathers the outputs of all groups, so every rank has all rows for the other layers,
+which are sharded over all ranks as usual. A group without requests in a step only takes part in
+gathering.
 
 Shapes: T rows of the step, G rows of the group with the most, D hidden.
 """
@@ -22,12 +22,12 @@ from sylvan.runtime.core.forward import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """The groups, and this rank's place.
+    """The groups, and this rank's group.
 
     Attributes:
         ranks: All ranks, group by group.
-        group_size: Ranks of a group; they share the heads.
-        group: Of this rank.
+        group_size: Ranks per group; they share the heads.
+        group: Number of this rank's group.
     """
 
     ranks: Communicator
@@ -35,17 +35,17 @@ class RowGroups:
     group: int
 
     def attend(self, attention: Callable[[X, ForwardBatch], X], x: X, batch: ForwardBatch) -> X:
-        """What attention makes of all rows, each of them computed by the group that has it.
+        """Compute attention for all rows, each on the group that has its request.
 
         Args:
             attention: Computes the rows of a batch. Shape: (T, D) -> (T, D), the same on all ranks
                 of the group.
             x: (T, D).
-            batch: With `own`.
+            batch: The batch, with `own`.
 
         Raises:
-            Unsupported: x is traced; PyTorch computes this layer between the parts of a program.
-            RankLostError: another rank has ended.
+            Unsupported: x is traced: PyTorch computes this layer between the parts of a program.
+            RankLostError: Another rank has exited.
         """
         if isinstance(x, TracedTensor):
             raise Unsupported("attention of which each rank has some requests")

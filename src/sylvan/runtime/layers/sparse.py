@@ -1,8 +1,8 @@
 """Sparse latent attention: an indexer selects the tokens that a row attends to (DeepSeek V3.2).
 
-The key of the index (`wk`) is kept with the latent columns in the same page, so that whatever
-shares, moves or evicts pages takes it along. A row that sees no more tokens than are chosen sees
-all of them, exactly as without an index.
+The indexer's key (`wk`) is stored with the latent columns in the same page, so it is shared, moved
+and evicted together with them. A row that sees at most `top_k` tokens attends to all of them,
+exactly as without an indexer.
 
 Source: DeepSeek-V3.2-Exp's technical report. Its Hadamard transform and its 8-bit scores only
 affect speed, and are omitted.
@@ -75,7 +75,7 @@ class Indexer(nn.Module):
         return q_THI, weights_TH
 
     def traced(self, x: TracedTensor, latent: TracedTensor) -> IndexedRows:
-        """The same as values of a program; positions are applied where keys are stored."""
+        """The same as traced tensors; positions are applied when keys are stored."""
         return IndexedRows(
             q=self.wq_b(latent),
             k=self.k_norm(self.wk(x))[0],
@@ -108,7 +108,7 @@ class SparseLatentAttention(LatentAttention):
     def attend(
         self, x_TD: torch.Tensor, batch: ForwardBatch, given: Chosen | None
     ) -> tuple[torch.Tensor, Chosen | None]:
-        """Output and what was chosen; None: all rows see all tokens. Shape: (T, D) -> (T, D)."""
+        """Return output and selection (None: all rows see all tokens). Shape: (T, D) -> (T, D)."""
         assert self._rope is not None
         rope, positions_T, parts = self._rope, batch.positions_T, self._parts()
         latent_TQ = self.q_a_layernorm(self.q_a_proj(x_TD))[0]
@@ -136,7 +136,7 @@ class SparseLatentAttention(LatentAttention):
     def traced(
         self, x: TracedTensor, given: TracedTensor | None
     ) -> tuple[TracedTensor, TracedTensor]:
-        """The same as values of a program. The choice is of all rows."""
+        """`forward` as ops of a traced program; the selection covers all rows."""
         latent = self.q_a_layernorm(self.q_a_proj(x))[0]
         q, kv = self.q_b_proj(latent), self.kv_a_proj_with_mqa(x)
         index = given if self.indexer is None else self.indexer.traced(x, latent)
@@ -156,7 +156,7 @@ class SparseLatentAttention(LatentAttention):
         given: Chosen | None,
         batch: ForwardBatch,
     ) -> tuple[torch.Tensor, Chosen]:
-        """Attended latents (T, N, latent), and the selections of all requests."""
+        """Return attention results (T, N, latent), and the selections of all requests."""
         layer, latent, top_k = self._layer, self._shape.latent, self._index.top_k
         rows_PC, columns = batch.kv.layer(layer.index)[0], q_TNC.shape[-1]
         table_SP, size = batch.table_of(layer.index), batch.kv.page_size

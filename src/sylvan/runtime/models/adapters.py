@@ -50,7 +50,7 @@ class AdapterTarget:
     splits: Splits  # how ranks shard that tensor
     kind: LayerKind = "linear"
     factor: float = 1.0  # the model's own multiplier of the layer's output
-    here: bool = True  # False: of experts or layers that other ranks hold; checked only
+    here: bool = True  # False: belongs to experts or layers of other ranks; only validated
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """What this rank holds of an adapter; `num_bytes` counts other experts and stages, too."""
+    """This rank's part of an adapter; `num_bytes` includes other experts and stages."""
 
     content: Content
     num_bytes: int
@@ -108,7 +108,7 @@ class AdapterTargets:
         )
         self._found: dict[str, AdapterTarget] = {}
         self._others: set[str] = set()
-        self._divided: set[str] = set()  # stacks of experts of which this rank holds some
+        self._divided: set[str] = set()  # expert stacks that are divided among ranks
         self._stacks: dict[str, list[list[AdapterTarget]]] = {}  # stacks of each mixture, by path
         self._paths: dict[str, str] = {}  # paths of mixtures, by checkpoint name
         self.layers: list[LoraLayer] = []
@@ -199,7 +199,7 @@ class AdapterTargets:
     def prepare(self, adapter: Adapter, max_rank: int) -> PreparedAdapter:
         """Validate an adapter and convert it to its in-memory form.
 
-        What other ranks hold is validated as well, so that all of them come to the same result.
+        The parts of other ranks are validated, too, so that all ranks reach the same result.
 
         Raises:
             ConfigError: the model cannot serve the adapter; names the module and the reason.
@@ -361,7 +361,7 @@ def held(model: nn.Module, path: str) -> nn.Module | None:
 def _of_all_experts(
     here: Sequence[AdapterTarget], own: Picked, elsewhere: Sequence[str], parts: int
 ) -> list[AdapterTarget]:
-    """The targets of a stack, expert by expert, of which this rank holds some."""
+    """The targets of a stack, expert by expert, including experts of other ranks."""
     found = {expert: here[i * parts : (i + 1) * parts] for i, expert in enumerate(own.numbers)}
     others = [expert for expert in range(own.whole) if expert not in found]
     for i, expert in enumerate(others):

@@ -20,7 +20,7 @@ from sylvan.runtime.models.gpt2 import FALCON_NAMES
 
 Raw = dict[str, Any]
 
-_MPT_MOST = 8  # how fast the first head forgets, unless config.json says otherwise
+_MPT_MOST = 8  # `alibi_bias_max`, unless config.json has it
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -62,7 +62,7 @@ def _bloom(raw: Raw) -> Raw:
 
 
 def usual_slopes(heads: int) -> tuple[float, ...]:
-    """How fast each head forgets, as BLOOM and Baichuan have it: any number of heads."""
+    """ALiBi slopes of BLOOM and Baichuan, for any number of heads."""
     near = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]
     slopes += [2.0 ** (-8 * (2 * i + 1) / (2 * near)) for i in range(heads - near)]

@@ -1,6 +1,6 @@
 """Ling and Ring of inclusionAI (Bailing): softmax experts first, then sigmoids in groups.
 
-LLaDA 2 has the layers of the second generation, and fills blocks.
+LLaDA 2 has the layers of the second generation, and generates by block diffusion.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _softmax(raw: Raw, first: int) -> MoEConfig:
 
 
 class Bailing(Decoder):
-    """Maps tensor names; with `norm_head`, rows of the head are scaled to length one."""
+    """Maps tensor names; with `norm_head`, rows of the head are normalised to unit length."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("word_embeddings",),
@@ -69,11 +69,11 @@ class Bailing(Decoder):
     }
 
     def source_name(self, source: str) -> str:
-        """The selection bias lies beside the router."""
+        """The checkpoint stores the selection bias next to the router."""
         return source.replace(".gate.e_score_correction_bias", ".gate.expert_bias")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The head as it is multiplied."""
+        """The head weight, normalised if configured."""
         normed = name == "lm_head.weight" and self.config.raw.get("norm_head")
         return F.normalize(tensor.float(), eps=1e-7) if normed else tensor
 

@@ -1,7 +1,7 @@
-"""Decoders of models that have an encoder too, by themselves (`is_decoder`).
+"""Standalone decoders of encoder-decoder families (`is_decoder`).
 
-BART, mBART, Pegasus, Blenderbot, Marian, PLBart, MVP and TrOCR: OPT's tensors, with norms before or
-after each part, and positions from a table that starts at one row or another, or from waves.
+BART, mBART, Pegasus, Blenderbot, Marian, PLBart, MVP and TrOCR: OPT's tensors, with pre-norms or
+post-norms, and learned positions with a varying offset, or sinusoids.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BartKind:
-    """What differs between these decoders.
+    """Differences between these decoders.
 
     Attributes:
-        first_row: Row of the table of positions that is position 0; None: waves.
-        pre_norm: Norms stand before each part, and one at the end.
+        first_row: Row of position 0 in the position table; None: sinusoids.
+        pre_norm: Whether norms precede each part, with a final norm.
         embed_norm: Norm of embeddings: of the sum with positions, of words only, or none.
     """
 
@@ -69,7 +69,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any of `KINDS`.
 
     Raises:
-        ConfigError: it has a switch that is not served.
+        ConfigError: An option is not supported.
     """
     architecture = architecture_of(raw)
     if architecture == "TrOCRForCausalLM":
@@ -142,7 +142,7 @@ class BartDecoder(Decoder):
         return KINDS[architecture]
 
     def waves(self, rows: int, dim: int) -> torch.Tensor:
-        """Positions that config.json implies: sines, then cosines. Shape: (rows, dim)."""
+        """Sinusoidal positions: sines, then cosines. Shape: (rows, dim)."""
         speed = 10_000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
         angle = torch.arange(rows, dtype=torch.float64)[:, None] * speed
         return torch.cat((angle.sin(), angle.cos()[:, : dim // 2]), 1).float()
@@ -152,7 +152,7 @@ class BartDecoder(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The other half, and tables that follow from the config."""
+        """Name prefixes of the encoder, and of tables that the config implies."""
         tables = ("embed_positions.",) if self._kind.first_row is None else ()
         layers = range(self.config.num_hidden_layers)
         across = (f"layers.{layer}.encoder_attn" for layer in layers)

@@ -1,7 +1,7 @@
-"""Encoders that are told to decode (`is_decoder`): BERT and its relatives, each token seeing back.
+"""BERT and its relatives with causal attention (`is_decoder`).
 
-BERT, RoBERTa, XLM-R, CamemBERT, Data2Vec, ELECTRA, ERNIE, RemBERT, RoFormer and BertGeneration norm
-after each part; Megatron's BERT, XLM-R XL and RoBERTa PreLayerNorm before.
+BERT, RoBERTa, XLM-R, CamemBERT, Data2Vec, ELECTRA, ERNIE, RemBERT, RoFormer and BertGeneration have
+post-norms; Megatron's BERT, XLM-R XL and RoBERTa PreLayerNorm have pre-norms.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ _UNUSED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderKind:
-    """What differs between these families.
+    """Differences between these families.
 
     Attributes:
         prefix: Start of the backbone's tensors.
-        names: Of the norms and the head, beyond those of BERT.
-        offset: Positions begin after the id of padding.
-        rotary: Positions turn the heads.
-        embed_norm: There is a norm of the embeddings.
-        pre_norm: Norms stand before each part, and one at the end.
-        transform: A matrix, an activation and a norm stand before the vocabulary.
-        head_act: That activation; None: the model's.
-        tied: The head is the table of embeddings unless config.json says otherwise.
+        names: Names of norms and head that differ from BERT's.
+        offset: Whether positions start after the padding id.
+        rotary: Whether positions are rotary.
+        embed_norm: Whether embeddings are normed.
+        pre_norm: Whether norms precede each part, with a final norm.
+        transform: Whether a matrix, an activation and a norm precede the vocabulary matrix.
+        head_act: Activation of that transform; None: the model's.
+        tied: Whether the head is tied to the embeddings by default.
     """
 
     prefix: str
@@ -144,14 +144,14 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any of `KINDS`.
 
     Raises:
-        ConfigError: it encodes only, reads another text too, or has a switch that is not served.
+        ConfigError: It is an encoder, has cross-attention, or has an unsupported option.
     """
     kind = KINDS[architecture_of(raw)]
     if not raw.get("is_decoder"):
         raise NotNative("what an encoder needs to write texts (is_decoder)")
     for name in ("add_cross_attention", "use_task_id", "rotary_value"):
         if raw.get(name):
-            raise NotNative(f"what it is told to do by {name}")
+            raise NotNative(f"the option {name}")
     if raw.get("position_embedding_type", "absolute") not in ("absolute", None):
         raise NotNative(f"positions of the kind {raw['position_embedding_type']!r}")
     fields = common_fields({"hidden_act": "gelu"} | raw)
@@ -174,7 +174,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class BertDecoder(Decoder):
-    """Embeddings of words, positions and the first kind of segments; BERT's layers; its head."""
+    """BERT's embeddings (with segment 0 only), layers and head."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         self._kind = KINDS[config.architecture]
@@ -198,7 +198,7 @@ class BertDecoder(Decoder):
             self.words, self.lm_head = WordHead(config, build, act, out, table), None
 
     def _narrow(self, build: Build, inner: int) -> None:
-        """Embeddings of their own width."""
+        """Embeddings with another width than the layers."""
         config = self.config
         self.embed_tokens = VocabEmbedding(build, config.vocab_size, inner)
         if self.embed_positions is not None:
@@ -210,7 +210,7 @@ class BertDecoder(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Heads for other tasks, and what repeats other tensors."""
+        """Name prefixes of heads for other tasks, and of duplicates of other tensors."""
         return _UNUSED
 
     def rename(self, name: str) -> str:
@@ -219,14 +219,14 @@ class BertDecoder(Decoder):
         return name.replace(".gamma", ".weight").replace(".beta", ".bias")
 
     def source_name(self, source: str) -> str:
-        """The head that nothing stands before."""
+        """A head without transform."""
         for name in ("lm_head", "cls.predictions"):
             if source == f"{name}.weight":
                 return f"{name}.decoder.weight"
         return source
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Drop the positions up to padding's."""
+        """Drop the rows of positions up to the padding id."""
         if self._kind.offset and name.endswith("position_embeddings.weight"):
             return tensor[-self.config.max_position_embeddings :]
         return tensor

@@ -1,4 +1,4 @@
-"""ChatGLM 2 and 3, and GLM-4 as first published: half of each head turns, in neighbouring pairs."""
+"""ChatGLM 2 and 3, and the first GLM-4: half of each head is rotated, in adjacent pairs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ORDINARY = (
     ("apply_residual_connection_post_layernorm", False, "residuals after the norms"),
     ("pre_seq_len", None, "a learned prefix"),
 )
-"""Switches that no published checkpoint sets otherwise."""
+"""Options that all published checkpoints set like this."""
 
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `ChatGLMModel` and `ChatGLMForConditionalGeneration`.
 
     Raises:
-        ConfigError: it has a switch that is not served, or is of the first ChatGLM.
+        ConfigError: An option is not supported, or it is the first ChatGLM.
     """
     for name, ordinary, what in _ORDINARY:
         if raw.get(name, ordinary) != ordinary:
@@ -69,7 +69,7 @@ class ChatGLMModel(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """A table that follows from the config."""
+        """Name prefixes of tables that the config implies."""
         return (*super().unused, "rotary_pos_emb.")
 
     def rename(self, name: str) -> str:

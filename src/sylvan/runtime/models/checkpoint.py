@@ -24,6 +24,7 @@ from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
+from sylvan.runtime.models.kv_scales import ENDS as OF_KEYS_AND_VALUES
 from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
 from sylvan.runtime.models.quantise import Format, convert, is_multiplied, matrices
 from sylvan.runtime.models.shards import take, take_quantised, whole_shape
@@ -117,7 +118,7 @@ class WeightReader:
             name
             for known, name in self._names.items()
             if known not in wanted | tied
-            and not known.endswith(DERIVED)
+            and not known.endswith(DERIVED + OF_KEYS_AND_VALUES)
             and not known.startswith(idle)
             and not self._format.idle(known, self._tensor_of)
         )

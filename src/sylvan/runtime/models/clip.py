@@ -1,6 +1,7 @@
 """CLIP's half that reads texts: a causal encoder whose last token stands for the text.
 
-Its vector is projected into the space that images share (arXiv:2103.00020).
+Its vector is projected into the space that images share (arXiv:2103.00020). The half that sees is a
+capability's (`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any, ClassVar
 
 from torch.nn import functional as F
 
-from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
+from sylvan.protocol.media import APART_TOKEN
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.gpt2 import Names
 from sylvan.runtime.models.safetensors import Checkpoint
@@ -48,12 +50,21 @@ def parse(raw: Raw) -> ModelConfig:
             "learned_positions": True,
             "tie_word_embeddings": False,
             "head": "none",
+            "media": _images(raw, fields["architecture"]),
         }
     )
 
 
+def _images(raw: Raw, architecture: str) -> ModelMedia | None:
+    """Outputs for images; None: the checkpoint has the half for texts only."""
+    if not raw.get("vision_config"):
+        return None
+    size = int(raw.get("projection_dim") or 512)
+    return ModelMedia(architecture=architecture, token_ids={"image": APART_TOKEN}, apart=size)
+
+
 def projection(model_dir: Path) -> Transform | None:
-    """What follows pooling; None: the checkpoint has no projection."""
+    """The projection after pooling; None: the checkpoint has none."""
     checkpoint = Checkpoint(model_dir)
     if _PROJECTION not in checkpoint.tensors:
         return None

@@ -1,6 +1,6 @@
 """Cohere Command R: attention and mlp side by side from one layer norm without bias, scaled logits.
 
-Command R7B (`Cohere2`) has layers with a window and rotary positions, and others with neither.
+Command R7B (`Cohere2`) alternates layers with window and rotary positions, and layers without both.
 """
 
 from __future__ import annotations

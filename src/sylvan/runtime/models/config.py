@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sylvan.checkpoints.formats import told_by_modelopt
+from sylvan.checkpoints.formats import with_quantization_config
 from sylvan.kernels.api import ActivationKind
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.rope import RopeParams, parse_rope
@@ -119,7 +119,8 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     rows attend; else a row attends to the items right before it. `vector_scale`: vectors are
     multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the prompt
     itself, and a decoder starts with these tokens, as far as config.json says; its encoder takes
-    `encoder_len` tokens (0: as many as the decoder).
+    `encoder_len` tokens (0: as many as the decoder). `apart`: no layer reads items; each has a
+    vector of its own, of so many numbers, in the space of texts (0: layers read items).
     """
 
     architecture: str
@@ -132,6 +133,7 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     vector_scale: float = 1.0
     decoder_prompt: tuple[int, ...] = ()
     encoder_len: int = 0
+    apart: int = 0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +256,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{str(path)!r} is not a JSON object")
-    return told_by_modelopt(raw, model_dir)
+    return with_quantization_config(raw, model_dir)
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
@@ -429,7 +431,7 @@ def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, 
 
     Args:
         raw: config.json.
-        default_on: Whether the family applies `sliding_window` unless told otherwise.
+        default_on: Whether the family applies `sliding_window` by default.
     """
     window, layers = raw.get("sliding_window"), raw.get("num_hidden_layers")
     if not isinstance(layers, int) or window is None:

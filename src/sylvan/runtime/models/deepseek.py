@@ -60,7 +60,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _first_dense(layers: int) -> Callable[[Raw], Raw]:
-    """The mixture of version 3, from a layer on unless config.json says another."""
+    """Version 3's mixture; experts start at a default layer unless config.json names one."""
     return lambda raw: {"moe": grouped_experts(raw, first=_first(raw, layers))}
 
 
@@ -80,14 +80,14 @@ def _first(raw: Raw, default: int) -> int:
 
 
 def _stretch(rope: RopeParams) -> float:
-    """YaRN's correction of the scores of long texts, squared: for queries and for keys."""
+    """YaRN's attention factor for long contexts, squared: for queries and for keys."""
     if rope.rope_type == "default" or not rope.mscale_all_dim or (rope.factor or 1) <= 1:
         return 1.0
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor or 1) + 1) ** 2
 
 
 def _greedy(raw: Raw) -> Raw:
-    """Version 2: softmax over all experts, the best groups by their best expert."""
+    """Version 2: softmax over all experts; groups are ranked by their best expert."""
     groups = raw.get("topk_method", "greedy") == "group_limited_greedy"
     inner = raw.get("moe_intermediate_size") or 0
     moe = MoEConfig(

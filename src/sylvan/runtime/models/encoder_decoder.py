@@ -1,7 +1,8 @@
-"""Models whose decoder attends to the encoding of the prompt: translators and summarisers.
+"""Encoder-decoder models for translation and summarisation.
 
 BART, mBART, Pegasus, Blenderbot, Marian, PLBart and MVP, as in `bart`, and M2M100 (NLLB). The
-encoder is a capability's (`features.multimodal`), and the prompt is its item.
+encoder is a capability's (`features.multimodal`), and the prompt is its item. Florence-2 is BART
+whose encoder also reads images in the prompt.
 """
 
 from __future__ import annotations
@@ -38,20 +39,23 @@ _ALONE: Mapping[str, str] = MappingProxyType(
         "PegasusForConditionalGeneration": "PegasusForCausalLM",
     }
 )
-"""Architectures, and those of their decoders alone, which are built alike."""
+"""Architectures -> architectures of their standalone decoders, which are built alike."""
 
+_FLORENCE = "Florence2ForConditionalGeneration"
 _M2M100 = "M2M100ForConditionalGeneration"
 _BIASED = "MarianMTModel"
-"""Its logits have biases; others store zeros, which no training changes."""
+"""Family with trained biases of logits; other families store zeros."""
 
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json.
 
     Raises:
-        ConfigError: it has a switch that is not served; nothing else serves it then.
+        ConfigError: An option is not supported; there is no fallback.
     """
     architecture = architecture_of(raw)
+    if architecture == _FLORENCE:
+        return _florence(raw)
     alone = _ALONE.get(architecture, "PegasusForCausalLM")
     if not raw.get("share_encoder_decoder_embeddings", True):
         raise ConfigError(
@@ -70,13 +74,27 @@ def parse(raw: Raw) -> ModelConfig:
     )
 
 
+def _florence(raw: Raw) -> ModelConfig:
+    text: Raw = raw.get("text_config") or {}
+    if text.get("model_type", "bart") != "bart":
+        raise ConfigError(f"{_FLORENCE} cannot be served with texts of {text['model_type']}")
+    config = parse(text | {"architectures": ["BartForConditionalGeneration"]})
+    assert config.media is not None, "BART encodes its prompt"
+    media = msgspec.structs.replace(
+        config.media,
+        architecture=_FLORENCE,
+        token_ids={"image": int(raw.get("image_token_id", 51289))},
+    )
+    return msgspec.structs.replace(config, media=media)
+
+
 def text_media(raw: Raw, architecture: str, encoder_len: int = 0) -> ModelMedia:
-    """The encoder of a model, and what its decoder starts with by config.json.
+    """The encoder of a model, and the decoder's first tokens according to config.json.
 
     Args:
         raw: config.json.
-        architecture: The model's.
-        encoder_len: Most tokens of its encoder; 0: as many as the decoder takes.
+        architecture: The model's architecture.
+        encoder_len: Most tokens of its encoder; 0: the same as the decoder.
     """
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     start = next((raw[name] for name in names if isinstance(raw.get(name), int)), 0)
@@ -92,7 +110,7 @@ def text_media(raw: Raw, architecture: str, encoder_len: int = 0) -> ModelMedia:
 
 
 class CrossPreNorm(nn.Module):
-    """Attention to the answer so far, attention to the prompt, feed-forward: each after a norm."""
+    """Self-attention, cross-attention and feed-forward, with pre-norms."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -111,7 +129,7 @@ class CrossPreNorm(nn.Module):
 
 
 class CrossPostAdd(PostAdd):
-    """The same, each before a norm."""
+    """The same, with post-norms."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -139,7 +157,7 @@ class Translator(BartDecoder):
     """The decoder, with the tables and the head that both halves share."""
 
     def kind_of(self, architecture: str) -> BartKind:
-        """How the decoder is built; M2M100 has Pegasus' layers."""
+        """The kind of decoder; M2M100 has Pegasus' layers."""
         return bart.KINDS[_ALONE.get(architecture, "PegasusForCausalLM")]
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
@@ -151,20 +169,22 @@ class Translator(BartDecoder):
         half = dim // 2
         speed = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
         pad = self.config.raw.get("pad_token_id")
-        first = 2 if pad is None else pad + 1  # the rows up to that of padding are not used
+        first = 2 if pad is None else pad + 1  # rows up to the padding id are unused
         angle = (torch.arange(rows).float() + first)[:, None] * speed
         return nn.functional.pad(torch.cat((angle.sin(), angle.cos()), 1), (0, dim % 2))
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The encoder, which is read elsewhere, and repetitions of the shared table."""
+        """Name prefixes of the encoder, loaded separately, and of copies of the shared table."""
         biases = () if self.config.head_bias else ("final_logits_bias",)
         tables = ("embed_positions.",) if self._kind.first_row is None else ()
-        return ("encoder.", "decoder_table.", *biases, *tables)
+        eyes = "vision_tower.", "multi_modal_projector."
+        return ("encoder.", "decoder_table.", *eyes, *biases, *tables)
 
     def rename(self, name: str) -> str:
         """The shared table is the embedding; biases of logits belong to the head."""
-        name = name.removeprefix("model.")
+        for prefix in ("model.", "language_model.", "model."):
+            name = name.removeprefix(prefix)
         if name == "decoder.embed_tokens.weight":
             return "decoder_table.weight"
         if name == "final_logits_bias" and self.config.head_bias:
@@ -172,7 +192,7 @@ class Translator(BartDecoder):
         return name.removeprefix("decoder.").replace("shared.", "embed_tokens.")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Drop the rows before position 0; biases are stored as a matrix of one row."""
+        """Drop the rows before position 0; flatten biases, which are stored as a row."""
         return tensor.flatten() if name == "lm_head.bias" else super().convert(name, tensor)
 
 

@@ -250,7 +250,7 @@ class TransformersModel(nn.Module):
         return out_TD
 
     def _without_placeholders(self, ids_T: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Ids with the padding id where vectors stand for embeddings."""
+        """Ids with the padding id in place of tokens whose embeddings are replaced."""
         ids_T, padding = ids_T.clone(), self.inner.config.pad_token_id or 0
         for rows, _ in batch.vectors(EMBEDDINGS, ids_T):
             ids_T[rows] = padding
@@ -272,7 +272,7 @@ class TransformersModel(nn.Module):
 
 
 def _with_vectors(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
-    """Wrap an embedding module's forward: vectors of items take the places of embeddings."""
+    """Wrap an embedding module's forward to replace embeddings by vectors of items."""
 
     def run(ids_BL: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         x_BLD = forward(ids_BL, *args, **kwargs)
@@ -285,7 +285,7 @@ def _with_vectors(forward: Callable[..., Any], step: AttentionStep) -> Callable[
 
 
 def _plain(config: Any) -> Any:
-    """A config that says nothing of how the checkpoint is quantised."""
+    """The config without the checkpoint's quantisation settings."""
     found = copy.deepcopy(config)
     for part in (found, found.get_text_config()):
         for name in ("quantization_config", "compression_config"):

@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3 (text), VaultGemma: scaled embeddings, norms of 1 + weight, later more norms.
+"""Gemma 1, 2 and 3 (text), VaultGemma: scaled embeddings, norms with 1 + weight.
 
-Gemma 2 caps scores and logits, Gemma 3 has head norms and a rotary base of its own in layers with
-a window. VaultGemma is Gemma 2 without the norms after attention and mlp.
+Gemma 2 adds post-norms and caps scores and logits. Gemma 3 has head norms, and another rotary base
+in window layers. VaultGemma is Gemma 2 without the norms after attention and mlp.
 """
 
 from __future__ import annotations

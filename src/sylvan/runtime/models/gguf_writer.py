@@ -28,7 +28,7 @@ _ARCHITECTURE, _VERSION = "general.architecture", 2
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """Result: matrices that were rounded, sizes, and what llama.cpp cannot do with the file."""
+    """Result: number of quantised matrices, sizes, and a warning about use in llama.cpp."""
 
     num_matrices: int
     bytes_before: int
@@ -43,13 +43,13 @@ def write_gguf(
     progress: Progress | None = None,
     load_format: LoadFormat = "auto",
 ) -> WrittenFile:
-    """Write `model_dir` to the new file `out`, its matrices in the mixture `gguf:NAME`.
+    """Write `model_dir` to the new file `out`, quantised by the mix `gguf:NAME`.
 
-    Nothing is left behind when it fails.
+    A failed write leaves no file behind.
 
     Raises:
-        ConfigError: `out` exists or is not called so, the model is quantised already, or GGUF files
-            cannot hold it; names the field or tensor.
+        ConfigError: `out` exists or has another suffix, the model is quantised already, or has no
+            GGUF counterpart; names the field or tensor.
     """
     recipe = recipe_of(quantization)
     if out.suffix != ".gguf":
@@ -123,7 +123,7 @@ class _GgufTask:
     recipe: Recipe
 
     def kind_of(self, target: Target) -> str:
-        """The kind of numbers of a tensor: vectors and routers stay as they are."""
+        """The number type of a tensor; vectors and routers are not quantised."""
         shape = self.weights.tensors[target.sources[0]].shape
         if len(shape) < 2 or "ffn_gate_inp" in target.name:
             return "F32"
@@ -133,7 +133,7 @@ class _GgufTask:
         return fitting(of_file, shape[-1])
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...], Any, int, Any]]:
-        """What the file says of each tensor: name, shape, type, bytes and kind."""
+        """Name, shape, dtype, bytes and number type of each tensor in the file."""
         gguf = library()
         for target in self.export.targets:
             shape = self.weights.tensors[target.sources[0]].shape
@@ -150,7 +150,7 @@ class _GgufTask:
             yield FREQUENCIES, (len(factors),), np.dtype(np.float32), 4 * len(factors), kind
 
     def contents(self) -> Iterator[np.ndarray]:
-        """Their bytes, in the same order."""
+        """The bytes of the tensors, in the same order."""
         for target in self.export.targets:
             kind = self.kind_of(target)
             parts = [self._encoded(name, target, kind) for name in target.sources]
@@ -179,7 +179,7 @@ class _GgufTask:
 
 
 def _in_pairs(name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head as llama.cpp's rotary kernel wants them: those of both halves in turn."""
+    """Interleave the two halves of each head's rows, for llama.cpp's rotary kernel."""
     if tensor.shape[0] % (2 * heads):
         raise ConfigError(f"{name!r} is {list(tensor.shape)}, which {heads} heads do not divide")
     halves = tensor.unflatten(0, (heads, 2, -1))

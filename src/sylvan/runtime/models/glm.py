@@ -1,4 +1,4 @@
-"""GLM-4: half of each head turns, in neighbouring pairs; version 0414 has more norms."""
+"""GLM-4: half of each head is rotated, in adjacent pairs; version 0414 has more norms."""
 
 from __future__ import annotations
 

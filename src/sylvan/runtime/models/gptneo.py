@@ -21,7 +21,7 @@ Raw = dict[str, Any]
 _PLAIN = {"norm": "layer", "gated_mlp": False}
 _BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 _FIRST_POSITION = 2  # row of the tables of BioGPT and XGLM
-_CORES = 4  # that CodeGen was trained on: its joined projection is divided among them
+_CORES = 4  # TPU cores of CodeGen's training, which divide its joined projection
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -95,7 +95,7 @@ def _biogpt(raw: Raw) -> Raw:
         "sizes": {"hidden_act": raw.get("hidden_act", "gelu")},
         "learned_positions": True,
         "embed_scale": math.sqrt(width) if raw.get("scale_embedding", True) else 1.0,
-        "rms_norm_eps": 1e-5,  # whatever layer_norm_eps says: transformers does not read it
+        "rms_norm_eps": 1e-5,  # transformers ignores layer_norm_eps
     }
 
 
@@ -156,7 +156,7 @@ class Japanese(GPTNeoX):
         return PreNorm(msgspec.structs.replace(config, o_bias=last), build, layer, ropes)
 
     def source_name(self, source: str) -> str:
-        """Where that bias lies."""
+        """Map the name of that bias."""
         return source.replace(".dense.bias", ".dense_bias")
 
     def rename(self, name: str) -> str:

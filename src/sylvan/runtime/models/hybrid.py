@@ -1,6 +1,6 @@
-"""Decoders some of whose layers do not attend, and the blocks that such hybrids share.
+"""Hybrids of attention and recurrent layers, and blocks that these share.
 
-LFM2 (short convolutions), Qwen3-Next and Qwen3.5 (gated delta nets beside gated attention).
+LFM2 (short convolutions), Qwen3-Next and Qwen3.5 (gated delta nets and gated attention).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def split_layers(kinds: list[str], parts: Parts) -> Raw:
-    """Fields that say which layers attend, and what each of the others remembers."""
+    """Fields for the attention layers, and the states of the other layers."""
     attending = tuple(i for i, kind in enumerate(kinds) if kind in ATTENDING)
     states = tuple(
         StatePart(shape, exact) for kind in kinds if kind not in ATTENDING for shape, exact in parts
@@ -68,13 +68,13 @@ def split_layers(kinds: list[str], parts: Parts) -> Raw:
 
 
 def first_part(config: ModelConfig, layer: int, parts: int) -> int:
-    """Number of the first of `parts` states of a layer that does not attend."""
+    """Number of the first of the `parts` states of a recurrent layer."""
     attending = config.attention_layers or ()
     return parts * (layer - sum(i < layer for i in attending))
 
 
 class HybridBlock(nn.Module):
-    """Pre-norm residuals around a mixer, which has the name it has in checkpoints, and an mlp."""
+    """Pre-norm residuals around a mixer, named as in checkpoints, and an mlp."""
 
     def __init__(
         self, config: ModelConfig, build: Build, name: str, mixer: nn.Module, mlp: nn.Module | None
@@ -98,7 +98,7 @@ class HybridBlock(nn.Module):
 
 
 class GateAttention(Attention):
-    """Attention whose output is gated; queries and gates come from one projection, head by head."""
+    """Attention with gated outputs; one projection computes queries and gates, head by head."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -260,7 +260,7 @@ class Qwen3Next(Decoder):
 
 
 class SplitQwen3Next(Qwen3Next):
-    """As GGUF files have it: the gates of outputs are projected on their own."""
+    """GGUF: the output gates have a separate projection."""
 
     mixer: ClassVar[type[GatedDelta]] = HalfSplitDelta
 

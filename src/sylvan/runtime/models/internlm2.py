@@ -19,8 +19,7 @@ _ALIBI_HIDDEN = 5120  # Baichuan of 13 billion parameters
 def parse(raw: dict[str, Any]) -> ModelConfig:
     """Read config.json of `InternLM2ForCausalLM` and `BaichuanForCausalLM`.
 
-    Baichuan of 13 billion parameters has ALiBi instead of rotary positions; nothing but its size
-    says so.
+    Baichuan 13B has ALiBi instead of rotary positions; only its size identifies it.
     """
     fields = common_fields({"max_position_embeddings": raw.get("model_max_length")} | raw)
     bias = bool(raw.get("bias", False))
@@ -35,7 +34,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
 
 
 class InternLM2ForCausalLM(Decoder):
-    """Queries, key and value of each group lie together."""
+    """The projection has queries, key and value of each group together."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("tok_embeddings",),
@@ -59,7 +58,7 @@ class InternLM2ForCausalLM(Decoder):
 
 
 class BaichuanForCausalLM(Decoder):
-    """Joined projections; from version 2 on the rows of the head have length one."""
+    """Joined projections; from version 2 on, rows of the head have unit length."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": ("W_pack",),

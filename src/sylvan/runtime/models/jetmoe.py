@@ -1,6 +1,7 @@
-"""JetMoE: a router chooses the projections of queries and outputs, too.
+"""JetMoE: mixtures of experts in attention, too.
 
-Each chosen expert gives a query to every key head, and projects what they saw back.
+A router selects the projections: each selected expert computes a query per key head, and projects
+the attention results back.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def parse(raw: Raw) -> ModelConfig:
         "num_attention_heads": (raw.get("num_key_value_heads") or 1) * top_k,
         "head_dim": raw.get("kv_channels", 128),
         "hidden_act": raw.get("activation_function", "silu"),
-        "rms_norm_eps": 1e-6,  # whatever config.json says: transformers does not read it
+        "rms_norm_eps": 1e-6,  # transformers ignores the value in config.json
     }
     tied = bool(raw.get("tie_word_embeddings", True))
     return make_config(common_fields(raw | sizes) | {"moe": moe, "tie_word_embeddings": tied})
 
 
 class _Stack(nn.Module):
-    """A matrix for each expert."""
+    """One matrix per expert."""
 
     def __init__(self, build: Build, *sizes: int | Split) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ class _Router(nn.Module):
 
 
 class _Projections(nn.Module):
-    """Those that the router chooses from, and a bias of the output."""
+    """Routed matrices, and a bias of the output."""
 
     def __init__(self, dim: int, width: Split, build: Build, count: int) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class _Projections(nn.Module):
 
 
 class ChosenHeads(nn.Module):
-    """Attention whose query heads are chosen. Shape: (T, D) -> (T, D)."""
+    """Attention with routed query heads. Shape: (T, D) -> (T, D)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ def _chosen(x_TKC: torch.Tensor, stack: _Stack, ids_TK: torch.Tensor) -> torch.T
 
 
 class BiasedMoE(nn.Module):
-    """Experts, and a bias of what they make together."""
+    """Experts, and a bias of their sum."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ class Llama4(Decoder):
 
 
 def _model(config: ModelConfig, build: Build) -> Decoder:
-    """The class whose names fit the checkpoint: GGUF files have each expert by itself."""
+    """Select the class by tensor names: GGUF files store experts one by one."""
     return (Decoder if experts_are_numbered(config.raw) else Llama4)(config, build)
 
 

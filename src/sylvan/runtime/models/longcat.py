@@ -1,6 +1,6 @@
-"""LongCat-Flash: two rounds of latent attention and mlp a layer, with experts beside the second.
+"""LongCat-Flash: two rounds of latent attention and mlp per layer; experts overlap the second.
 
-Some of the experts do nothing (`zero_expert_num`): what they return is what they read.
+Some experts are the identity (`zero_expert_num`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class ZeroMoE(nn.Module):
-    """Experts, some of which return what they read; the others are real."""
+    """Experts, some of which are the identity."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class ZeroMoE(nn.Module):
             rows, place = torch.where(ids_TK == expert)
             found = _expert(x_TD[rows], weights, expert)
             out_TD.index_add_(0, rows, found.float() * shares_TK[rows, place, None])
-        if self._ranks.size > 1:  # each has a share of the columns of every expert
+        if self._ranks.size > 1:  # each rank has a share of the columns of every expert
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)
 
 
 def _expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """What one expert makes of some rows."""
+    """Compute one expert for some rows."""
     assert isinstance(weights.gate_up, torch.Tensor)
     assert isinstance(weights.down, torch.Tensor)
     inner = glu(nn.functional.linear(x, weights.gate_up[expert]), weights.act)
@@ -98,7 +98,7 @@ def _expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
 
 
 class Round(LatentBlock):
-    """One round; the first of a layer also sends its rows to experts."""
+    """One round; the first round of a layer also routes its rows to experts."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -111,7 +111,7 @@ class Round(LatentBlock):
         batch: ForwardBatch,
         late_TD: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Output, stream, and what the experts add at the end of the next round."""
+        """Return output, residual stream, and the experts' sum, which the next round adds."""
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
         h_TD = self.self_attn(h_TD, batch)
         h_TD, stream_TD = self.post_attention_layernorm(h_TD, stream_TD)
@@ -129,7 +129,7 @@ class LongcatFlash(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """A layer that guesses further tokens, and matrices of experts that do nothing."""
+        """Name prefixes of the multi-token prediction layer, and of identity experts."""
         raw, layers = self.config.raw, range(self.config.num_hidden_layers // _ROUNDS)
         real = raw.get("n_routed_experts") or 1
         idle = range(real, real + (raw.get("zero_expert_num") or 0))
@@ -137,7 +137,7 @@ class LongcatFlash(Decoder):
         return (*super().unused, "mtp.", *nothing)
 
     def source_name(self, source: str) -> str:
-        """Rounds by layer and number; the experts have the name that mlps have elsewhere."""
+        """Map names: rounds are numbered within layers; experts have the usual name of the mlp."""
         found = _HALVES.match(source)
         if found is None:
             return _of_experts(source)
@@ -147,7 +147,7 @@ class LongcatFlash(Decoder):
         return f"layers.{number // _ROUNDS}.{part}.{number % _ROUNDS}.{rest}"
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Latent vectors are scaled to the length of hidden ones, by their norms."""
+        """Fold the scale of latent vectors into their norms."""
         latent, dim = self.config.latent, self.config.hidden_size
         assert latent is not None
         if name.endswith("q_a_layernorm.weight") and latent.q_rank:

@@ -1,7 +1,7 @@
 """Converts adapters of expert stacks (PEFT's `target_parameters`) to adapters of single experts.
 
 PEFT names a stack by its module, and nests the stacks of one module: `N.base_layer.lora_A.weight`
-belongs to one stack, `N.lora_A.weight` to the other; shapes tell which. A of a stack is (E rank,
+belongs to one stack, `N.lora_A.weight` to the other; shapes identify it. A of a stack is (E rank,
 inputs), by expert; the columns of B (outputs, rank E) iterate over the experts first.
 """
 

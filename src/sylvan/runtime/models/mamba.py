@@ -90,7 +90,7 @@ def _second_shape(raw: Raw) -> Mamba2Shape:
 
 
 def _number(value: Any) -> float:
-    """A number as JSON or transformers may spell it."""
+    """A number in the spelling of JSON or transformers."""
     return float(value["__float__"] if isinstance(value, dict) else value)
 
 
@@ -180,7 +180,7 @@ def _granite(raw: Raw) -> Raw:
 
 
 _ENDLESS = 1 << 20
-"""Longest text of models without positions, unless their config says."""
+"""Default context length of models without positions."""
 _TIED: Mapping[str, bool] = MappingProxyType(
     {"MambaForCausalLM": True, "FalconMambaForCausalLM": True, "Mamba2ForCausalLM": False}
 )
@@ -195,7 +195,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
 
 
 class StateSpace(Decoder):
-    """Attention where the config says, and state spaces elsewhere."""
+    """Attention layers as configured; the other layers are state spaces."""
 
     mixer_name: ClassVar[str] = "mamba"
 
@@ -211,7 +211,7 @@ class StateSpace(Decoder):
 
 
 class Pure(StateSpace):
-    """No attention, no mlp."""
+    """State spaces only."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("embeddings",),
@@ -236,7 +236,7 @@ class Jamba(StateSpace):
 
 
 class Granite(StateSpace):
-    """Experts are stored as stacks, and the experts that all visit as an mlp beside them."""
+    """Experts are stored as stacks, shared experts as a separate mlp."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": FUSED["qkv_proj"],
@@ -250,7 +250,7 @@ class Granite(StateSpace):
 
 
 class NumberedGranite(StateSpace):
-    """As GGUF files have it: each expert by itself, and plain names around them."""
+    """GGUF: experts are stored one by one, with plain names."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "gate_norm": ("norm",)}
 
@@ -281,7 +281,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
 
 
 def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
-    """The class whose names fit the checkpoint."""
+    """Select the class that matches the tensor names of the checkpoint."""
     if experts_are_numbered(config.raw):
         return NumberedGranite(config, build)
     return _MODELS.get(config.architecture, Pure)(config, build)

@@ -1,8 +1,7 @@
-"""The text parts of models that see or hear, for those that no native family serves.
+"""Text parts of multimodal models without a native family.
 
-The text part is a causal model of the transformers library, as `fallback` serves any. Vectors take
-the places of embeddings in the output of its embedding module; whatever else the model derives
-from ids sees the padding id there, as in transformers.
+The text part is a causal model of transformers, served as in `fallback`. Vectors of items replace
+outputs of its embedding module. Other uses of ids see the padding id there, as in transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sylvan.runtime.models.multimodal import placeholders
 
 Raw = dict[str, Any]
 
-SERVED = frozenset({"gemma4", "gemma4_unified"})
+SERVED = frozenset({"gemma3n", "gemma4", "gemma4_unified"})
 """Model types whose vectors take the places of embeddings and change nothing else."""
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
@@ -27,24 +26,24 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         r"^model\.language_model\.": "model.",
     }
 )
-"""Names of tensors in such checkpoints, as patterns, and in a checkpoint of texts."""
+"""Patterns of tensor names in such checkpoints -> names in a text-only checkpoint."""
 _OF_ALL = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaText:
-    """config.json of the text part, and what the whole reads besides texts."""
+    """config.json of the text part, and the model's other inputs."""
 
     raw: Raw
     media: ModelMedia
 
 
 def media_text(raw: Raw) -> MediaText | None:
-    """Split config.json of a model that sees or hears; None: of any other, or of one not served.
+    """Split config.json of a multimodal model; None: not multimodal, or not supported.
 
     Raises:
-        ConfigError: transformers has no causal model of the text part, or its images do more than
-            to stand for embeddings.
+        ConfigError: transformers has no causal model of the text part, or items do more than
+            replace embeddings.
     """
     if raw.get("model_type") not in SERVED or not raw.get("text_config"):
         return None

@@ -1,6 +1,6 @@
-"""MiniMax-Text-01 and M1: lightning attention, one matrix a head, beside full attention.
+"""MiniMax-Text-01 and M1: lightning attention (one matrix per head) and full attention.
 
-Residuals are the normed rows, and both sides of an addition have a factor (arXiv:2501.08313).
+Residuals are normed rows, and both sides of an addition have a factor (arXiv:2501.08313).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sylvan.runtime.models.hybrid import first_part, split_layers
 
 Raw = dict[str, Any]
 
-_NORM_EPS = 1e-6  # of the norm within lightning attention, whatever the model's own is
+_NORM_EPS = 1e-6  # norm within lightning attention; independent of the model's epsilon
 _FACTORS = (
     ("full_attn_alpha_factor", "layernorm_full_attention_alpha"),
     ("full_attn_beta_factor", "layernorm_full_attention_beta"),
@@ -37,7 +37,7 @@ _FACTORS = (
     ("mlp_alpha_factor", "layernorm_mlp_alpha"),
     ("mlp_beta_factor", "layernorm_mlp_beta"),
 )
-"""As transformers spells them, and as published."""
+"""Field names in transformers and as published."""
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -67,7 +67,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class LightningAttention(Recurrent):
-    """A matrix a head takes in key times value of each row, and fades. Shape: (T, D) -> (T, D)."""
+    """Linear attention: a decaying sum of key-value products per head: (T, D) -> (T, D)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class LightningAttention(Recurrent):
         self.state_shapes = {part: (heads.size, size, size)}
         self._part, self._heads = part, heads.size
         self._keep = Split(heads).take(_fading(config, layer), 0).to(build.device)
-        # The query, key and value of a head lie side by side.
+        # The projection has query, key and value of a head together.
         self.joined = ColumnParallel(build, dim, Split(heads.times(3 * size)))
         self.norm = RMSNorm(build, Split(inner), _NORM_EPS)
         self.output_gate = ColumnParallel(build, dim, Split(inner))
@@ -98,7 +98,7 @@ class LightningAttention(Recurrent):
 
 
 def _fading(config: ModelConfig, layer: int) -> torch.Tensor:
-    """What is left of a head's matrix after a row. Shape: float32 (H, 1, 1)."""
+    """Decay of a head's matrix per row. Shape: float32 (H, 1, 1)."""
     heads, last = config.num_attention_heads, config.num_hidden_layers - 1
     slope = (2 ** (-8 / heads)) ** torch.arange(1, heads + 1, dtype=torch.float64)
     slope = slope * (1 - layer / (last + 1e-5) + 1e-5)
@@ -153,12 +153,12 @@ class LightningMiniMax(Decoder):
         return MiniMaxBlock(config, build, layer, ropes)
 
     def source_name(self, source: str) -> str:
-        """What the joined projection of lightning attention is called."""
+        """The name of the joined projection of lightning attention."""
         return source.replace(".self_attn.joined.", ".self_attn.qkv_proj.")
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Tables that follow from the config."""
+        """Name prefixes of tables that the config implies."""
         ends = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
         layers = range(self.config.num_hidden_layers)
         return (*super().unused, *(f"layers.{i}.self_attn.{end}" for i in layers for end in ends))

@@ -1,8 +1,8 @@
-"""Llama 3.2 Vision: between Llama's layers are some that attend to images, and nothing else.
+"""Llama 3.2 Vision: Llama with additional cross-attention layers for images.
 
-A row attends to the images right before it, back to the text before them. A row before the first
-image, or of a prompt without any, passes these layers unchanged, as in the published code;
-transformers lets it attend to all images.
+A row attends to the images directly before it, up to the preceding text. Rows before the first
+image, and rows of prompts without images, skip these layers, as in the published code; transformers
+lets them attend to all images.
 
 Shapes: T rows, D hidden, N vectors of all images of a row, H columns of a head.
 """
@@ -29,7 +29,7 @@ from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, make_m
 from sylvan.runtime.models.multimodal import placeholders
 from sylvan.runtime.models.texts import text_part
 
-_EXTRA_ROWS = 8  # of the embedding table, for tokens that are never generated
+_EXTRA_ROWS = 8  # additional embeddings, for tokens that are never generated
 _CROSS = (3, 8, 13, 18, 23, 28, 33, 38)
 
 
@@ -103,19 +103,19 @@ class ImageAttention(nn.Module):
 
 
 class TanhGate(nn.Module):
-    """Multiplies by one learned number, through tanh."""
+    """Multiplies by tanh of a learned number."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         self.weight = build.empty(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The shape stays."""
+        """Shape: any, unchanged."""
         return x * self.weight.tanh()
 
 
 class ImageLayer(nn.Module):
-    """What a layer of images adds to rows: attention and feed-forward, each behind a gate."""
+    """Cross-attention to images and a feed-forward, both gated."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class ImageLayer(nn.Module):
 
 
 class ImageBlock(nn.Module):
-    """A layer of images in the stack."""
+    """A cross-attention layer in the stack."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class ImageBlock(nn.Module):
 
 
 class Mllama(Decoder):
-    """Llama with layers of images; the placeholder of an image has an embedding of its own."""
+    """Llama with cross-attention layers; image placeholders have additional embeddings."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "images": ()}
 

@@ -1,4 +1,4 @@
-"""Decoders with mixtures of experts, each its dense cousin with another feed-forward.
+"""Mixture-of-experts variants of dense families.
 
 Mixtral, DeepSeek 1, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5,
 Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria.
@@ -37,7 +37,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def experts_are_numbered(raw: Raw) -> bool:
-    """Whether a checkpoint was made of a GGUF file: no stacks, and plain names around experts."""
+    """Whether a checkpoint is a view of a GGUF file: experts one by one, with plain names."""
     made = raw.get("sylvan")
     return isinstance(made, dict) and made.get("experts") == "numbered"
 
@@ -145,7 +145,7 @@ def _olmoe(raw: Raw) -> Raw:
 
 
 def grouped_experts(raw: Raw, *, first: int) -> MoEConfig:
-    """The mixture of DeepSeek-V3, GLM-4.5 and dots.llm1: sigmoids, groups, a bias for choosing."""
+    """Routing of DeepSeek-V3, GLM-4.5 and dots.llm1: sigmoids, groups, a selection bias."""
     inner = raw.get("moe_intermediate_size") or 0
     return MoEConfig(
         num_experts=_first_of(raw, "n_routed_experts", "num_local_experts", "num_experts"),
@@ -164,7 +164,7 @@ def grouped_experts(raw: Raw, *, first: int) -> MoEConfig:
 
 
 def _first_of(raw: Raw, *names: str) -> int:
-    """The first of these fields that is there; 1 if none is."""
+    """The value of the first of these fields that exists; 1 if none does."""
     return next((raw[name] for name in names if raw.get(name)), 1)
 
 
@@ -311,7 +311,7 @@ class Qwen2Moe(Decoder):
 
 
 class Mixtral(Decoder):
-    """Numbers for names."""
+    """Experts by number."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": FUSED["qkv_proj"],
@@ -322,7 +322,7 @@ class Mixtral(Decoder):
 
 
 class GptOss(Decoder):
-    """The experts are stored as stacks, inputs before outputs, gate and up taking turns."""
+    """Experts are stored as stacks, inputs first, with interleaved gate and up."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": FUSED["qkv_proj"],
@@ -341,7 +341,7 @@ class GptOss(Decoder):
 
 
 class NumberedGptOss(Decoder):
-    """As GGUF files have it: each expert by itself, gate and up too."""
+    """GGUF: experts are stored one by one, gate and up separately."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,
@@ -358,10 +358,10 @@ class FlexOlmo(Decoder):
 
 
 class Ernie(Decoder):
-    """Stores the selection bias beside the router, as a row."""
+    """The checkpoint stores the selection bias next to the router, as a row."""
 
     def source_name(self, source: str) -> str:
-        """Its name."""
+        """The name of the bias."""
         return source.replace(".gate.e_score", ".moe_statics.e_score")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -370,7 +370,7 @@ class Ernie(Decoder):
 
 
 class HunyuanMoe(Decoder):
-    """Names of its own."""
+    """Other names."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,
@@ -398,7 +398,7 @@ class Aria(Decoder):
 
 
 class StackedQwen(QwenMoe):
-    """Stacks of matrices (Qwen3-VL): as published inputs before outputs, as saved again outputs."""
+    """Stacks of matrices (Qwen3-VL): inputs first as published, outputs first if saved again."""
 
     stacked: ClassVar[bool] = True
 

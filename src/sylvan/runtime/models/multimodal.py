@@ -121,10 +121,10 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def placeholders(raw: Raw) -> dict[str, int]:
-    """The token that stands for each kind of media; the parts of some models name their own.
+    """Placeholder token of each kind of media; some models name them in their parts' configs.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     parts = [raw, *(raw.get(f"{part}_config") or {} for part in ("vision", "audio"))]
     tokens = {

@@ -1,7 +1,7 @@
-"""Nemotron NAS and DeciLM: Llama whose layers were searched for, each with a shape of its own.
+"""Nemotron NAS and DeciLM: Llama with layers of different shapes, from architecture search.
 
-A layer may lack attention or mlp, or have one matrix in its place. Key heads are repeated at load
-until all layers have as many, so that pages of KV have one shape; queries see the same numbers.
+A layer may lack attention or mlp, or replace either by a single matrix. At load, key heads are
+repeated until all layers have the same number, so that KV pages have one shape; results are equal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sylvan.runtime.models.decoder import Attention, Decoder, Ropes, make_norm
 
 Raw = dict[str, Any]
 
-_MULTIPLE = 256  # of which the columns of an mlp are a multiple
+_MULTIPLE = 256  # granularity of mlp columns
 
 
 class _Attention(msgspec.Struct, frozen=True):
-    """`attention` of a block, as config.json spells it."""
+    """`attention` of a block in config.json."""
 
     n_heads_in_group: int | None = None
     no_op: bool = False
@@ -110,7 +110,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _columns(raw: Raw, block: _Block) -> int:
-    """Of the mlp of a block."""
+    """Number of columns of a block's mlp."""
     if block.ffn.ffn_mult is None:
         return raw.get("intermediate_size") or 1
     columns = int(2 * block.ffn.ffn_mult * (raw.get("hidden_size") or 0) / 3)
@@ -118,7 +118,7 @@ def _columns(raw: Raw, block: _Block) -> int:
 
 
 class LinearAttention(nn.Module):
-    """One matrix in the place of attention."""
+    """A single matrix instead of attention."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class LinearAttention(nn.Module):
 
 
 class LinearMLP(nn.Module):
-    """One matrix in the place of the mlp."""
+    """A single matrix instead of the mlp."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class LinearMLP(nn.Module):
 
 
 class NasBlock(nn.Module):
-    """Llama's block with the parts that it has."""
+    """Llama's block without the missing parts."""
 
     def __init__(
         self, config: ModelConfig, build: Build, layer: int, ropes: Ropes, block: _Block
@@ -182,7 +182,7 @@ class DeciLM(Decoder):
         return NasBlock(config, build, layer, ropes, blocks_of(config.raw)[layer])
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Key heads as often as the layer with most of them has."""
+        """Repeat key heads up to the number of the layer with the most."""
         if ".k_proj." not in name and ".v_proj." not in name:
             return tensor
         heads = tensor.unflatten(0, (-1, self.config.head_dim))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import VectorForm
-from sylvan.runtime.models.clip import projection
+from sylvan.runtime.models import clip, retrieval, siglip
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.token_heads import (
@@ -95,9 +95,7 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     modes: tuple[Mode, ...] = ("last",) if config.causal else ("cls",)
     if config.architecture == "Contriever":
         modes = ("mean",)
-    spec = PoolingSpec(modes=modes)
-    if config.architecture.startswith("CLIP") and (found := projection(model_dir)) is not None:
-        spec = replace(spec, transforms=(found,))
+    spec = _of_family(model_dir, config) or PoolingSpec(modes=modes)
     path = model_dir / "modules.json"
     if path.is_file():
         spec = _read_modules(model_dir, _read_json(path, list), spec)
@@ -116,9 +114,29 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
         spec,
         normalize=normalize,
         size=len(vector),
-        forms=("text", "tokens") if heads is None else ("text", "tokens", "weights"),
+        forms=_forms(config, weights=heads is not None),
         tokens=replace(tokens, normalize=wish.normalize is not False),
     )
+
+
+def _of_family(model_dir: Path, config: ModelConfig) -> PoolingSpec | None:
+    """How a family pools whose checkpoints do not say it; None: as usual."""
+    if retrieval.is_retriever(config):
+        return PoolingSpec(modes=("last",), transforms=(retrieval.projection(model_dir),))
+    if config.architecture.startswith("Siglip"):
+        return PoolingSpec(modes=("last",), transforms=(siglip.text_head(model_dir),))
+    if not config.architecture.startswith("CLIP"):
+        return None
+    found = clip.projection(model_dir)
+    return PoolingSpec(modes=("last",), transforms=() if found is None else (found,))
+
+
+def _forms(config: ModelConfig, *, weights: bool) -> tuple[VectorForm, ...]:
+    if retrieval.is_retriever(config):
+        return ("tokens",)
+    items = config.media is not None and config.media.apart > 0
+    forms: list[VectorForm] = ["text", "tokens"]
+    return (*forms, *(["weights"] if weights else ()), *(["item"] if items else ()))
 
 
 def _of_labels(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
@@ -131,7 +149,7 @@ def _of_labels(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Pooli
 
 
 def _by_token(spec: PoolingSpec) -> tuple[Transform, ...]:
-    """Of a single token: what follows several poolings does not fit its vector."""
+    """Transforms of token vectors; none if several poolings are concatenated."""
     return spec.transforms if len(spec.modes) == 1 else ()
 
 

@@ -74,6 +74,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "mxfp8": Format("mxfp8", 8, None, "fp8_e4m3", "mxfp8"),
         "mxfp4": Format("mxfp4", 4, None, "fp4_e2m1", "mxfp4"),
         "nvfp4": Format("nvfp4", 4, None, "fp4_e2m1", "nvfp4"),
+        "nvfp4_online": Format("nvfp4", 4, None, "fp4_e2m1", "nvfp4"),
     }
 )
 """Formats by user-visible name."""

@@ -1,6 +1,6 @@
-"""RecurrentGemma (Griffin): gated linear recurrences, and some layers that attend in a window.
+"""RecurrentGemma (Griffin): gated linear recurrences, and some window attention layers.
 
-Source: arXiv:2402.19427; the recurrence starts anew at position 0.
+Source: arXiv:2402.19427; the recurrence restarts at position 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sylvan.runtime.models.hybrid import HybridBlock, first_part, split_layers
 
 Raw = dict[str, Any]
 
-_SHARPNESS = 8.0  # of the recurrence gate
+_SHARPNESS = 8.0  # exponent factor of the recurrence gate
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -55,7 +55,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class RgLru(Recurrent):
-    """The recurrence: gates of inputs and of what is kept, by blocks of channels."""
+    """The recurrence, with input and forget gates per block of channels."""
 
     def __init__(self, build: Build, heads: Share, block: int, part: int) -> None:
         super().__init__()

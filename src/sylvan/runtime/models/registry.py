@@ -21,6 +21,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
+from sylvan.runtime.models.image_tokens import with_image_token
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -61,6 +62,7 @@ MODELS: dict[str, str] = {
     "DeepseekV2ForCausalLM": _HERE + "deepseek",
     "DeepseekV32ForCausalLM": _HERE + "sparse_latent",
     "DeepseekV3ForCausalLM": _HERE + "deepseek",
+    "DeepseekVLV2ForCausalLM": _HERE + "published_media",
     "Dots1ForCausalLM": _HERE + "moe",
     "ElectraForCausalLM": _HERE + "bert_decoder",
     "Ernie4_5ForCausalLM": _HERE + "llama",
@@ -72,6 +74,7 @@ MODELS: dict[str, str] = {
     "FalconForCausalLM": _HERE + "gpt2",
     "FalconMambaForCausalLM": _HERE + "mamba",
     "FlexOlmoForCausalLM": _HERE + "moe",
+    "Florence2ForConditionalGeneration": _HERE + "encoder_decoder",
     "FlintForCausalLM": _HERE + "sigmoid_moe",
     "GPT2LMHeadModel": _HERE + "gpt2",
     "GPTBigCodeForCausalLM": _HERE + "gpt2",
@@ -109,6 +112,7 @@ MODELS: dict[str, str] = {
     "Lfm2ForCausalLM": _HERE + "hybrid",
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
+    "KimiVLForConditionalGeneration": _HERE + "published_media",
     "LLaDA2MoeModelLM": _HERE + "bailing",
     "LlamaForCausalLM": _HERE + "llama",
     "LongcatFlashForCausalLM": _HERE + "longcat",
@@ -125,6 +129,7 @@ MODELS: dict[str, str] = {
     "MiMoForCausalLM": _HERE + "llama",
     "MiniCPM3ForCausalLM": _HERE + "deepseek",
     "MiniCPMForCausalLM": _HERE + "llama",
+    "MiniCPMV": _HERE + "published_media",
     "MiniMaxForCausalLM": _HERE + "minimax",
     "MiniMaxM1ForCausalLM": _HERE + "minimax",
     "MiniMaxM2ForCausalLM": _HERE + "sigmoid_moe",
@@ -152,6 +157,7 @@ MODELS: dict[str, str] = {
     "PegasusForConditionalGeneration": _HERE + "encoder_decoder",
     "Phi3ForCausalLM": _HERE + "phi3",
     "PhiForCausalLM": _HERE + "gpt2",
+    "Phi3VForCausalLM": _HERE + "published_media",
     "Phi4MultimodalForCausalLM": _HERE + "multimodal",
     "PhiMoEForCausalLM": _HERE + "moe",
     "PhimoeForCausalLM": _HERE + "moe",
@@ -226,6 +232,8 @@ MODELS |= {
         (("LlamaBidirectional", "LlamaEmbedding"), "vectors", ("Model",)),
         (("Contriever",), "encoder", ("",)),
         (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
+        (("Siglip", "Siglip2"), "siglip", ("Model", "TextModel")),
+        (("ColPali", "ColQwen2"), "retrieval", ("ForRetrieval",)),
     )
     for stem in stems
     for suffix in suffixes
@@ -307,7 +315,8 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
     Raises:
         ConfigError: the model is not supported; one sentence.
     """
-    config = choose_path(read_config(model_dir), model_dir if trusted else None).config
+    raw = with_image_token(read_config(model_dir), model_dir)
+    config = choose_path(raw, model_dir if trusted else None).config
     if headless and config.head == "lm":
         config = msgspec.structs.replace(config, head="none")
     return config

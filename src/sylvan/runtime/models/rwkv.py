@@ -1,7 +1,7 @@
-"""RWKV-4: no attention; each channel keeps a weighted mean of earlier values (arXiv:2305.13048).
+"""RWKV-4: each channel keeps a weighted mean of earlier values (arXiv:2305.13048).
 
-Transformers halves weights of the last layers for float16 (`rescale_every`); here rows are added in
-float32.
+Transformers halves weights of the last layers for float16 (`rescale_every`); Sylvan instead keeps
+the residual stream in float32.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from sylvan.runtime.models.rope import RopeParams
 
 Raw = dict[str, Any]
 
-_PARTS = 3  # states of a layer: the row before, of both halves, and the mean
-_NOTHING = -1e38  # exponent of a mean over nothing
+_PARTS = 3  # states of a layer: previous rows of both halves, and the mean
+_NOTHING = -1e38  # exponent of an empty mean
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -62,7 +62,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class Shift(Recurrent):
-    """The row before, of each row; zeros before the first. Shape: (T, D) -> (T, D)."""
+    """The previous row of each row; zeros for the first. Shape: (T, D) -> (T, D)."""
 
     def __init__(self, build: Build, dim: int, part: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Shift(Recurrent):
         self._part, self._taps = part, taps.repeat(dim, 1)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """A convolution that looks back only."""
+        """A causal convolution."""
         state, spans = state_of(batch, self._part), spans_of(batch)
         return self.scans.conv(x_TD, self._taps, None, state, spans).to(x_TD.dtype)
 
@@ -81,7 +81,7 @@ def _mixed(x_TD: torch.Tensor, before_TD: torch.Tensor, share_D: torch.Tensor) -
 
 
 class TimeMix(Recurrent):
-    """The weighted mean; what stands for attention."""
+    """Time mixing: the weighted mean, in place of attention."""
 
     def __init__(self, config: ModelConfig, build: Build, part: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class TimeMix(Recurrent):
 
 
 class ChannelMix(nn.Module):
-    """What stands for the mlp."""
+    """Channel mixing, in place of the mlp."""
 
     def __init__(self, config: ModelConfig, build: Build, part: int) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Rwkv(Decoder):
         return name.removeprefix("rwkv.")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Shares of the row before are stored as (1, 1, D)."""
+        """Mixing weights of the previous row are stored as (1, 1, D)."""
         return tensor.flatten() if ".time_mix_" in name else tensor
 
 

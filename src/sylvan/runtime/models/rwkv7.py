@@ -1,4 +1,4 @@
-"""RWKV-7: each head keeps a matrix that forgets by column, and replaces what it knows of a key.
+"""RWKV-7: each head keeps a matrix that decays by column and replaces the value of a key.
 
 Source: arXiv:2503.14456; names as in checkpoints of flash-linear-attention.
 
@@ -38,8 +38,8 @@ from sylvan.runtime.models.rwkv import Shift
 
 Raw = dict[str, Any]
 
-_PARTS = 3  # states of a layer: the row before, of both halves, and the matrices
-_SLOWEST = -math.exp(-0.5)  # of the logarithm of decay
+_PARTS = 3  # states of a layer: previous rows of both halves, and the matrices
+_SLOWEST = -math.exp(-0.5)  # bound of the logarithm of decay
 _RANKS = {
     "w_lora": ("decay_low_rank_dim", 64),
     "a_lora": ("a_low_rank_dim", 64),
@@ -55,7 +55,7 @@ def parse(raw: Raw) -> ModelConfig:
 
     Raises:
         ConfigError: sizes are missing or impossible.
-        NotNative: some layers attend, values are wider than keys, or another activation is wanted.
+        NotNative: It has attention layers, values wider than keys, or another activation.
     """
     layers, width = (_size(raw, name) for name in ("num_hidden_layers", "hidden_size"))
     columns = _size(raw, "head_dim", 64)
@@ -97,7 +97,7 @@ def _size(raw: Raw, name: str, usual: int | None = None) -> int:
 
 
 class LowRankPair(nn.Module):
-    """Two matrices with a function between them. Shape: (T, D) -> (T, D)."""
+    """A low-rank mlp: two matrices with an activation between. Shape: (T, D) -> (T, D)."""
 
     def __init__(
         self, config: ModelConfig, build: Build, name: str, act: nn.Module, *, bias: bool = True
@@ -127,13 +127,13 @@ class HeadGroupNorm(nn.Module):
 
 @dataclass(slots=True)
 class FirstValues:
-    """Values of the first layer, which the others mix with theirs. Shape: (T, D)."""
+    """Values of the first layer, which later layers mix with their own. Shape: (T, D)."""
 
     values: torch.Tensor | None = None
 
 
 class MatrixTimeMix(Recurrent):
-    """The matrices; what stands for attention."""
+    """Time mixing: the matrices, in place of attention."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -180,9 +180,9 @@ class MatrixTimeMix(Recurrent):
         return x_TD.unflatten(-1, (-1, self._columns))
 
     def _recalled(self, rows_THN: tuple[torch.Tensor, ...], batch: ForwardBatch) -> torch.Tensor:
-        """What the matrices know of the queries, float32 (T, H, N); rows are keys, columns values.
+        """Query the matrices: float32 (T, H, N); matrix rows are keys, columns are values.
 
-        `rows_THN`: decay, key that is removed, the same times its rate, key, value and query.
+        `rows_THN`: decay, removed key, removed key times rate, key, value and query.
         """
 
         def step(held: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +196,7 @@ class MatrixTimeMix(Recurrent):
 
 
 class SquaredChannelMix(nn.Module):
-    """What stands for the mlp."""
+    """Channel mixing, in place of the mlp."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()

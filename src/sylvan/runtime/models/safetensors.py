@@ -39,7 +39,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Types by their names in a header."""
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-"""How a header spells a type."""
+"""Names of types in headers."""
 _AT_HAND = 8  # tensors whose pages stay resident; fewer are converted at a time
 
 

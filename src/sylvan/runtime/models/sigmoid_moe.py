@@ -1,4 +1,4 @@
-"""Mixtures whose router gives sigmoids, in blocks of Llama with norms of heads.
+"""Mixtures of experts with sigmoid routing, in Llama blocks with head norms.
 
 MiniMax-M2, Hunyuan 3, K-EXAONE, Flint.
 """
@@ -57,7 +57,7 @@ def _hunyuan(raw: Raw, fields: Raw) -> Raw:
 
 
 def _exaone(raw: Raw, fields: Raw) -> Raw:
-    """Layers that see everything turn no positions if others have a window."""
+    """Full-attention layers have no rotary positions if other layers have a window."""
     layers, every = range(raw.get("num_hidden_layers") or 0), raw.get("sliding_window_pattern")
     if isinstance(every, str):
         kinds = ["full_attention" if every[i % len(every)] == "G" else "" for i in layers]
@@ -108,7 +108,7 @@ _FAMILIES: Mapping[str, Callable[[Raw, Raw], Raw]] = MappingProxyType(
 
 
 class MiniMax(Decoder):
-    """Mixtral's names, and the bias for choosing beside the router."""
+    """Mixtral's names, with the selection bias next to the router."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": FUSED["qkv_proj"],
@@ -123,7 +123,7 @@ class MiniMax(Decoder):
 
 
 class Exaone(Decoder):
-    """Stores the selection bias beside the router."""
+    """The checkpoint stores the selection bias next to the router."""
 
     def source_name(self, source: str) -> str:
         """Name of the bias in the checkpoint."""

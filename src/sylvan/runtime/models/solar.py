@@ -1,4 +1,4 @@
-"""Solar Pro: Llama whose stream is mixed with what it was some layers before (block skips)."""
+"""Solar Pro: Llama with block skips, which mix in the residual stream of an earlier layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_layer(number: Any, layers: int) -> bool:
 
 
 class Solar(Decoder):
-    """Before some layers the stream is kept, before later ones a share of that is mixed in."""
+    """Some layers save their input; later layers mix a share of it into theirs."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__(config, build)

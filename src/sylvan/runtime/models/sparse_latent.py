@@ -1,6 +1,6 @@
-"""DeepSeek V3.2 and GLM-5: DeepSeek V3 whose rows attend to the tokens that an indexer selects.
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3 with sparse attention, whose tokens an indexer selects.
 
-GLM-5 lets some layers take the choice of the one before (`indexer_types`).
+In GLM-5 some layers reuse the selection of the previous layer (`indexer_types`).
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _choosing(raw: Raw, layers: int) -> list[bool]:
-    """Whether each layer has an index of its own."""
+    """Whether each layer has its own indexer."""
     kinds = raw.get("indexer_types") or ["full"] * layers
     return [kind != "shared" for kind in kinds] if isinstance(kinds, list) else []
 
 
 @dataclass(slots=True)
 class Choice:
-    """What the last layer that chooses has chosen in a step, of tensors or of a traced program."""
+    """The latest selection in a step, as tensors or as values of a traced program."""
 
     tokens: Chosen | None = None
     traced: TracedTensor | None = None
 
 
 class SparseBlock(LatentBlock):
-    """Passes the choice on to the next layer."""
+    """A block that passes the selection on to the next layer."""
 
     attention: ClassVar[type[LatentAttention]] = SparseLatentAttention
 
@@ -79,7 +79,7 @@ class SparseBlock(LatentBlock):
     def forward(
         self, x_TD: X, residual_TD: X | None, batch: ForwardBatch, choice: Choice | None = None
     ) -> tuple[X, X]:
-        """As other blocks; takes the choice of the layer before, and leaves its own."""
+        """As other blocks; reads the selection of the previous layer and stores its own."""
         attention, choice = self.self_attn, choice or Choice()
         assert isinstance(attention, SparseLatentAttention)
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)

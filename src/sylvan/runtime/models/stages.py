@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from sylvan.runtime.models.slots import slots
 
 
 class AbsentLayer(nn.Module):
-    """In place of a layer or norm that another stage has: passes everything on."""
+    """Placeholder for a layer or norm of another stage: returns its input."""
 
     def forward(
         self, x_TD: X, residual_TD: X | None = None, batch: ForwardBatch | None = None
@@ -29,7 +30,7 @@ class AbsentLayer(nn.Module):
 
 
 def check_stages(config: ModelConfig, count: int) -> None:
-    """Refuse a model that cannot be cut into so many stages.
+    """Reject a model that cannot be divided into this many stages.
 
     Raises:
         ConfigError: says why, and how many stages there can be.
@@ -53,14 +54,40 @@ def check_stages(config: ModelConfig, count: int) -> None:
     layers = config.num_hidden_layers
     if count > layers:
         raise ConfigError(f"{pp}: this model has {layers} layers; use at most as many stages")
-    kinds = [group.window for group in kv_groups(config)]
-    stages = [Stage(number, count, layers) for number in range(count)]
-    parts = [[g.window for g in kv_groups(stage_config(config, stage))] for stage in stages]
-    if any(part != kinds for part in parts):
+    if not num_last_layers(config, count):
         raise ConfigError(
             f"{pp}: some stages would have no layers with a window, none without, or none that "
             "attend; use fewer"
         )
+
+
+def num_last_layers(config: ModelConfig, count: int) -> int:
+    """Layers of the last of several stages: few enough to do the work of the others with its head.
+
+    More than that, up to an equal share, if a stage would otherwise lack a kind of KV that the
+    model has; 0 if one does even so.
+    """
+    layers, kinds = config.num_hidden_layers, [group.window for group in kv_groups(config)]
+    head = config.vocab_size * config.hidden_size / max(1, _layer_weights(config))
+
+    def longest(last: int) -> tuple[float, int]:
+        return max(last + head, ceil((layers - last) / (count - 1))), -last
+
+    fewest = min(range(1, layers // count + 1), key=longest, default=1)
+    for last in range(fewest, layers // count + 1):
+        stages = [Stage(number, count, layers, last) for number in range(count)]
+        parts = [[g.window for g in kv_groups(stage_config(config, stage))] for stage in stages]
+        if all(part == kinds for part in parts):
+            return last
+    return 0
+
+
+def _layer_weights(config: ModelConfig) -> int:
+    """Weights that a token is multiplied by in a layer, roughly."""
+    dim, latent, moe = config.hidden_size, config.latent, config.moe
+    keys = 2 * config.kv_dim if latent is None else latent.kept
+    inner = config.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared
+    return dim * (2 * config.q_dim + keys + (3 if config.gated_mlp else 2) * inner)
 
 
 def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
@@ -93,7 +120,7 @@ def cut(model: Any, stage: Stage) -> Any:
             "one stream; use parallel.pp=1"
         )
     whole = _modules_read(model)
-    left: Any = model  # modules of other types take the places of those that are left out
+    left: Any = model  # placeholders replace the removed modules
     layers, own = model.layers, stage.layers
     attending = model.config.attention_layers or range(len(layers))
     before = sum(layer < own.start for layer in attending)

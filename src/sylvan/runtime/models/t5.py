@@ -88,7 +88,7 @@ def distance_buckets(buckets: int, farthest: int) -> torch.Tensor:
 
 
 class DistanceBias(nn.Module):
-    """What is added to the scores of each head by distance; the last entry is for all beyond.
+    """Biases of each head's scores by distance; the last one also applies to greater distances.
 
     Attributes:
         weight: (heads of this rank * distances,).
@@ -100,7 +100,7 @@ class DistanceBias(nn.Module):
 
 
 class BiasedAttention(nn.Module):
-    """Attention whose scores have a bias by distance; `bias` None: this layer has its own."""
+    """Attention with relative position biases; `bias` None: this layer has its own."""
 
     def __init__(
         self, config: ModelConfig, build: Build, layer: int, bias: DistanceBias | None
@@ -112,7 +112,7 @@ class BiasedAttention(nn.Module):
         self.qkv_proj = ColumnParallel(build, config.hidden_size, parts)
         self.o_proj = RowParallel(build, queries, config.hidden_size)
         if bias is None:
-            distances = _said(config.raw, _FARTHEST) + 1
+            distances = _number(config.raw, _FARTHEST) + 1
             bias = DistanceBias(build, heads.queries, distances)
             self.relative_attention_bias = bias
         spec = AttentionLayer(
@@ -157,7 +157,7 @@ class T5Block(nn.Module):
 
 
 class T5(Decoder):
-    """The decoder; in UMT5 each layer has biases of its own, in others the first layer's count."""
+    """The decoder; in UMT5 each layer has its own biases, else all use those of the first layer."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "embed_tokens": ("shared",),
@@ -181,7 +181,7 @@ class T5(Decoder):
     }
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
-        self._shared: list[DistanceBias] = []  # a list, so that it is no second module
+        self._shared: list[DistanceBias] = []  # a list, so that PyTorch does not register it twice
         super().__init__(config, build)
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
@@ -193,7 +193,7 @@ class T5(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The encoder, which is read elsewhere, and repetitions of the shared table."""
+        """Name prefixes of the encoder, loaded separately, and of copies of the shared table."""
         return ("encoder.", "embed_tokens.")
 
     def rename(self, name: str) -> str:
@@ -205,11 +205,11 @@ class T5(Decoder):
         if not name.endswith(_BIAS):
             return tensor
         raw = self.config.raw
-        found = distance_buckets(_said(raw, _BUCKETS), _said(raw, _FARTHEST))
+        found = distance_buckets(_number(raw, _BUCKETS), _number(raw, _FARTHEST))
         return tensor[found].T.flatten()
 
 
-def _said(raw: Raw, name: str) -> int:
+def _number(raw: Raw, name: str) -> int:
     return int(raw.get(name) or _DEFAULTS[name])
 
 

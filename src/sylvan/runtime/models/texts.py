@@ -22,7 +22,7 @@ IMAGES = (
     *("high_res_vision_", "mlp_AR.", "view_seperator", "view_separator", "talker.", "token2wav."),
     *("code2wav.", "embed_tokens_extend.", "embed_vision.", "embed_audio.", "merger."),
     *("mm_projector.", "density_router.", "vision_projector.", "qwen2_model.", "sam_model."),
-    "mlp1.",
+    *("mlp1.", "embedding_proj_layer.", "vision_embed_tokens.", "vpm.", "resampler.", "vision."),
 )
 """Name prefixes of tensors of image and audio encoders."""
 
@@ -39,7 +39,10 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """Strip the prefixes of old and new checkpoints from a tensor name."""
-    for prefix in ("thinker.", "model.", "language_model.", "text_model.", "model."):
+    for prefix in (
+        *("thinker.", "vlm.", "llm.", "language.", "model.", "language_model.", "text_model."),
+        "model.",
+    ):
         name = name.removeprefix(prefix)
     return name
 

@@ -1,8 +1,8 @@
-"""Heads over single tokens: vectors of tokens, weights of words, rewards of steps.
+"""Heads over single tokens: token vectors, word weights, step rewards.
 
-BGE-M3 (arXiv:2402.03216) keeps two matrices beside the model: `colbert_linear.pt` makes vectors of
-all tokens but the first, `sparse_linear.pt` the weight of each. Process reward models (Qwen2.5 Math
-PRM) judge each step at the token that ends it.
+BGE-M3 (arXiv:2402.03216) has two additional matrices: `colbert_linear.pt` projects the vectors of
+all tokens but the first, `sparse_linear.pt` computes a weight per token. Process reward models
+(Qwen2.5 Math PRM) judge each step at its last token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _VECTORS, _WEIGHTS = "colbert_linear.pt", "sparse_linear.pt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenHeads:
-    """What becomes of the vectors of single tokens, float32 (n, D).
+    """Heads for the vectors of single tokens, float32 (n, D).
 
     Attributes:
-        transforms: Applied in order for the vectors of tokens.
-        skips_first: The first token has no vector of its own: it stands for the text.
-        normalize: These vectors have unit length.
-        weights: Makes a number of each, (n,); None: there are none.
-        step_token: The token that ends a step.
+        transforms: Applied in order to token vectors.
+        skips_first: Whether the first token, which represents the text, gets no token vector.
+        normalize: Whether token vectors have unit length.
+        weights: Computes the word weights (n,); None: there are none.
+        step_token: Token that ends a step.
     """
 
     transforms: tuple[Transform, ...] = ()
@@ -45,10 +45,10 @@ class TokenHeads:
 
 
 def read_token_heads(model_dir: Path, dim: int) -> TokenHeads | None:
-    """The two matrices of BGE-M3, over vectors of `dim` numbers; None where there are none.
+    """Load the two matrices of BGE-M3, for vectors of `dim` numbers; None: it has none.
 
     Raises:
-        ConfigError: one is missing, cannot be read, or does not fit.
+        ConfigError: One of them is missing, unreadable, or has another shape.
     """
     found = [model_dir / name for name in (_VECTORS, _WEIGHTS)]
     if not any(path.is_file() for path in found):
@@ -65,7 +65,7 @@ def step_token(model_dir: Path) -> int:
     """The token that ends a step.
 
     Raises:
-        ConfigError: the tokenizer has none.
+        ConfigError: The tokenizer has no such token.
     """
     try:
         raw: Any = read_json(model_dir / "tokenizer.json")

@@ -32,7 +32,7 @@ NumbersOf = Callable[[WeightFiles], dict[str, torch.Tensor]]
 def plain_numbers(
     files: WeightFiles, stored: StoredFormat, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a quantised checkpoint as they were before, one matrix after another.
+    """Dequantise the tensors of a quantised checkpoint, one matrix at a time.
 
     Raises:
         ConfigError: parts of a matrix are missing or contradict each other; names it.
@@ -55,12 +55,12 @@ def plain_numbers(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTensors:
-    """What a checkpoint may lack, and hold besides.
+    """Allowed differences between a checkpoint and the model.
 
     Attributes:
-        headless: The matrix of the head is never used, so it may be missing.
-        quantised: Numbers other than floats are what the checkpoint is meant to hold.
-        ignored: Starts of names of tensors that belong to other parts of the model.
+        headless: Whether the head may be missing, because it is not used.
+        quantised: Whether tensors may have integer dtypes.
+        ignored: Name prefixes of tensors of other parts of the model.
     """
 
     headless: bool
@@ -82,9 +82,9 @@ def read_model(
         read: `from_pretrained` of a class, with all arguments except the directory and
           `output_loading_info`.
         model_dir: The checkpoint.
-        pickled: It is PyTorch's own files that are read.
-        expected: What the checkpoint may lack, and hold besides.
-        numbers: Makes plain numbers of the files, where matrices are quantised.
+        pickled: Whether to read PyTorch's own files.
+        expected: Allowed differences.
+        numbers: Dequantises the files; None for unquantised checkpoints.
 
     Raises:
         ConfigError: the files are broken or truncated; a tensor is missing, unexpected, of

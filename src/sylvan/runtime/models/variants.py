@@ -1,6 +1,6 @@
-"""Small departures from Llama's block: BitNet (norms inside), Apertus (xIELU), nanochat.
+"""Variants of Llama's block: BitNet (inner norms), Apertus (xIELU), nanochat.
 
-BitNet's ternary weights are served as the plain numbers that a checkpoint in bfloat16 has.
+BitNet's ternary weights are served as plain numbers from a bfloat16 checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parse(raw: Raw) -> ModelConfig:
     if "Apertus" in str(raw.get("architectures")):
         if kind not in (None, "xielu"):
             raise NotNative(f"the activation {kind}")
-        raw = raw | {"hidden_act": "silu"}  # unused: the model has its own
+        raw = raw | {"hidden_act": "silu"}  # a placeholder: the model has its own activation
     fields = common_fields(raw)
     return make_config(fields | found | _FAMILIES[fields["architecture"]](raw))
 
@@ -105,7 +105,7 @@ class BitNet(Decoder):
 
 
 class Xielu(nn.Module):
-    """The four numbers of the activation xIELU (arXiv:2411.13010)."""
+    """The four parameters of the activation xIELU (arXiv:2411.13010)."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class XieluMLP(nn.Module):
 
 
 class Apertus(Decoder):
-    """Norms under names of their own."""
+    """Norms with other names."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,
@@ -151,7 +151,7 @@ class Apertus(Decoder):
 
 
 class NanoChat(Decoder):
-    """Norms without weights, one of them on the embeddings; heads turn the other way round."""
+    """Norms without weights, also on embeddings; heads are rotated in the opposite direction."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,
@@ -163,7 +163,7 @@ class NanoChat(Decoder):
         return self.norm(super().embed(batch))[0]
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Swap the halves of heads that turn: then they turn as others do."""
+        """Swap the halves of rotated heads, which reverses the direction."""
         if ".q_proj." not in name and ".k_proj." not in name:
             return tensor
         halves = tensor.unflatten(0, (-1, 2, self.config.head_dim // 2))

@@ -69,4 +69,4 @@ def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     return {"head": "score", "num_labels": count_labels(raw)}
 
 
-MODEL = Decoder  # unused as such: the config names the family whose class is taken
+MODEL = Decoder  # unused: the config names the family whose class is used

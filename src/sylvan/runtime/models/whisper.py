@@ -1,7 +1,7 @@
-"""Whisper: a decoder whose layers also attend to the encoding of a sound.
+"""Whisper: a decoder with cross-attention to an encoded sound.
 
-The encoder is a capability's (`features.multimodal`); the sound is an item of the prompt, whose
-placeholder is `<|startoftranscript|>`.
+The encoder belongs to a capability (`features.multimodal`); the sound is an item of the prompt with
+the placeholder `<|startoftranscript|>`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Whisper(Decoder):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The encoder, which is read elsewhere."""
+        """Name prefix of the encoder, which is loaded separately."""
         return (*super().unused, "encoder.", "proj_out.")
 
     def rename(self, name: str) -> str:
@@ -114,7 +114,7 @@ class Whisper(Decoder):
         return _NO_BIAS if name.endswith(".self_attn.k_proj.bias") else name
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Zeros for that bias."""
+        """Use zeros for the missing bias."""
         return torch.zeros_like(tensor) if name == _NO_BIAS else tensor
 
 

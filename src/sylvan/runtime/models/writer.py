@@ -71,12 +71,12 @@ def write_quantised(
 ) -> Written:
     """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
 
-    Nothing is left behind when it fails. `load_format` is the one of the configuration; `given`, by
-    what the model calls them, are matrices that were rounded elsewhere, and tensors that take the
-    place of those of the checkpoint before they are rounded.
+    A failed write leaves nothing behind. `load_format` is that of the configuration. `given` has,
+    by the model's names, matrices that are already quantised, and replacements of checkpoint
+    tensors that are still to be quantised.
 
     Raises:
-        ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like that.
+        ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like this.
     """
     wanted = format_of(quantization)
     check_new(model_dir, out_dir)
@@ -123,7 +123,7 @@ def _by_stored_name(
 
 
 def check_new(model_dir: Path, out_dir: Path) -> None:
-    """See that a quantised copy can be written.
+    """Check that a quantised copy can be written.
 
     Raises:
         ConfigError: `out_dir` exists, or the model is quantised already.
@@ -154,7 +154,7 @@ def write_checkpoint(
 
 @contextmanager
 def _new_folder(out_dir: Path) -> Iterator[Path]:
-    """A folder beside `out_dir` that becomes it, once it is complete."""
+    """A temporary directory that is renamed to `out_dir` when complete."""
     part = out_dir.with_name(out_dir.name + ".partial")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

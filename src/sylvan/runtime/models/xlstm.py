@@ -1,4 +1,4 @@
-"""xLSTM (arXiv:2503.13427): heads keep a matrix, a sum of keys, and a scale of both.
+"""xLSTM (arXiv:2503.13427): each head keeps a matrix, a sum of keys, and a scale of both.
 
 Shapes: T rows, D hidden, H heads, K columns of a key, V of a value.
 """
@@ -89,7 +89,7 @@ class HeadLayerNorm(nn.Module):
 
 
 class MatrixMemory(Recurrent):
-    """The states of a layer, and the gates by which they change."""
+    """The states of a layer, and the gates that change them."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -124,9 +124,9 @@ class MatrixMemory(Recurrent):
         return self.out_proj((opened_TC * normed_TC).to(x_TD.dtype))
 
     def _recalled(self, rows: tuple[torch.Tensor, ...], batch: ForwardBatch) -> torch.Tensor:
-        """What the matrices know of the queries, float32 (T, H, V).
+        """Query the matrices: float32 (T, H, V).
 
-        `rows`: queries, keys and values, and logarithms of what goes in and of what is kept.
+        `rows`: queries, keys and values, and logarithms of input and forget gates.
         """
         _, keys, values = self._shape
 

@@ -117,7 +117,7 @@ class Accelerator:
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """Only CUDA can tell."""
+        """Available on CUDA only."""
         if not hasattr(self._module, "set_sync_debug_mode"):
             yield
             return

@@ -54,12 +54,12 @@ class MpsPlatform:
         self._stream = MpsStream(self._module)
 
     def memory(self) -> Memory:
-        """What Metal recommends to use at most, and what is left of it."""
+        """Free part of the working set that Metal recommends, and its size."""
         total = int(self._module.recommended_max_memory())
         return Memory(max(0, total - int(self._module.driver_allocated_memory())), total)
 
     def peak(self, work: Callable[[], None]) -> int:
-        """What the driver holds afterwards beyond what it held before: it keeps what was freed."""
+        """Growth of the driver's memory by a call; the driver keeps freed memory."""
         self.trim()
         before = int(self._module.driver_allocated_memory())
         work()
@@ -82,7 +82,7 @@ class MpsPlatform:
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """Metal cannot tell."""
+        """Not available on Metal."""
         yield
 
     def trim(self) -> None:

@@ -24,7 +24,7 @@ class JaxPlatform(HostPlatform):
         self.chip = self._first.device_kind
 
     def memory(self) -> Memory:
-        """Of one device; of the machine where JAX computes on its CPU."""
+        """Memory of one device; of the machine if JAX computes on its CPU."""
         stats = self._first.memory_stats() or {}
         total = stats.get("bytes_limit", 0)
         return Memory(total - stats.get("bytes_in_use", 0), total) if total else super().memory()

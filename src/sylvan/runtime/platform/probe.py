@@ -55,7 +55,7 @@ def find_build() -> TorchBuild:
 
 
 def nvidia_problem(root: Path, find: FindBuild, newest: FindCapability) -> str | None:
-    """Of CUDA devices; `newest` tells the compute capability of the newest one."""
+    """Probe CUDA devices; `newest` is the compute capability of the newest one."""
     return _driver_problem(root, find) or _gpu_problem(root, newest)
 
 
@@ -99,7 +99,7 @@ def _dotted(capability: Capability) -> str:
 
 
 def amd_problem(root: Path, find: FindBuild) -> str | None:
-    """Of ROCm devices."""
+    """Probe ROCm devices."""
     if not (root / "dev/kfd").exists():
         return (
             "the AMD driver (amdgpu with /dev/kfd) is not loaded on this machine; install ROCm's, "
@@ -117,7 +117,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
 
 
 def intel_problem(root: Path, find: FindBuild) -> str | None:
-    """Of XPU devices."""
+    """Probe XPU devices."""
     if not any(root.glob("dev/dri/renderD*")):
         return f"there is no Intel GPU with a driver (/dev/dri) on this machine; install it, {ELSE}"
     build = find()
@@ -127,7 +127,7 @@ def intel_problem(root: Path, find: FindBuild) -> str | None:
 
 
 def apple_problem(system: str | None = None, machine: str | None = None) -> str | None:
-    """Of the GPU of a Mac; the arguments stand for this machine, in tests."""
+    """Probe the GPU of a Mac; the arguments replace this machine in tests."""
     found = system or platform.system(), machine or platform.machine()
     if found != ("Darwin", "arm64"):
         return f"this machine is no Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
@@ -135,7 +135,7 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
 
 
 def jax_problem(*also: str) -> str | None:
-    """Of JAX's devices: packages that are missing or too old; `also` are needed beside jax."""
+    """Probe JAX's devices; packages may be missing or too old; `also`: packages besides jax."""
     for name in ("jax", *also):
         try:
             version = importlib.metadata.version(name)

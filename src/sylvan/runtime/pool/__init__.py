@@ -1,1 +1,1 @@
-"""Bytes of KV on device and host."""
+"""Memory for KV and recurrent states, on device and host."""

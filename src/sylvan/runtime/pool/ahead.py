@@ -1,7 +1,7 @@
-"""Makes KV pages resident before steps write to them, while no step runs.
+"""Makes KV pages resident while no step runs, before steps write to them.
 
-Memory that is written for the first time has to be mapped and zeroed by the system: a page of
-0.8 MB takes 0.2 ms, and several where a virtual machine has to ask its host.
+On first write the system must map and zero memory: for a page of 0.8 MB this takes 0.2 ms, and
+several times as long in a virtual machine that has to ask its host.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sylvan.runtime.core.memory import Region
 from sylvan.utils.clock import Clock, monotonic
 
 AHEAD_BYTES = 128 << 20
-"""Of each KV group, beyond the pages that steps have used."""
-SLICE_BYTES = 2 << 20  # at a time: a step that begins meanwhile shares the cores with one slice
-REST_S = 0.25  # without a step before anything is done
+"""Bytes per KV group beyond the pages that steps have used."""
+SLICE_BYTES = 2 << 20  # per call: a step that starts meanwhile competes with one slice only
+REST_S = 0.25  # idle time before the thread starts to work
 
 Populate = Callable[[int, int], bool]
 
 
 class PageRegions(Protocol):
-    """What of `PageMemory` is needed."""
+    """The part of `PageMemory` that this module needs."""
 
     num_pages: int
     page_bytes: int
@@ -36,20 +36,20 @@ class PageRegions(Protocol):
 
 
 class Steps(Protocol):
-    """What the executor tells of its steps."""
+    """Notifications of the executor about its steps."""
 
     def begin(self, pages: IntArray) -> None:
-        """A step begins, with these changes of page tables (`StepPlan.pages`)."""
+        """A step starts, with these changes of page tables (`StepPlan.pages`)."""
         ...
 
     def end(self) -> None:
-        """It is over."""
+        """The step has finished."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Pages of one KV group: those below `used` were in steps, those below `stop` are resident."""
+    """Pages of a KV group: steps have used those below `used`; those below `stop` are resident."""
 
     memory: PageRegions
     ahead: int
@@ -57,8 +57,8 @@ class _Group:
     stop: int = 0
 
     def advance(self, populate: Populate) -> bool | None:
-        """One slice; whether the system did it. None: all that is wanted is resident."""
-        used = self.used  # a step that begins now may change it
+        """Populate one slice; return whether the system did it. None: enough pages are resident."""
+        used = self.used  # a step that starts now may change it
         start, wanted = max(self.stop, used), min(used + self.ahead, self.memory.num_pages)
         if start >= wanted:
             return None
@@ -68,17 +68,17 @@ class _Group:
 
 
 class PagesAhead:
-    """Implements `Steps`. Pages are given out in ascending order, until some are used again.
+    """Implements `Steps`: a thread that makes pages resident, slice by slice.
 
-    So a bounded number beyond the highest that was used is what comes next. A thread, which sleeps
-    while there is nothing to do, makes them resident slice by slice once no step has run for a
-    moment; it begins with the first rest after `start`.
+    Pages are allocated in ascending order until some are reused, so the next ones are those after
+    the highest used page. The thread works when no step has run for `rest_s`, from `start` on, and
+    sleeps otherwise.
 
     Args:
-        groups: Of the model; memory of the host.
-        ahead_bytes: Of each group.
-        rest_s: How long no step has run.
-        populate: Makes memory resident: address and bytes; False ends all of this.
+        groups: KV groups of the model, in host memory.
+        ahead_bytes: Bytes per group to keep resident ahead.
+        rest_s: Idle time before it starts to work.
+        populate: Makes memory (address, bytes) resident; False: unsupported, the thread ends.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PagesAhead:
         clock: Clock = monotonic,
     ) -> None:
         self._groups = [_Group(each, ahead_bytes // max(1, each.page_bytes)) for each in groups]
-        self._has_bytes = any(each.page_bytes for each in groups)  # else pages are only counted
+        self._has_bytes = any(each.page_bytes for each in groups)  # False: pages are only counted
         self._rest_s, self._populate, self._clock = rest_s, populate, clock
         self._running, self._ended_s = False, clock()
         self._released = False
@@ -99,7 +99,7 @@ class PagesAhead:
         self._thread = threading.Thread(target=self._run, name="sylvan-pages-ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin to look for rest."""
+        """Start to watch for idle time."""
         if self._has_bytes:
             self._wake.set()
             self._thread.start()
@@ -119,12 +119,12 @@ class PagesAhead:
         self._running, self._ended_s = False, self._clock()
 
     def release(self) -> None:
-        """The memory is given back to the system: nothing is made resident from now on."""
+        """Pause: the memory is returned to the system."""
         with self._slice:
             self._released = True
 
     def resume(self) -> None:
-        """The memory may be used again, and none of it is resident."""
+        """Resume: the memory may be used again, and none of it is resident."""
         with self._slice:
             self._released = False
             for group in self._groups:
@@ -132,13 +132,13 @@ class PagesAhead:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread, before the memory goes."""
+        """Stop the thread, before the memory is freed."""
         self._over.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
-    # ---- in the thread
+    # ---- runs in the thread
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -148,7 +148,7 @@ class PagesAhead:
                 pass
 
     def _advance(self) -> bool:
-        """Do one slice, or wait for rest; False: there is nothing to do."""
+        """Populate one slice, or wait for idle time; False: there is nothing to do."""
         rested_s = self._clock() - self._ended_s
         if self._running or rested_s < self._rest_s:
             self._over.wait(max(self._rest_s - rested_s, self._rest_s / 4))
@@ -161,6 +161,6 @@ class PagesAhead:
                 if done is None:
                     continue
                 if not done:
-                    self._over.set()  # not on this system
+                    self._over.set()  # unsupported by this system
                 return True
             return False

@@ -1,4 +1,4 @@
-"""Compressed KV of latent attention: one wide head a token, whose first columns are the value."""
+"""Compressed KV of latent attention: one wide head per token; its first columns are the value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.pool.transfers import Transfers
 class LatentPool:
     """Implements `KVCachePool`: one tensor (L, P, page_size, 1, C) for each group of L layers.
 
-    A page lies in L regions; exported, it is the layers one after another, token by token.
+    A page has L regions. An exported page has one layer after another, token by token.
     """
 
     def __init__(

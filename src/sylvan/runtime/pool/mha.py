@@ -12,14 +12,18 @@ import numpy as np
 import torch
 
 from sylvan.kernels.memory import Bytes
+from sylvan.kernels.paged import reference
+from sylvan.kernels.paged.cache import ROTATED_HEADS
+from sylvan.kernels.paged.pages import NIBBLES, SCALED, token_scales
 from sylvan.protocol.arrays import IntArray
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.runtime.pool.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Attention layers, by index, whose pages have the same numbers, and how many pages."""
+    """A KV group: indices of the attention layers that share page numbers, and number of pages."""
 
     layers: tuple[int, ...]
     num_pages: int
@@ -27,10 +31,10 @@ class GroupShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVShape:
-    """What a pool stores for each token, and how many pages of how many tokens it has.
+    """The layout of a pool: storage per token, page size and number of pages.
 
-    `groups` divide the layers; none: all layers are one group of `num_pages` pages. `memory`: for
-    the pages of the only group, (pages, bytes of a page), with what is in them; None: new memory.
+    `groups` divide the layers; empty: all layers form one group of `num_pages` pages. `memory`:
+    existing pages of the only group, contents included, (pages, bytes of a page); None: new memory.
     """
 
     num_layers: int
@@ -53,24 +57,14 @@ class KVShape:
         return tuple(found[layer] for layer in range(self.num_layers))
 
     def bytes_per_page(self, dtype: torch.dtype) -> int:
-        """Bytes of one page in all layers."""
-        return (
-            2
-            * self.num_layers
-            * self.page_size
-            * self.num_kv_heads
-            * self.head_dim
-            * (dtype.itemsize)
-        )
+        """Bytes of one page in all layers of `MHAPool`."""
+        numbers = 2 * self.num_layers * self.page_size * self.num_kv_heads * self.head_dim
+        return bytes_of(numbers, dtype, self.head_dim if dtype in SCALED else 0)
 
 
-NIBBLES = torch.uint8
-"""Type of int4 keys and values: two numbers a byte."""
-
-
-def bytes_of(numbers: int, dtype: torch.dtype, head_dim: int) -> int:
-    """Bytes of so many numbers of keys and values; int8 and int4 have a scale for each head."""
-    scales = numbers // head_dim if dtype in (torch.int8, NIBBLES) else 0
+def bytes_of(numbers: int, dtype: torch.dtype, scaled: int) -> int:
+    """Bytes of so many keys and values, with a float32 scale for each `scaled` of them; 0: none."""
+    scales = numbers // scaled if scaled else 0
     size = numbers // 2 if dtype == NIBBLES else numbers * dtype.itemsize
     return size + 4 * scales
 
@@ -81,6 +75,8 @@ class MHAPool:
     Layers come first, because the attention kernels of devices find a token by its slot and one
     step from token to token. So a page lies in 2 L regions; exported, it is the layers one after
     another, each its keys then its values, token by token.
+
+    Of int8 and int4 a token has its heads, then their scales: see `kernels.paged.pages`.
     """
 
     def __init__(
@@ -90,18 +86,30 @@ class MHAPool:
         device: torch.device | str = "cpu",
         transfers: Transfers | None = None,
     ) -> None:
-        """Zeroed, because masked keys are still multiplied and 0 * NaN is not 0."""
+        """Zeroed, because masked keys are still multiplied and 0 * NaN is not 0.
+
+        Raises:
+            ConfigError: heads that cannot be rotated, for int4.
+        """
+        if dtype == NIBBLES and shape.head_dim not in ROTATED_HEADS:
+            sizes = ", ".join(map(str, sorted(ROTATED_HEADS)))
+            raise ConfigError(
+                f"cache.dtype=int4: heads of {shape.head_dim} columns, but only those of {sizes} "
+                "can be rotated; choose int8"
+            )
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
         self.groups: Sequence[PagedBuffer] = []
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        page = (shape.page_size, shape.num_kv_heads, shape.head_dim)
+        self._tokens: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with their scales
+        heads, width = shape.num_kv_heads, shape.head_dim // (2 if dtype == NIBBLES else 1)
+        row = heads * (width + (4 if dtype in SCALED else 0))
         for group in shape.kv_groups:
-            size = (len(group.layers), 2, group.num_pages, *page)
+            size = (len(group.layers), 2, group.num_pages, shape.page_size, row)
             whole = torch.zeros(size, dtype=dtype, device=device)
-            self._layers.update(
-                (layer, (sides[0], sides[1]))
-                for layer, sides in zip(group.layers, whole, strict=True)
-            )
+            numbers = whole[..., : heads * width].unflatten(-1, (heads, width))
+            for layer, sides, tokens in zip(group.layers, numbers, whole, strict=True):
+                self._layers[layer] = sides[0], sides[1]
+                self._tokens[layer] = tokens[0], tokens[1]
             memory = whole.flatten(0, 1).flatten(2).view(torch.uint8)
             self.groups.append(PagedBuffer(memory, shape.page_size, transfers=transfers))
 
@@ -111,12 +119,17 @@ class MHAPool:
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        slots, (keys, values) = slots_T.long(), self._layers[index]
-        keys.flatten(0, 1)[slots] = fitted(k_TKH, keys.dtype)
-        values.flatten(0, 1)[slots] = fitted(v_TKH, keys.dtype)
+        slots = slots_T.long()
+        for side, x_TKH in zip(self._layers[index], (k_TKH, v_TKH), strict=True):
+            if side.dtype in SCALED:
+                codes = reference.int4_codes if side.dtype == NIBBLES else reference.int8_codes
+                side.flatten(0, 1)[slots], scales = codes(x_TKH)
+                token_scales(side).flatten(0, 1)[slots] = scales
+            else:
+                side.flatten(0, 1)[slots] = fitted(x_TKH, side.dtype)
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        for layer, sides in self._layers.items():
+        for layer, sides in self._tokens.items():
             if self.layer_groups[layer] == group:
                 move_rows(sides, sources_N, targets_N)
 
@@ -130,7 +143,7 @@ def move_rows(tensors: Sequence[torch.Tensor], sources_N: IntArray, targets_N: I
 
 
 def fitted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert to the type of a pool; what 8 bits cannot hold becomes the largest they can."""
+    """Convert to the dtype of a pool; 8-bit floats saturate."""
     if dtype.itemsize > 1:
         return x
     most = torch.finfo(dtype).max

@@ -1,4 +1,4 @@
-"""The pool of models that keep no KV."""
+"""The pool of models without KV."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class NoPool:
         return {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Not offered: there are no keys and values."""
+        """Not supported: there are no keys and values."""
         raise NotImplementedError("this model keeps no keys and values")
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """Not offered: there are no keys and values."""
+        """Not supported: there are no keys and values."""
         raise NotImplementedError("this model keeps no keys and values")
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:

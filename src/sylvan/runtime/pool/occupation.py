@@ -1,4 +1,4 @@
-"""Memory that is given back to the system for a while, and taken again at the same place."""
+"""Memory that can be returned to the system for a while, and reclaimed at the same address."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from sylvan.kernels.memory import give_back
 
 
 class Occupation(Protocol):
-    """Memory with a purpose."""
+    """Memory that can be released and reclaimed."""
 
     @property
     def num_bytes(self) -> int:
-        """How much it is while it is occupied."""
+        """Size in bytes while it is occupied."""
         ...
 
     def release(self) -> int:
-        """Give it back, with its contents; returns how many bytes."""
+        """Return it to the system, discarding its contents; return the number of bytes."""
         ...
 
     def resume(self) -> None:
-        """Take it again. What is in it is zero, or undefined on a device."""
+        """Reclaim it. Its contents are zero, or undefined on a device."""
         ...
 
 
 class TensorMemory:
     """Implements `Occupation` for tensors: whole storages, each once.
 
-    On the CPU addresses stay as they are, so that whoever has them may keep them. On a device they
-    change, and what was captured with them must be captured again.
+    On the CPU addresses stay valid. On a device they change, so graphs must be captured again.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -48,7 +47,7 @@ class TensorMemory:
         """See `Occupation.release`.
 
         Raises:
-            OSError: this system keeps the memory of a process.
+            OSError: This system cannot release memory of a process.
         """
         freed = 0
         for storage, size in self._sizes:

@@ -21,15 +21,17 @@ class PagedBuffer:
     """Implements `PageMemory` over one tensor of bytes.
 
     Args:
-        memory_RPW: uint8 (R, P, W): the bytes of page p in region r, side by side. Its first
-            dimensions may lie in any order: a pool whose pages are whole has one region.
+        memory_RPW: uint8 (R, P, W): the contiguous bytes of page p in region r. The first
+        dimensions
+            may have any strides; a pool with contiguous pages has one region.
         page_size: Tokens of a page.
-        whole_pages: The first tokens of a page are not the first bytes of its regions: copies of
-            tokens take the whole page.
-        transfers: Who carries out exports and imports; None: a thread, over memory of the host.
+        whole_pages: Whether copies of tokens must copy the whole page, because the first tokens of
+        a
+            page are not the first bytes of its regions.
+        transfers: Runs exports and imports; None: a thread, for host memory.
 
-    Checksums are XXH3-64 by the library `xxhash`: it reads memory as fast as a copy does, where
-    CRC-32 of zlib takes several times as long, and 64 bits suffice for as many pages as there are.
+    Checksums are XXH3-64 by the library `xxhash`, which is as fast as a copy; zlib's CRC-32 takes
+    several times as long. 64 bits suffice for the number of pages.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class PagedBuffer:
 
     @property
     def memory(self) -> torch.Tensor:
-        """All of its bytes: uint8 (R, P, W)."""
+        """All bytes: uint8 (R, P, W)."""
         return self._memory
 
     def regions(self, page: int) -> tuple[Region, ...]:
@@ -89,7 +91,7 @@ class PagedBuffer:
             raise ValueError("the host buffer of an export is read-only")
         pages_N, host_NRW = self._arguments(pages, buffer)
 
-        def work(_: object = buffer) -> None:  # which has to live as long
+        def work(_: object = buffer) -> None:  # keeps the buffer alive
             gather_pages(self._memory, pages_N, host_NRW)
 
         return self.through.start(
@@ -130,10 +132,10 @@ class PagedBuffer:
 
     @property
     def through(self) -> Transfers:
-        """The object that runs exports and imports.
+        """Return the object that runs exports and imports.
 
         Raises:
-            ValueError: there is none.
+            ValueError: There is none.
         """
         if self._transfers is None:
             raise ValueError("this pool was made without a way to the host")
@@ -141,10 +143,10 @@ class PagedBuffer:
 
 
 class JoinedPages:
-    """Implements `PageMemory` over several buffers of the host: a page is theirs in turn.
+    """Implements `PageMemory` over several host buffers; a page has a part in each.
 
     Args:
-        parts: Their pages have the same numbers, as far as all have them.
+        parts: The buffers, which share page numbers; the smallest limits the number of pages.
     """
 
     def __init__(self, parts: Sequence[PagedBuffer]) -> None:
@@ -197,7 +199,7 @@ class JoinedPages:
     def _places(
         self, pages: IntArray, buffer: NDArray[np.uint8]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The bytes of each page in each part, and where they are in the host memory: (R, W)."""
+        """Each part, and its range in the host memory of a page."""
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
             raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
         host_NB = host_bytes(buffer, len(pages), self.page_bytes).view(len(pages), -1)
@@ -215,7 +217,7 @@ class JoinedPages:
 def check_of_import(
     pages: IntArray, buffer: NDArray[np.uint8], page_bytes: int, checksums: Checksums | None
 ) -> Callable[[], None] | None:
-    """Checksums to verify before writing pages; None: no verification.
+    """Return the checksums to verify before writing pages; None: no verification.
 
     Raises:
         ValueError: a page is repeated, or the number of checksums differs.

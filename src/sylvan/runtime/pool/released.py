@@ -1,4 +1,4 @@
-"""Pages that are given back to the system, of which none become resident meanwhile."""
+"""Releases pages to the system, and pauses population meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sylvan.runtime.pool.occupation import Occupation
 
 
 class ReleasedAhead:
-    """Implements `Occupation` over that of pages, of which none become resident meanwhile."""
+    """Wraps the `Occupation` of pages, and pauses population while they are released."""
 
     def __init__(self, occupation: Occupation, ahead: PagesAhead) -> None:
         self._occupation, self._ahead = occupation, ahead

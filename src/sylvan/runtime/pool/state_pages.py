@@ -14,10 +14,10 @@ from sylvan.runtime.pool.transfers import HostTransfers
 
 
 class StatePages:
-    """Implements `PageMemory` over the parts of a pool of states in host memory.
+    """Implements `PageMemory` for recurrent states in host memory.
 
-    An exported slot is its parts one after another, each as its tensor has it. There are no
-    checksums: whoever keeps states has their own.
+    An exported slot has its parts one after another, each in its tensor's layout. There are no
+    checksums here: stores of states have their own.
 
     Args:
         parts: One contiguous tensor (S, ...) for each part of each layer.
@@ -72,7 +72,7 @@ class StatePages:
         return self._transfers.start(rows.numel(), work)
 
     def _columns(self, rows: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each part, and where its bytes are in exported slots."""
+        """Each part, and the range of its bytes in exported slots."""
         sizes = [part.shape[1] for part in self._parts]
         return [*zip(self._parts, rows.split(sizes, dim=1), strict=True)]
 

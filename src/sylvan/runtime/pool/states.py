@@ -20,7 +20,7 @@ class TensorStates:
         device: torch.device | str = "cpu",
         num_branches: int = 0,
     ) -> None:
-        """`parts` are the shape and type of each; all slots begin as zeros."""
+        """`parts` are shapes and dtypes; all slots are zero at first."""
         self.num_slots, self.num_branches = num_slots, num_branches
         count = num_slots + num_branches
         self._parts = [
@@ -46,7 +46,7 @@ class TensorStates:
 
 
 class QueuedStates:
-    """Implements `StatePool` on a device: copies are made in its queue, in the order of the calls.
+    """Implements `StatePool` on a device: copies run in its queue, in call order.
 
     Args:
         states: The memory.
@@ -69,7 +69,7 @@ class QueuedStates:
         self._due.append((source, target))
 
     def take_copies(self) -> Callable[[], None]:
-        """What makes the copies asked for so far; to be queued before the next forward pass."""
+        """Return work that makes the requested copies; queue it before the next forward pass."""
         due, self._due = self._due, []
 
         def copy_all() -> None:

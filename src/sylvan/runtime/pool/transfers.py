@@ -1,4 +1,4 @@
-"""Runs transfers: a thread beside the steps, or a separate stream of the device."""
+"""Runs transfers: in a thread concurrent with steps, or on a separate stream of the device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HostTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Becomes resident when it is written."""
+        """Allocate memory, which becomes resident when written."""
         return allocate(num_bytes)
 
     def suits(self, buffer: torch.Tensor) -> bool:
@@ -120,7 +120,7 @@ class DeviceTransfers:
         return ThreadedTransfer(num_bytes, self._thread.submit(run))
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Pinned."""
+        """Allocate pinned memory."""
         return self._platform.pinned(num_bytes, torch.uint8).numpy()
 
     def suits(self, buffer: torch.Tensor) -> bool:
@@ -131,7 +131,7 @@ class DeviceTransfers:
 
 
 def launch_after(stream: PlatformStream, event: Event, work: Work) -> Event:
-    """Give `stream` work that begins after `event` of another stream; returns its own event."""
+    """Queue work on `stream` after `event` of another stream; return an event for its end."""
 
     def run() -> None:
         with torch.inference_mode():
@@ -143,7 +143,7 @@ def launch_after(stream: PlatformStream, event: Event, work: Work) -> Event:
 
 
 class ThreadedTransfer:
-    """Implements `Transfer`: work of a thread."""
+    """Implements `Transfer` by a thread."""
 
     def __init__(self, num_bytes: int, future: Future[Checksums | None]) -> None:
         self.num_bytes = num_bytes
@@ -166,28 +166,28 @@ class ThreadedTransfer:
 
 
 class StreamTransfer:
-    """Implements `Transfer`: work of a stream."""
+    """Implements `Transfer` by a stream."""
 
     checksums = None
 
     def __init__(self, num_bytes: int, event: Event, work: Work) -> None:
-        """`work` was launched; it is kept until then, because it has the memory that is copied."""
+        """The work was launched; it is kept until done, because it references the copied memory."""
         self.num_bytes = num_bytes
         self.error: str | None = None
         self._running: tuple[Event, Work] | None = event, work
 
     def done(self) -> bool:
-        return self._settled(lambda event: event.done())
+        return self._finished(lambda event: event.done())
 
     def wait(self) -> None:
         def waited(event: Event) -> bool:
             event.wait()
             return True
 
-        self._settled(waited)
+        self._finished(waited)
 
-    def _settled(self, ask: Callable[[Event], bool]) -> bool:
-        """Whether it is over; a device that fails says so where it is asked."""
+    def _finished(self, ask: Callable[[Event], bool]) -> bool:
+        """Whether it has finished; raises the device's error if it failed."""
         if self._running is None:
             return True
         try:

@@ -31,7 +31,7 @@ class DeviceRowParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Of output tokens. `count_rows` int32 (R,) are rows of `counts`, or -1."""
+    """Penalties of output tokens. `count_rows` int32 (R,) are rows of `counts`, or -1."""
 
     counts: torch.Tensor  # float32 (C, V)
     count_rows: torch.Tensor
@@ -42,7 +42,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class MaskBits:
-    """What rows are confined to: `rows` int32 (R,) are rows of `bits` int32 (M, words), or -1."""
+    """Token masks: `rows` int32 (R,) are rows of `bits` int32 (M, words), or -1."""
 
     bits: torch.Tensor
     rows: torch.Tensor
@@ -59,7 +59,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLogitEdits:
-    """What changes logits before a token is drawn, in this order."""
+    """Edits of logits before sampling, in this order."""
 
     penalties: Penalties | None = None
     masks: MaskBits | None = None

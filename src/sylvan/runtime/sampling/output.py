@@ -1,4 +1,4 @@
-"""What sampling returns. No tensors."""
+"""Results of sampling, without tensors."""
 
 from __future__ import annotations
 

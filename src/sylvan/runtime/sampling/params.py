@@ -1,4 +1,4 @@
-"""Sampling parameters of the requests at hand, as arrays over request slots.
+"""Sampling parameters of current requests, as arrays over request slots.
 
 A request's parameters are written once, when it joins; a step only indexes. Shapes: S request
 slots, R rows to sample in this step, V vocabulary.

@@ -52,7 +52,7 @@ class StepTimes:
             return
         now = self._clock()
         if not self._computing:
-            self._settle(now)
+            self._close_idle_period(now)
             self._computing_since_s = now
         self._computing += 1
         prompt_tokens, tokens, guesses = 0, decodes, 0
@@ -86,10 +86,10 @@ class StepTimes:
     def nothing_to_do(self) -> None:
         """Called when no request is present: the time after it is idle time."""
         if self._waits:
-            self._settle(self._clock())
+            self._close_idle_period(self._clock())
             self._waits = False
 
-    def _settle(self, now_s: float) -> None:
+    def _close_idle_period(self, now_s: float) -> None:
         """Close a period without steps."""
         seconds = now_s - (now_s if self._since_s is None else self._since_s)
         if self._waits:

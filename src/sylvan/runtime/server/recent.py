@@ -76,7 +76,7 @@ def _kind(live: LiveRequest) -> str:
 
 
 def _finish_name(finish: Finish | None) -> str:
-    """Return the finish reason as in `/metrics`, which tells client aborts from the server's."""
+    """Return the finish reason as in `/metrics`; aborts by clients and server differ."""
     if finish is None:
         return "abort_client"
     if finish.type != "abort":

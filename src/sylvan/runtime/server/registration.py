@@ -62,12 +62,12 @@ class _Place:
 
     gateway: str
     worker_id: str = ""
-    told: str = ""  # last error that was logged
+    logged_error: str = ""  # last error that was logged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistrationInfo:
-    """What gateways are told.
+    """A server's registration at gateways.
 
     Attributes:
         gateways: Addresses of the gateways.
@@ -97,8 +97,8 @@ class RegistrationInfo:
 class Registration:
     """Keeps this server registered with gateways; use it as an async context manager.
 
-    A gateway that was unreachable, or forgot this server, is told again. On exit, all gateways are
-    told that the server stops, so they send it nothing new.
+    A gateway that was unreachable, or forgot this server, is notified again. On exit, all gateways
+    are notified that the server stops, so they send it nothing new.
     """
 
     def __init__(self, presence: RegistrationInfo) -> None:
@@ -129,7 +129,7 @@ class Registration:
         while True:
             try:
                 await self._look(place)
-                place.told = ""
+                place.logged_error = ""
             except (httpx.HTTPError, RegistrationRefusedError) as error:
                 self._complain(place, str(error) or type(error).__name__)
             await asyncio.sleep(self._presence.interval_s)
@@ -169,11 +169,11 @@ class Registration:
         work = self._http.delete(f"{place.gateway}/workers/{place.worker_id}")
         outcome = await settled(work)
         if isinstance(outcome, httpx.HTTPError):
-            logger.warning("cannot tell %s that this server stops: %s", place.gateway, outcome)
+            logger.warning("cannot notify %s that this server stops: %s", place.gateway, outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
 
     def _complain(self, place: _Place, why: str) -> None:
-        if why != place.told:
+        if why != place.logged_error:
             logger.warning("cannot register at %s: %s", place.gateway, why)
-            place.told = why
+            place.logged_error = why

@@ -20,8 +20,9 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import VectorForm
 from sylvan.runtime.serving.labels import Labels
-from sylvan.runtime.serving.media_inputs import media_input
+from sylvan.runtime.serving.media_inputs import item_input, media_input, page_input
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
+from sylvan.runtime.serving.retrieval import check_no_chunks, query_input, read_retrieval
 from sylvan.runtime.tokenizer.embeds import KINDS
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.runtime.tokenizer.types import EmbedInput, Origin, ServedModelInfo, Vector
@@ -106,9 +107,10 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
     )
     prompts = read_prompts(caller.facts.model_path)
     if body.late_chunking:
+        check_no_chunks(caller.facts)
         return await _late_chunks(caller, body, asked, prompts)
     inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
-    inputs = await with_media(chat, body.input, inputs)
+    inputs = await with_media(caller, chat, body.input, queries(caller, inputs))
     vectors = await caller.vectors(inputs)
     if form == "weights":
         hidden = caller.manager.tokenizer.special_ids
@@ -157,6 +159,7 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
     inputs, is_batch = _native_inputs(body)
     if caller.facts.embeds:
         inputs = _prompted(inputs, read_prompts(caller.facts.model_path), body.prompt_name)
+        inputs = queries(caller, inputs)
     vectors = await caller.vectors(inputs)
     now = datetime.now(tz=UTC).timestamp()
     replies = [_native(v, body, caller.clock() - began_s, now) for v in vectors]
@@ -235,12 +238,25 @@ def _input(item: Any, asked: EmbedInput) -> EmbedInput:
     return replace(asked, text=item) if isinstance(item, str) else replace(asked, input_ids=item)
 
 
+def queries(caller: EmbeddingCaller, inputs: Sequence[EmbedInput]) -> list[EmbedInput]:
+    """Return the inputs; of a model that retrieves pages, texts are queries."""
+    prompts = read_retrieval(caller.facts.model_path, caller.facts.architecture)
+    if prompts is None:
+        return list(inputs)
+    return [query_input(inp, prompts, caller.manager.tokenizer) for inp in inputs]
+
+
 async def with_media(
-    chat: ChatTemplate, given: object, inputs: Sequence[EmbedInput], field: str = "input"
+    caller: EmbeddingCaller,
+    chat: ChatTemplate,
+    given: object,
+    inputs: Sequence[EmbedInput],
+    field: str = "input",
 ) -> list[EmbedInput]:
     """Return the inputs, those with media rendered.
 
     Args:
+        caller: The caller.
         chat: The model's template.
         given: The field's value: one input, or a list.
         inputs: One for each.
@@ -254,9 +270,21 @@ async def with_media(
         return list(inputs)  # a prompt of token ids
     paths = [f"{field}[{i}]" if isinstance(given, list) else field for i in range(len(items))]
     return [
-        await media_input(chat, item, path, asked) if isinstance(item, MediaInput) else asked
+        await _rendered(caller, chat, item, path, asked) if isinstance(item, MediaInput) else asked
         for item, path, asked in zip(items, paths, inputs, strict=True)
     ]
+
+
+async def _rendered(
+    caller: EmbeddingCaller, chat: ChatTemplate, item: MediaInput, path: str, asked: EmbedInput
+) -> EmbedInput:
+    facts = caller.facts
+    if "item" in facts.forms:
+        return item_input(item, path, asked, facts)
+    prompts = read_retrieval(facts.model_path, facts.architecture)
+    if prompts is not None:
+        return page_input(item, path, asked, prompts, facts, caller.manager.tokenizer)
+    return await media_input(chat, item, path, asked)
 
 
 def _prompted(inputs: list[EmbedInput], prompts: Prompts, name: str | None) -> list[EmbedInput]:

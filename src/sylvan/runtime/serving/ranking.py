@@ -20,6 +20,7 @@ from sylvan.runtime.serving.embeddings import (
     EmbeddingCaller,
     Reply,
     meta_of,
+    queries,
     usage_of,
     with_media,
 )
@@ -123,7 +124,8 @@ async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -
 async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
     prompts = read_prompts(caller.facts.model_path)
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
-    form: VectorForm | None = "tokens" if body.late_interaction else None
+    by_token = body.late_interaction or caller.facts.forms[0] == "tokens"
+    form: VectorForm | None = "tokens" if by_token else None
     asked = EmbedInput(form=form)
     if isinstance(body.query, str):
         text = _asked(body) if body.instruct else prompts.apply(body.query, name)
@@ -137,10 +139,11 @@ async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
         else EmbedInput(form=form)
         for given in body.documents
     ]
-    [asked] = await with_media(chat, body.query, [asked], "query")
-    inputs = await with_media(chat, body.documents, inputs, "documents")
+    [asked, *inputs] = queries(caller, [asked, *inputs])
+    [asked] = await with_media(caller, chat, body.query, [asked], "query")
+    inputs = await with_media(caller, chat, body.documents, inputs, "documents")
     query, *documents = await caller.vectors([asked, *inputs])
-    compared = _late_interaction if body.late_interaction else _cosine
+    compared = _late_interaction if by_token else _cosine
     return [Judged(compared(query.values, v.values), meta_of(v)) for v in documents]
 
 

@@ -105,14 +105,14 @@ class Session:
         if turn.parent is not None:
             turn.parent.children.append(turn)
 
-    def settle(self, turn: Turn) -> None:
+    def stop_running(self, turn: Turn) -> None:
         """Mark a turn as not running."""
         self.num_running -= turn.running
         turn.running = False
 
     def remove(self, turn: Turn) -> None:
         """Remove a turn; its children were removed before."""
-        self.settle(turn)
+        self.stop_running(turn)
         if self.turns.get(turn.rid) is turn:
             del self.turns[turn.rid]
             self.num_tokens -= turn.num_tokens
@@ -234,7 +234,7 @@ class SessionStore:
         if aborted and session.streaming:
             self.drop(turn)
             return
-        session.settle(turn)
+        session.stop_running(turn)
         session.used_s = self._clock()
         if session.streaming and session.turns.get(turn.rid) is turn:  # contains all before it
             for other in [t for t in session.turns.values() if t is not turn]:
@@ -315,7 +315,7 @@ class SessionStore:
 
     def _stop(self, turn: Turn) -> None:
         if turn.running:
-            turn.session.settle(turn)
+            turn.session.stop_running(turn)
             self._abort(turn.rid, turn.session.tenant)
 
     def _make_room(self, sessions: dict[str, Session], keep: Session, more: int) -> None:

@@ -109,7 +109,7 @@ class PageStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """What a module of `backends`, or an entry point, provides.
+    """Exports of a module of `backends`, or of an entry point.
 
     Attributes:
         open: Opens the store at a URL; raises StoreError if it is unreachable, ConfigError if

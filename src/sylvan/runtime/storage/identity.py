@@ -1,4 +1,4 @@
-"""What KV depends on besides the tokens: the model's files, and how it is computed."""
+"""Identity of KV besides the tokens: the model's files, and the way of computing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def weights_digest(model_dir: Path, dummy_seed: int | None = None) -> str:
 
 
 def quick_digest(model_dir: Path) -> str:
-    """Of the names, sizes, first and last bytes of all files that weights are read from.
+    """Digest of the names, sizes, first and last bytes of all weight files.
 
     Tells copies of a checkpoint from others without reading all of it.
 

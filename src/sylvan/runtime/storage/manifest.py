@@ -1,4 +1,4 @@
-"""What the pages of a store were computed with. A store is bound to one manifest."""
+"""Describes how the pages of a store were computed. A store is bound to one manifest."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class Adapters:
         return info
 
     def _remind(self, facts: ServedModelInfo) -> Sequence[Command]:
-        """Return commands that tell a restarted scheduler of adapters outside its configuration."""
+        """Return commands that register later adapters at a restarted scheduler."""
         text = facts.extra.pop("adapters", None)
         if not isinstance(text, str):
             return ()

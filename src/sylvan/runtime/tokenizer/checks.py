@@ -156,6 +156,7 @@ def build_request(
         tenant=inp.tenant,
         cache_salt=inp.cache_salt,
         thinking=inp.thinking,
+        align=inp.align,
         **msgspec.structs.asdict(inp.options),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
@@ -40,6 +41,7 @@ FORMS: Mapping[VectorForm, str] = MappingProxyType(
         "tokens": "a vector of each token",
         "weights": "a weight of each word",
         "steps": "a reward of each step",
+        "item": "a vector of each image",
     }
 )
 
@@ -66,6 +68,8 @@ class EmbedTexts:
         eos = tokenizer.eos_ids[:1]
         self._longest = tokenizer.files.max_tokens
         self._end = eos[0] if eos and tokenizer.files.config.get("add_eos_token") is True else None
+        self._padding = tokenizer.pad_id if tokenizer.pad_id is not None else (eos or (0,))[0]
+        self._pads_left = tokenizer.files.config.get("padding_side", "right") == "left"
 
     def most(self, facts: ServedModelInfo) -> int:
         """Tokens of the longest supported text."""
@@ -77,6 +81,16 @@ class EmbedTexts:
         Texts whose steps are judged are conversations in the model's own format, so that control
         tokens in them are recognised.
         """
+        if not facts.padded_len or inp.media:
+            return await self._read(inp, facts)
+        if inp.text is not None:  # such models were trained on small letters (SigLIP)
+            inp = msgspec.structs.replace(inp, text=inp.text.lower())
+        found = await self._read(inp, facts)
+        filler = [self._padding] * (facts.padded_len - len(found.ids))
+        ids = [*filler, *found.ids] if self._pads_left else [*found.ids, *filler]
+        return replace(found, ids=ids)
+
+    async def _read(self, inp: EmbedInput, facts: ServedModelInfo) -> EmbedPrompt:
         if inp.input_ids is not None:
             return EmbedPrompt(inp.input_ids, None, "input_ids")
         if inp.chunks:
@@ -171,8 +185,17 @@ def _check_chunks(inp: EmbedInput, facts: ServedModelInfo) -> None:
         raise RequestError(message, param="late_chunking")
 
 
+def _form(inp: EmbedInput, facts: ServedModelInfo) -> VectorForm:
+    """What is made of an input: as asked for, or as usual."""
+    items = inp.media and "item" in facts.forms
+    return inp.form or ("item" if items else facts.forms[0])
+
+
 def _check_form(inp: EmbedInput, facts: ServedModelInfo) -> None:
-    form = inp.form or facts.forms[0]
+    form = _form(inp, facts)
+    if inp.media and "item" in facts.forms and form != "item":
+        message = f"The model {facts.served_name!r} makes {FORMS['item']}, not {FORMS[form]}."
+        raise RequestError(message, param="input")
     if form not in facts.forms:
         known = " and ".join(FORMS[form] for form in facts.forms)
         message = f"The model {facts.served_name!r} makes {known}, not {FORMS[form]}."
@@ -211,7 +234,7 @@ def build_embed(
     if empty is not None:
         message = f"input[{empty}] is empty; a chunk needs a token"
         raise RequestError(message, param="input")
-    form = inp.form or facts.forms[0]
+    form = _form(inp, facts)
     if form == "tokens" and count * facts.vector_size > _MOST_NUMBERS:
         message = (
             f"{prompt.param} has {count} tokens; vectors of each are made of up to "

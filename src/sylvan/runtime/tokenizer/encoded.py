@@ -17,7 +17,10 @@ DECODER_PROMPT = "decoder_prompt"
 
 
 def encoded_prompt(
-    prompt: CheckedPrompt, begins: Sequence[int] | None, facts: ServedModelInfo
+    prompt: CheckedPrompt,
+    begins: Sequence[int] | None,
+    facts: ServedModelInfo,
+    media: Sequence[MediaItem] = (),
 ) -> tuple[CheckedPrompt, MediaItem]:
     """Return what the decoder starts with, and the text as an item for the encoder.
 
@@ -25,11 +28,13 @@ def encoded_prompt(
         prompt: The text.
         begins: How the answer begins, after the start token; None: as the checkpoint wants it.
         facts: The served model.
+        media: Images of the text, which its encoder reads, too.
 
     Raises:
         RequestError: The text is empty, too long, or has ids that the model does not know.
     """
-    ids, param = check_ids(prompt.ids, facts.vocab_size, prompt.param), prompt.param
+    most = max(facts.vocab_size, *(token + 1 for token in (0, *facts.media_tokens.values())))
+    ids, param = check_ids(prompt.ids, most, prompt.param), prompt.param
     if not len(ids):
         raise RequestError(f"{param} is empty; the encoder needs a token", param=param)
     if len(ids) > facts.encoder_len:
@@ -38,12 +43,16 @@ def encoded_prompt(
     if begins is not None:
         forced = check_ids(begins, facts.vocab_size, DECODER_PROMPT).tolist()
     features = {TEXT_IDS: ids.astype(np.int64)}
-    item = MediaItem(
-        kind="text", start=0, stop=1, token_id=start, digest=_digest(ids), features=features
-    )
+    for name in media[0].features if media else ():
+        features[name] = np.concatenate([item.features[name] for item in media])
+    digest = _digest(ids, media)
+    item = MediaItem(kind="text", start=0, stop=1, token_id=start, digest=digest, features=features)
     where = param if begins is None else DECODER_PROMPT
     return CheckedPrompt(np.array([start, *forced], np.int32), where), item
 
 
-def _digest(ids: IntArray) -> bytes:
-    return hashlib.sha256(b"text|" + ids.astype("<i4").tobytes()).digest()
+def _digest(ids: IntArray, media: Sequence[MediaItem]) -> bytes:
+    found = hashlib.sha256(b"text|" + ids.astype("<i4").tobytes())
+    for item in media:
+        found.update(item.digest)
+    return found.digest()

@@ -1,4 +1,4 @@
-"""What is kept of a finished request: counts, times and reasons, but no text and no token.
+"""Summary of a finished request: counts, times and reasons, without text and tokens.
 
 A thousand of them are kept, so the garbage collector leaves them out; they hold no cycles.
 """

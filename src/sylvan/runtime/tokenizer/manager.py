@@ -269,7 +269,7 @@ class TokenizerManager:
             ids, media = await self._with_media(prompt.ids, inp.media, inp.tenant)
             prompt = CheckedPrompt(ids, prompt.param)
             if self.facts.decoder_prompt or inp.options.decoder_prompt is not None:
-                prompt, media = await self._encoded(inp, prompt)
+                prompt, media = await self._encoded(inp, prompt, media)
         finally:
             self._reserved -= inp.sampling.n
         self._check_admission(inp.rid, inp.tenant, inp.sampling.n, inp.options.priority)
@@ -307,7 +307,7 @@ class TokenizerManager:
         return CheckedPrompt(ids, "text")
 
     async def _encoded(
-        self, inp: GenerateInput, prompt: CheckedPrompt
+        self, inp: GenerateInput, prompt: CheckedPrompt, media: tuple[MediaItem, ...]
     ) -> tuple[CheckedPrompt, tuple[MediaItem, ...]]:
         """Return the prompt of the decoder, and the text for the encoder."""
         if not self.facts.decoder_prompt:
@@ -316,7 +316,7 @@ class TokenizerManager:
         begins = inp.options.decoder_prompt
         if isinstance(begins, str):
             begins = await self.tokenize(begins, add_special_tokens=False)
-        prompt, item = encoded_prompt(prompt, begins, self.facts)
+        prompt, item = encoded_prompt(prompt, begins, self.facts, media)
         return prompt, (item,)
 
     async def _with_media(

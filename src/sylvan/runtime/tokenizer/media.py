@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sylvan.media.fetch import Fetcher, FetchLimits
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.pool import MediaWorkers
 from sylvan.media.precomputed import VECTORS, given_vectors
+from sylvan.media.published import COUNT, MANY, NUMBER, is_counted
 from sylvan.media.remote import RemoteEncoders
 from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
@@ -52,6 +54,7 @@ class MediaPreparer:
         if settings.encoder_urls:
             urls, key = settings.encoder_urls, settings.encoder_key
             self._remote = RemoteEncoders(urls, key, settings.process_s)
+        self._counts = is_counted(model_dir)
         self._kept: OrderedDict[bytes, PreparedItem] = OrderedDict()
         self._kept_bytes = 0
 
@@ -82,6 +85,7 @@ class MediaPreparer:
                 param=sources[0].path,
             )
         _check_kinds(sources, token_ids)
+        sources = self._numbered(sources)
         prepared = await _all(
             self._prepare(source, tenant, token_ids[source.kind]) for source in sources
         )
@@ -157,6 +161,16 @@ class MediaPreparer:
             while self._kept_bytes > _KEPT_BYTES:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
         return found
+
+    def _numbered(self, sources: Sequence[MediaSource]) -> Sequence[MediaSource]:
+        """Tell processors that want it which of how many items each is."""
+        if not self._counts:
+            return sources
+        count = min(len(sources), MANY)
+        return [
+            replace(source, options=source.options | {NUMBER: number, COUNT: count})
+            for number, source in enumerate(sources)
+        ]
 
     def _order(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> PrepareItem:
         return PrepareItem(

@@ -22,7 +22,7 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
             raise _wrong(f"there is no sample {delta.index}")
         sample = samples[delta.index]
         if sample.finish is not None:
-            raise _wrong(f"sample {delta.index} goes on after its end")
+            raise _wrong(f"sample {delta.index} continues after its end")
         check_ids(delta.token_ids, vocab_size, "past")
         sample.output_ids.extend(delta.token_ids)
         sample.usage = delta.usage

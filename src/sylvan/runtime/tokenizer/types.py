@@ -104,7 +104,8 @@ class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     operator sets one. `past` is output that another server generated for this request, which is
     continued; the first delta is then empty, and confirms the admission. `bootstraps`, one per
     sample, are rendezvous with another server under disaggregation; none: no disaggregation.
-    `media` are the items of the prompt, in the order of their placeholders.
+    `media` are the items of the prompt, in the order of their placeholders. `align`: see
+    `GenerateRequest`.
     """
 
     text: str | None = None
@@ -126,6 +127,7 @@ class GenerateInput(msgspec.Struct, frozen=True, kw_only=True):
     bootstraps: tuple[Bootstrap, ...] = ()
     media: tuple[MediaSource, ...] = ()
     origin: Origin | None = None
+    align: int = 0
 
 
 class SampleDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +168,8 @@ class ServedModelInfo:
     `max_request_tokens` the smaller of the two. `vector_size` is the length of an embedding, or the
     number of labels of a classifier; `forms` are what it makes of a text, the usual one first.
     `decoder_prompt` are the ids that a decoder starts with whose encoder reads the prompt, of at
-    most `encoder_len` tokens; empty: the model has no such encoder.
+    most `encoder_len` tokens; empty: the model has no such encoder. Texts to embed are padded to
+    `padded_len` tokens (0: they are not).
     `extra` is what else the scheduler reported.
     """
 
@@ -185,6 +188,7 @@ class ServedModelInfo:
     forms: tuple[VectorForm, ...] = ("text",)
     decoder_prompt: tuple[int, ...] = ()
     encoder_len: int = 0
+    padded_len: int = 0
     extra: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property

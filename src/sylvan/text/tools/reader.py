@@ -80,7 +80,7 @@ class Reader:
 
         White space before the marker is left uncommitted with it, and after a call, at the end.
         """
-        self._drop_settled()
+        self._drop_committed()
         longest = max(map(len, markers), default=0)
         while True:
             place, marker = _first(self._text, markers, self.pos)
@@ -208,7 +208,7 @@ class Reader:
         text, self.pos = self._text[self.pos : end], end
         return text
 
-    def _drop_settled(self) -> None:
+    def _drop_committed(self) -> None:
         if self._committed > _KEPT_CHARS:
             self._text = self._text[self._committed :]
             self.pos -= self._committed

@@ -1,4 +1,4 @@
-"""Sources of workers: what they read, and what they make of garbage."""
+"""Sources of workers: valid and malformed input."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_a_full_queue_refuses_who_fills_it():
     assert gate.num_waiting == 0
 
 
-async def test_nobody_can_fill_the_queue_for_others():
+async def test_one_tenant_cannot_fill_the_queue():
     gate = admission(max_concurrent=1, queue_size=4)
     await gate.enter()
     loud = [asyncio.create_task(gate.enter("loud")) for _ in range(4)]

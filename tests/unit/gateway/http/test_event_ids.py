@@ -38,7 +38,7 @@ def test_ids_do_not_depend_on_how_events_are_cut(cuts):
 
 
 @pytest.mark.parametrize("after", range(-1, 4))
-async def test_a_reader_goes_on_after_any_event(after):
+async def test_a_reader_continues_after_any_event(after):
     stream = NumberedStream("", 10_000)
     stream.add(WHOLE)
     stream.end()

@@ -29,7 +29,7 @@ def zipf(count, gap_s, groups=200, seed=1):
 
 
 def held_to_the_bound(cluster, placement, request):
-    """What the class promises: who is chosen exceeds nobody by more than one prompt."""
+    """The class's promise: the chosen worker exceeds no other by more than one prompt."""
     workers = cluster.registry.workers
     patience = 1 + sum(worker.load > 0 for worker in workers) / len(workers)
     charges = {w: w.queued_tokens / patience + RUNNING_TOKENS * w.num_running for w in workers}

@@ -49,7 +49,7 @@ def test_blocks_continue_those_that_their_parent_names(index):
     index.apply("a", BlockStored([4], [7, 8], 2, parent_block_hash=3), plain=False)
 
     assert index.matched(ids(5, 6, 7, 8))["a"] == 4
-    assert index.num_blocks == 2  # nobody knows what comes before the last one
+    assert index.num_blocks == 2  # the predecessor of the last one is unknown
 
 
 def test_a_hole_ends_the_match(index):
@@ -102,7 +102,7 @@ def test_workers_that_are_not_followed_say_nothing(index):
     assert index.matched(ids(1)) == {}
 
 
-def test_blocks_of_tenants_and_images_are_told_from_plain_ones(index):
+def test_blocks_of_tenants_and_images_differ_from_plain_ones(index):
     tokens = list(range(8))
     for worker, namespace in (("a", ""), ("b", "tenant")):
         hashes = chain(CacheKey(np.array(tokens, np.int32), namespace), 4)

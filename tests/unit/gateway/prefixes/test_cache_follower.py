@@ -102,7 +102,7 @@ async def until_soon():
     await asyncio.sleep(0.02)
 
 
-async def test_a_server_that_begins_anew_holds_nothing(followed):
+async def test_a_server_that_restarts_holds_nothing(followed):
     index, following = followed
     with publisher() as made:
         worker = worker_of(made)

@@ -73,7 +73,7 @@ def test_successes_close_it_again(breaker, clock):
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_one_failure_of_a_trial_opens_it_anew(breaker, clock):
+def test_one_failure_of_a_trial_reopens_it(breaker, clock):
     fail(breaker, 3)
     clock.advance(60)
     assert breaker.allows
@@ -97,7 +97,7 @@ def test_trials_without_a_verdict_make_room_for_others(breaker, clock):
     assert breaker.state is BreakerState.HALF_OPEN
 
 
-def test_changes_are_told(breaker, clock):
+def test_listeners_are_called_on_changes(breaker, clock):
     seen = []
     breaker.on_change.append(lambda old, new: seen.append((old.value, new.value)))
     fail(breaker, 3)

@@ -30,11 +30,11 @@ def recovery(registry, clock):
     return Recovery(registry, FailoverConfig(wait_s=5.0, stall_s=5.0), clock)
 
 
-async def test_nobody_waits_where_there_never_was_a_worker(recovery):
+async def test_requests_do_not_wait_without_known_workers(recovery):
     assert not await recovery.for_request(None, "regular", "http")
 
 
-async def test_nobody_waits_beside_a_healthy_worker(registry, recovery, clock):
+async def test_requests_do_not_wait_beside_a_healthy_worker(registry, recovery, clock):
     registry.add(make_worker(1, clock))
 
     assert await recovery.for_request(None, "regular", "http")

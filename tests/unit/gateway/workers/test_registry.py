@@ -40,7 +40,7 @@ def test_only_available_workers_are_candidates(registry):
     assert registry.candidates("m") == [workers[3]]
 
 
-def test_models_are_told_apart(registry):
+def test_models_are_distinguished(registry):
     a, b = add(registry, 0, ("a",)), add(registry, 1, ("b", "c"))
 
     assert registry.candidates("a") == [a]
@@ -77,7 +77,7 @@ def test_a_worker_that_does_not_tell_its_models_takes_any(registry):
     assert registry.candidates(None) == [known, silent]
 
 
-def test_kinds_and_connections_are_told_apart(registry):
+def test_kinds_and_connections_are_distinguished(registry):
     prefill = add(registry, 0, worker_type="prefill")
     plain = add(registry, 1)
 
@@ -110,7 +110,7 @@ def test_none_available_says_how_many_are_healthy(registry):
         registry.candidates("m")
 
 
-def test_who_left_is_no_candidate_and_listeners_are_told(registry):
+def test_removed_workers_are_no_candidates_and_listeners_are_called(registry):
     gone: list[str] = []
     registry.on_remove.append(lambda worker: gone.append(worker.url))
     first, second = add(registry, 0), add(registry, 1)

@@ -21,6 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def numbers_of_a_gpu() -> Iterator[None]:
-    """The interpreter computes by numpy, which warns of infinities where a GPU goes on."""
+    """The interpreter computes by numpy, which warns of infinities where a GPU continues."""
     with np.errstate(all="ignore"):
         yield

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.api import AttentionLayer, KVScales
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_attention import decode, extend
@@ -27,6 +27,7 @@ LAYERS = {
     "sinks": replace(PLAIN, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
     "window and sinks": replace(PLAIN, window=5, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
 }
+SCALES = torch.tensor([0.5, 0.3] * 4), torch.tensor([2.0, 0.7] * 4)
 LAYERS["slopes"] = replace(PLAIN, slopes=torch.tensor([0.5, 0.25, 0.125, 0.03]))
 LAYERS["chunks"] = replace(PLAIN, chunk=24)
 WIDTHS = {f"heads of {width}": replace(PLAIN, head_dim=width) for width in (64, 80, 128, 256)}
@@ -80,10 +81,9 @@ def attend(
     out = torch.zeros(len(q), layer.num_heads, layer.value_dim, device=q.device)
     for r, length in enumerate(pages.lens_R.tolist()):
         mine = pages.table_SP[pages.rows_R[r]].long()
-        k, v = (
-            side[mine].flatten(0, 1)[:length].float() * scale
-            for side, scale in ((pages.keys, pages.k_scale), (pages.values, pages.v_scale))
-        )
+        k, v = (side[mine].flatten(0, 1)[:length].float() for side in (pages.keys, pages.values))
+        if pages.scales is not None:
+            k, v = k * pages.scales.keys[:, None], v * pages.scales.values[:, None]
         rows = slice(starts[r], starts[r + 1])
         if length and layer.chunk:
             for row in range(rows.start, rows.stop):
@@ -267,8 +267,7 @@ def test_fp8_pages_are_scaled_back(name: str, dtype: torch.dtype) -> None:
     pages, narrow = cache(layer, lens, 16, dtype), fp8()
     pages = replace(
         pages,
-        k_scale=0.5,
-        v_scale=2.0,
+        scales=KVScales(*(put(s[: layer.num_kv_heads]) for s in SCALES)),
         keys=pages.keys.nan_to_num(0.0).to(narrow),
         values=pages.values.nan_to_num(0.0).to(narrow),
     )

@@ -1,4 +1,4 @@
-"""What the executor calls on a GPU: the attention backend and the sampling kernels, interpreted."""
+"""The attention backend and sampling kernels of GPUs, run by the Triton interpreter."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_rows_visit_their_experts(name: str, dtype: torch.dtype, count: int) -> 
     if name == "llama 4":
         routing = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
     x, logits = 4 * random(count, 36, dtype=dtype), random(count, 5, seed=9) * 4
-    logits[:, 3] = -50.0  # an expert that nobody visits
+    logits[:, 3] = -50.0  # an expert without rows
 
     got, load = experts(x, logits, routing, weights)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, HeadNorm, KVScales, Rope
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import Cache, Rotary
 from sylvan.kernels.paged.triton_heads import store_heads, store_kv
@@ -21,9 +21,10 @@ def norm(length: int, dtype: torch.dtype) -> HeadNorm:
     return HeadNorm(random(length, dtype=dtype, seed=length), 1e-5, 1.0)
 
 
-def empty(dtype: torch.dtype, **scales: float) -> Cache:
+def empty(dtype: torch.dtype, scales: KVScales | None = None) -> Cache:
     keys, values = torch.zeros(4, 8, 2, 24), torch.zeros(4, 8, 2, 16)
-    return put(Cache(keys=keys.to(dtype), values=values.to(dtype), slots_T=ints(SLOTS), **scales))
+    cache = Cache(keys=keys.to(dtype), values=values.to(dtype), slots_T=ints(SLOTS), scales=scales)
+    return put(cache)
 
 
 def stored(side: torch.Tensor) -> torch.Tensor:
@@ -67,7 +68,8 @@ def test_heads_are_normed_turned_and_stored(name: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("exact", [True, *more(False)])
 def test_fp8_stores_are_scaled_and_saturate(dtype: torch.dtype, exact: bool) -> None:
     narrow = fp8()
-    cache, qkv = empty(narrow, k_scale=0.5, v_scale=2.0), random(3, 6 * 24 + 2 * 40, dtype=dtype)
+    scales = KVScales(put(torch.tensor([0.5, 0.25])), put(torch.tensor([2.0, 4.0])))
+    cache, qkv = empty(narrow, scales), random(3, 6 * 24 + 2 * 40, dtype=dtype)
     if exact:
         # Numbers that fp8 holds: the interpreter forgets the carry of a mantissa that rounds up.
         qkv = qkv.to(narrow).to(dtype)
@@ -76,8 +78,8 @@ def test_fp8_stores_are_scaled_and_saturate(dtype: torch.dtype, exact: bool) -> 
     store_heads(qkv, LAYER, ints(POSITIONS), Rotary(), cache)
 
     _, k, v = reference.split_heads(qkv, LAYER, ints(POSITIONS), None, (None, None))
-    for side, want, scale in ((cache.keys, k, 0.5), (cache.values, v, 2.0)):
-        wanted = (want.float() / scale).clamp(-448, 448).to(narrow).float()
+    for side, want, scale in ((cache.keys, k, scales.keys), (cache.values, v, scales.values)):
+        wanted = (want.float() / scale[:, None]).clamp(-448, 448).to(narrow).float()
         assert torch.equal(stored(side).float(), wanted)
 
 

@@ -1,4 +1,4 @@
-"""What is handed to aiter, by a function of the same interface that computes with PyTorch."""
+"""Arguments for aiter, checked by a function with its interface that computes in PyTorch."""
 
 from __future__ import annotations
 

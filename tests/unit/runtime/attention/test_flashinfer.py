@@ -1,4 +1,4 @@
-"""What is handed to FlashInfer, by a library of the same interface that computes with PyTorch."""
+"""Arguments for FlashInfer, checked by a library with its interface that computes in PyTorch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def path(node: Node) -> list[Node]:
 
 
 def world(*, busy: bool = False, **changes) -> World:
-    """Two cached prompts with a common start; if `busy`, a request goes on from one of them."""
+    """Two cached prompts with a common start; if `busy`, a request continues from one of them."""
     made = World(pages=50, page_size=2, **changes)
     made.scheduler.add(request("a", [1, 2, 3, 4, 5, 6], new=3))
     made.scheduler.add(request("b", [1, 2, 3, 4, 9, 8], new=3))
@@ -72,7 +72,7 @@ def test_leaked_request_costs_neither_its_pages_nor_its_prefix():
     assert made.cache.extend(lost, 14)
     mine = lost.num_pages - lost.shared
     made.cache.take_copies()
-    del lost  # a bug: nobody released it
+    del lost  # a bug: it was not released
 
     assert made.scheduler.audit() > 0
     pages, locks, states = counts(made)
@@ -98,7 +98,7 @@ def test_leaked_state_slots_are_found():
 
 def test_leaf_that_eviction_does_not_find_is_found():
     made = world()
-    while made.tree.heap.pop():  # a bug: nobody offers them again
+    while made.tree.heap.pop():  # a bug: they are not queued again
         pass
     assert made.scheduler.audit() == 0, "nobody missed them yet"
     made.scheduler.add(request("big", range(90), new=5))

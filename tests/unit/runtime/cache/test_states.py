@@ -32,10 +32,12 @@ def test_repeated_prompt_computes_only_what_follows_its_last_page():
     assert run(here, "a", range(30)) == 30
     assert run(here, "b", range(30)) == 30 - 28
     assert run(here, "c", range(28)) == 28, "no state was kept inside"
-    assert run(here, "d", range(28)) == 28 - 24, "a prompt of whole pages goes on one page before"
+    assert run(here, "d", range(28)) == 28 - 24, (
+        "a prompt of whole pages continues one page earlier"
+    )
 
 
-def test_longer_prompt_goes_on_from_the_end_of_a_request_even_inside_a_page():
+def test_longer_prompt_continues_from_the_end_of_a_request_even_inside_a_page():
     here = world()
     run(here, "a", range(30), new=4)
     answer = here.tokens["a"]

@@ -88,7 +88,7 @@ def test_a_stream_grows_to_the_whole_answer(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"stop": ["never"]}], ids=["plain", "stop"])
-def test_single_tokens_are_not_told_of_where_nobody_waits_for_them(
+def test_tokens_are_emitted_together_unless_streamed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     [client] = engine._runtime.manager.router.clients
@@ -270,7 +270,7 @@ def test_after_shutdown_nothing_is_left(model: Path) -> None:
 
 
 def in_force(engine: Engine) -> tuple[object, object, str]:
-    """What was wanted, what is kept, and by which runner."""
+    """Requested and effective settings, and the runner."""
     found = engine.get_server_info()
     facts = found["extra"]
     return found["config"]["deterministic"], facts["deterministic"], facts["runner"]
@@ -347,7 +347,7 @@ def test_no_tokens_tell_what_may_come_next(engine: Engine) -> None:
         assert none["meta_info"][name] == one["meta_info"][name]
 
 
-def test_turns_of_a_session_go_on_from_each_other(engine: Engine) -> None:
+def test_turns_of_a_session_continue_from_each_other(engine: Engine) -> None:
     name = engine.open_session(1000)
     first: Any = engine.generate("one", GREEDY, session_params={"id": name}, rid="a")
     going_on = {"id": name, "rid": "a"}

@@ -64,7 +64,7 @@ async def test_one_that_is_sent_answers_as_its_directory(engine: Engine, folder:
     assert ids(engine, "read") == want
 
 
-async def test_one_whose_sums_overflow_hurts_nobody_else(engine: Engine, folder: Path) -> None:
+async def test_one_whose_sums_overflow_hurts_no_other(engine: Engine, folder: Path) -> None:
     """Each number is finite, but what rows come to is not."""
     tensors = {
         name: torch.full_like(tensor, 3e38)

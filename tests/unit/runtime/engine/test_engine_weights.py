@@ -213,7 +213,7 @@ def test_weights_come_from_a_socket_of_this_machine(
             assert ids(engine) == want
 
 
-async def test_a_stream_goes_on_through_updates_and_tells_their_labels(
+async def test_a_stream_continues_through_updates_and_tells_their_labels(
     engine: Engine, new_dir: Path
 ) -> None:
     stream: Any = await engine.async_generate(

@@ -122,7 +122,7 @@ def test_a_reader_that_went_away_loses_nothing(host: Loop) -> None:
     assert [read(feed), read(feed)] == [7, END]
 
 
-def test_a_reader_is_told_when_the_loop_ends(host: Loop) -> None:
+def test_a_reader_is_notified_when_the_loop_ends(host: Loop) -> None:
     feed = host.feed(0)
     waiting = feed.read()
     host.do(feed.close())

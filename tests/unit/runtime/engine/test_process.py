@@ -9,7 +9,7 @@ from sylvan.config.env import for_compute
 from sylvan.runtime.engine.process import DETOKENIZER_ARGV, PrewarmedScheduler, start_process
 
 
-def test_a_prewarmed_scheduler_that_nobody_takes_ends() -> None:
+def test_a_prewarmed_scheduler_that_is_not_used_ends() -> None:
     with closing(PrewarmedScheduler()) as prewarmed:
         process = prewarmed.take()
         assert process is not None

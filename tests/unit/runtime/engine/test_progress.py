@@ -12,7 +12,7 @@ from sylvan.runtime.engine.progress import (
 )
 
 
-def test_loading_is_told_now_and_then(caplog):
+def test_loading_is_reported_periodically(caplog):
     now = 0.0
     progress = LoggedProgress("w4a8", clock=lambda: now)
 
@@ -27,7 +27,7 @@ def test_loading_is_told_now_and_then(caplog):
     assert len(lines) == 4
 
 
-def test_the_end_of_loading_is_told_however_soon_it_comes(caplog):
+def test_the_end_of_loading_is_always_reported(caplog):
     progress = LoggedProgress(clock=lambda: 0.0)
 
     with caplog.at_level(logging.INFO):
@@ -39,7 +39,7 @@ def test_the_end_of_loading_is_told_however_soon_it_comes(caplog):
     ]
 
 
-def test_the_parent_is_told_at_a_bounded_rate_and_of_the_end():
+def test_the_parent_gets_progress_at_a_bounded_rate_and_the_end():
     now, told = 0.0, []
     progress = ReportedProgress(told.append, clock=lambda: now)
 

@@ -252,7 +252,7 @@ def test_a_stop_ends_the_request_and_frees_its_memory() -> None:
 @pytest.mark.parametrize(
     ("interval", "pieces"), [(1, [1] * 8), (3, [1, 3, 3, 1]), (100, [1, 7]), (None, [1, 7])]
 )
-def test_tokens_are_told_of_together_after_the_first(
+def test_tokens_are_emitted_together_after_the_first(
     interval: int | None, pieces: list[int]
 ) -> None:
     fix = Fixture()
@@ -424,7 +424,7 @@ def test_an_idle_loop_does_not_spin() -> None:
     assert fix.inbox.waits == pytest.approx([HEARTBEAT_S] * 20)
 
 
-def test_it_is_told_once_that_work_has_been_at_rest_for_a_while() -> None:
+def test_idleness_is_reported_once() -> None:
     fix = Fixture()
     fix.run(10)
     assert fix.rests == []  # nothing was done
@@ -442,7 +442,7 @@ def test_it_is_told_once_that_work_has_been_at_rest_for_a_while() -> None:
     assert len(fix.rests) == 2
 
 
-def test_the_load_is_told_when_work_ends() -> None:
+def test_the_load_is_reported_when_work_ends() -> None:
     fix = Fixture()
     fix.send(submit("a"))
     fix.run(12)
@@ -502,7 +502,7 @@ def test_pause_and_resume() -> None:
     fix.run(5)
     fix.send(Control(id=1, command=Pause(mode="in_place")))
     fix.run(1)
-    assert loads(fix)[-1].paused  # told before the reply, so that clients see it at once
+    assert loads(fix)[-1].paused  # reported before the reply, so that clients see it at once
     assert isinstance(fix.replies.sent[-1], ControlReply)
     count = len(fix.tokens("a"))
     fix.inbox.waits.clear()
@@ -518,7 +518,7 @@ def test_pause_and_resume() -> None:
 
 
 class Waiting(Capability):
-    """Lets nobody run, as while something is fetched."""
+    """Lets no request run, as during a fetch."""
 
     hurried = True
 

@@ -50,7 +50,7 @@ def test_after_a_suspension_of_all_processes_old_heartbeats_are_not_judged() -> 
 
     fix.clock.advance(3600.0)  # nothing ran
 
-    # nobody has read a new heartbeat yet, at this check and the next
+    # no new heartbeat has been read at this check and the next
     assert not fix.check(heartbeat_s)
     assert not fix.check(heartbeat_s)
 

@@ -42,8 +42,9 @@ def test_facts_need_no_weights(model_dir):
 
 
 @native
-def test_int8_pages_take_a_byte_a_number_and_a_scale_a_head(model_dir):
-    _, facts = build_executor(model_dir, options(kv_dtype="int8"))
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_pages_of_bytes_take_a_byte_a_number_and_a_scale_a_head(model_dir, kind):
+    _, facts = build_executor(model_dir, options(kv_dtype=kind))
 
     assert facts.runner.startswith("program")
     assert facts.kv_bytes_per_token == 3 * 2 * 2 * (24 + 4)

@@ -1,4 +1,4 @@
-"""Models rounded by what their layers read: less is lost, and an interrupted run goes on."""
+"""Calibrated quantisation: it loses less, and an interrupted run continues."""
 
 from __future__ import annotations
 

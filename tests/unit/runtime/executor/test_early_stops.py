@@ -24,7 +24,7 @@ def runner(request):
 
 @pytest.fixture(scope="module")
 def free(model_dir, runner):
-    """What the prompts bring when nothing stops them."""
+    """The outputs of the prompts without stops."""
     return Serving(model_dir, runner=runner).generate(PROMPTS, max_new_tokens=NEW, **RANDOM)
 
 
@@ -44,7 +44,7 @@ def ask_all(serving, asked) -> list[str]:
 
 
 def up_to(tokens, stops, least=0):
-    """What is left of an answer that ends with one of these tokens, after so many others."""
+    """The rest of an answer that ends with one of these tokens, after a minimum of others."""
     at = next((i for i, token in enumerate(tokens) if i >= least and token in stops), NEW - 1)
     return tokens[: at + 1]
 

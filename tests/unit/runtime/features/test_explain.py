@@ -71,7 +71,7 @@ def test_inside_a_page_the_branches_differ_at_the_very_token():
     assert told == {"position": 8, "ours": (30, 31), "theirs": (9, 10, 11, 12)}
 
 
-def test_evicted_prompt_is_told_from_one_never_seen():
+def test_evicted_prompt_differs_from_one_never_seen():
     world, explain = start(pages=8)
     run(world, "a", [1] * 16)
     run(world, "x", [2] * 24, new=4)
@@ -180,7 +180,7 @@ def test_embeddings_of_a_tenant_are_its_own():
     assert explain.explain("e", owner="two/") is None
 
 
-def test_requests_of_one_rid_are_told_apart_by_their_tenants():
+def test_requests_of_one_rid_are_distinguished_by_their_tenants():
     world, explain = start(pages=40)
     run(world, internal_name("job", 0, 1, 1), range(8), cache_salt="one/")
     run(world, internal_name("job", 0, 2, 1), range(12), cache_salt="two/")

@@ -1,4 +1,4 @@
-"""What a mixture of experts keeps beside its weights."""
+"""State of a mixture of experts besides its weights."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_other_kinds_of_layers(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(DENSE))
 def test_memory_is_planned_for_windows_that_there_are(tmp_path, name):
-    """A layer that is taken for one with a window, and is none, would lack memory."""
+    """A full-attention layer mistaken for a window layer would lack memory."""
     config = DENSE[name]()
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         pytest.skip("its text is part of another model")

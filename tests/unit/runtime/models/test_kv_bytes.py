@@ -1,4 +1,4 @@
-"""What a token takes in the KV cache: of latent attention exactly one compressed vector a layer."""
+"""KV bytes per token; with latent attention exactly one compressed vector per layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_latent_attention_keeps_one_compressed_vector(architecture):
 
 @pytest.mark.parametrize("latent", [False, True])
 def test_pools_hold_what_is_said(latent):
-    """Bytes of pages as exported, which are those of the pool."""
+    """Bytes of exported pages, which equal those of the pool."""
     sizes = {"num_layers": 3, "num_pages": 5, "page_size": 16}
     if latent:
         pool = LatentPool(KVShape(num_kv_heads=1, head_dim=576, **sizes), 512, torch.bfloat16)

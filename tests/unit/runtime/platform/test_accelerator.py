@@ -1,4 +1,4 @@
-"""What is asked of torch's device modules, by one that stands for them: no device is needed."""
+"""Calls of torch's device modules, checked with a fake module: no device is needed."""
 
 from __future__ import annotations
 

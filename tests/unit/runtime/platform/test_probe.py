@@ -169,7 +169,7 @@ def test_a_missing_or_old_jax_is_one_sentence(monkeypatch):
     assert "libtpu is not installed; pip install 'sylvan[tpu]'" in jax_problem("libtpu")
 
 
-def test_a_machine_without_a_tpu_is_told_so(tmp_path, monkeypatch):
+def test_a_machine_without_a_tpu_is_reported(tmp_path, monkeypatch):
     assert "no TPU is attached" in TpuKind(tmp_path).problem()
     (tmp_path / "dev/vfio").mkdir(parents=True)
     (tmp_path / "dev/vfio/0").touch()

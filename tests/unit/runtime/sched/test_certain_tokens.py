@@ -20,7 +20,7 @@ JUMP = 5
 
 
 def following(token: int) -> list[int]:
-    """What is certain after `token` has been sampled."""
+    """Tokens that are certain after `token` has been sampled."""
     return [40 + i for i in range(token % 4)] if token % JUMP == 0 else []
 
 

@@ -44,7 +44,7 @@ class Arrivals(Capability):
         return self.stoppable
 
     def holds(self, req: Req) -> bool:
-        """What still writes into memory keeps it."""
+        """Memory that is still being written stays allocated."""
         if req.rid in self.loading:
             self.held.add(req.rid)
         return req.rid in self.held

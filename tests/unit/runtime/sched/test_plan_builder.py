@@ -63,7 +63,7 @@ def test_new_requests_get_slots_and_tell_all():
     assert [(j.slot, j.outputs.tolist()) for j in plan.joins] == [(0, []), (1, [4])]
 
 
-def test_only_what_is_new_is_told_later():
+def test_later_plans_have_changes_only():
     builder, a = PlanBuilder(4), req("a", 1, 2, 3, pages=(5,))
     builder.build(Batch((piece(a, 0, 3),)))
     a.pending = 1
@@ -78,7 +78,7 @@ def test_only_what_is_new_is_told_later():
 
 
 @pytest.mark.parametrize("change", ["other handle", "other version"])
-def test_changed_pages_are_told_from_the_start(change):
+def test_changed_pages_are_sent_from_the_start(change):
     builder, a = PlanBuilder(4), req("a", 1, 2, pages=(5, 6))
     builder.build(Batch((piece(a, 0, 2),)))
     if change == "other handle":

@@ -1,4 +1,4 @@
-"""What each policy promises."""
+"""The promise of each policy."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_goodput_counts_requests_that_met_their_targets():
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_policy_starves_anyone(name):
-    """A long, uncached, urgent-to-nobody request runs although better ones keep coming."""
+    """A long, uncached, unimportant request runs although better ones keep coming."""
     world = World(pages=400, page_size=1, policy=name, age_limit_s=1.0, max_running_reqs=2)
     victim = request("victim", range(100, 140), new=2, tenant="b")
     shared = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -271,7 +271,7 @@ def test_full_queue_ends_the_least_urgent_for_a_more_urgent_one():
     assert "more urgent" in world.finish["c"].message
     with pytest.raises(CapacityError):
         world.scheduler.add(request("e", [1], priority=1))
-    with pytest.raises(RequestError, match="fit"):  # nobody ends for what cannot be served
+    with pytest.raises(RequestError, match="fit"):  # no preemption for an impossible request
         world.scheduler.add(request("f", [1] * 10_000, priority=9))
     world.run()
     assert {rid for rid, finish in world.finish.items() if finish.type == "length"} == {

@@ -48,7 +48,7 @@ def test_a_crowd_holds_up_those_that_decode_by_a_few_starts_at_a_time(inflight):
         assert world.tokens[one.rid] == alone(one)
 
 
-def test_where_nobody_decodes_all_that_fit_start_at_once():
+def test_without_decoding_requests_all_that_fit_start_at_once():
     world = roomy()
     steps: list[Batch] = []
     world.watcher.watch = steps.append
@@ -58,7 +58,7 @@ def test_where_nobody_decodes_all_that_fit_start_at_once():
     assert len(steps[0].slices) == CROWD
 
 
-def test_the_more_go_on_the_fewer_start_but_always_some():
+def test_the_more_continue_the_fewer_start_but_always_some():
     counts = [most_starts(others) for others in range(1, 2000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == (LIGHT_STEP - 1) // 12

@@ -1,4 +1,4 @@
-"""The policy `slo`: tokens under way keep their `tpot_ms` beside prompts, and nobody starves."""
+"""The policy `slo`: running requests keep their `tpot_ms` beside prompts; none starves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECODE_S, TOKEN_S = 0.005, 0.002
 
 
 class Timed:
-    """What a step brings, once the device is through with it."""
+    """Result of a step, once the device has finished it."""
 
     def __init__(self, pending, clock: VirtualClock, done_s: float) -> None:
         self._pending, self._clock, self._done_s = pending, clock, done_s
@@ -94,7 +94,7 @@ def test_all_the_time_that_targets_leave_is_spent_on_prompts():
 
 
 @pytest.mark.parametrize("prompt", [40, 400])
-def test_target_that_leaves_no_time_starves_nobody(prompt):
+def test_target_that_leaves_no_time_starves_no_other(prompt):
     """Nothing starts beside it before the age limit; then at least 64 tokens a step do."""
     world = timed_world(age_limit_s=1.0)
     with_steady(world, tpot_ms=1e3 * DECODE_S, new=2000)
@@ -119,7 +119,7 @@ def test_more_urgent_prompt_does_not_wait_for_the_target_of_others():
     drive(world, lambda: "urgent" in world.finish, steps=10)
 
 
-def test_request_whose_memory_was_taken_goes_on_beside_targets():
+def test_request_whose_memory_was_taken_continues_beside_targets():
     world = timed_world(age_limit_s=1e9)
     steady = with_steady(world, tpot_ms=1e3 * DECODE_S, new=300)
     other = request("other", range(50, 80), new=40, priority=1)
@@ -168,11 +168,11 @@ def test_tokens_that_came_early_leave_time_for_prompts():
         running(new=5, tpot_ms=10.0),  # due 0.04 s after the first, but that was 0.1 s ago
     ],
 )
-def test_who_has_no_target_or_missed_it_holds_nobody_up(free):
+def test_who_has_no_target_or_missed_it_delays_no_other(free):
     assert room(free) == sys.maxsize
 
 
-def test_less_urgent_request_holds_nobody_up():
+def test_less_urgent_request_delays_no_other():
     assert room(running(), priority=1) == sys.maxsize
     assert room(running(priority=1), priority=1) < sys.maxsize
 

@@ -100,7 +100,7 @@ async def test_empty_answer_still_has_a_block(client):
     assert "content_block_stop" in kinds
 
 
-async def test_stop_sequence_and_limit_are_told_apart(client):
+async def test_stop_sequence_and_limit_are_distinguished(client):
     says(client, "abc;def")
     stopped = (await client.post("/v1/messages", {**BODY, "stop_sequences": [";"]})).json()
     limited = (await client.post("/v1/messages", {**BODY, "max_tokens": 3})).json()

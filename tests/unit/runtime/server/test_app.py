@@ -1,4 +1,4 @@
-"""What all routes share: strict bodies, limits, credentials, pages, the OpenAPI document."""
+"""Shared by all routes: strict bodies, limits, credentials, pages, the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -586,7 +586,7 @@ async def test_client_that_leaves_amid_a_stream_ends_its_request(engine, path):
 
 
 @pytest.mark.parametrize(("streamed", "after"), [(False, 0), (True, 0), (True, 5)])
-async def test_background_request_goes_on_when_its_client_leaves(engine, streamed, after):
+async def test_background_request_continues_when_its_client_leaves(engine, streamed, after):
     client = Client(engine)
     engine.control.script = lambda request, prompt: "b" * 900
     body = {"text": "a", "sampling_params": {"max_new_tokens": 900}}

@@ -183,7 +183,7 @@ async def test_batch_with_bad_lines_fails_naming_them(durable):
     assert [e["line"] for e in batch["errors"]["data"]] == [1, 2, 4, 5, 6]
 
 
-async def test_batch_goes_on_after_a_restart(engine, tmp_path):
+async def test_batch_continues_after_a_restart(engine, tmp_path):
     folder = str(tmp_path / "data")
     first = Client(engine, data_dir=folder)
     engine.control.hold = True

@@ -1,4 +1,4 @@
-"""What calls may use is a setting: its refusal names it, and a metric counts it."""
+"""Limits of calls are settings: refusals name them, and a metric counts them."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def test_large_bodies_are_the_same_as_small_ones(engine):
     assert "text" in wrong.json()["error"]["message"]
 
 
-async def test_others_go_on_while_a_large_body_is_decoded(client):
-    """Whatever it is made of."""
+async def test_others_continue_while_a_large_body_is_decoded(client):
+    """For all contents."""
     order: list[str] = []
 
     async def call(name, content):
@@ -143,7 +143,7 @@ async def test_conversations_that_no_context_can_hold_are_not_rendered(client, w
 
 
 async def test_probes_of_health_share_one_request(engine):
-    """Nobody needs a key to ask, and a probe goes before all other requests."""
+    """It needs no key, and a probe goes before all other requests."""
     client = Client(engine)
     engine.control.hold = True
     probes = [asyncio.create_task(client.get("/health_generate")) for _ in range(20)]

@@ -624,7 +624,7 @@ async def test_allowed_tools_are_the_only_ones(client, mode):
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
     reply = await chat(client, tools=[TOOL, LOOSE], tool_choice=choice)
 
-    assert "tool_calls" not in reply["choices"][0]["message"]  # nobody may ask for the weather
+    assert "tool_calls" not in reply["choices"][0]["message"]  # calls are not allowed
     if mode == "required":
         structures = json.loads(_asked(client).structural_tag)["structures"]
         assert ["look" in part["begin"] for part in structures] == [True]

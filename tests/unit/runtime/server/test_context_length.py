@@ -1,6 +1,6 @@
 """Requests that are too long are refused with the code and the words that clients look for.
 
-What they look for: `ExceptionCheckers.is_error_str_context_window_exceeded` of litellm,
+Their patterns: `ExceptionCheckers.is_error_str_context_window_exceeded` of litellm,
 `LLMContextLengthExceededException` of crewAI, `OpenAIContextOverflowError` of langchain-openai (the
 code), Claude Code (the words of Anthropic's API).
 """

@@ -64,7 +64,7 @@ async def test_items_are_added_listed_read_and_deleted(client):
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("form", [str, lambda name: {"id": name}])
-async def test_responses_go_on_with_a_conversation(client, streamed, form):
+async def test_responses_continue_with_a_conversation(client, streamed, form):
     name = (await make(client, items=[USER]))["id"]
     body = {"conversation": form(name), "stream": streamed, "store": False}
     says(client, "Hi, Ada!")

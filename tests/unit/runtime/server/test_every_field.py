@@ -181,7 +181,7 @@ def object_of(model: type[WireModel]) -> dict[str, Any]:
 
 
 def body_with(endpoint: Endpoint, path: tuple[str, ...], model: type[WireModel], name: str) -> Any:
-    """A body that has the field; None where its value in the base is as good as any."""
+    """A body that has the field; None if the value in the base suffices."""
     assert endpoint.body is not None
     body = copy.deepcopy(BASES[endpoint.path])
     if path[0] in ("functions", "function_call"):

@@ -1,4 +1,4 @@
-"""Formats that nobody knows are named in a header; they say nothing of a value."""
+"""Unknown formats are named in a header; they do not constrain values."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ async def test_gateways_speak_for_tenants(folder):
         assert [r.tenant for r in server.engine.control.requests] == ["ann", ""]
 
 
-async def test_health_is_told_in_the_standard_way(server):
+async def test_health_follows_the_standard_protocol(server):
     check = server.channel.unary_unary(
         "/grpc.health.v1.Health/Check",
         response_deserializer=health_pb2.HealthCheckResponse.FromString,

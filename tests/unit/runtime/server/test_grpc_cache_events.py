@@ -41,7 +41,7 @@ def publisher():
 
 
 def told(publisher, *, replay=True):
-    """What the server knows of its publisher, as its configuration shows it."""
+    """The server's settings of its publisher."""
     replay_endpoint = publisher.replay_endpoint if replay else None
     known = {"endpoint": publisher.endpoint, "replay_endpoint": replay_endpoint, "topic": "kv"}
     return {"kv_events": known}
@@ -82,7 +82,7 @@ async def test_batches_are_replayed_and_then_followed(folder, publisher):
     assert third.events[1].WhichOneof("data") == "cleared"
 
 
-async def test_a_client_goes_on_where_it_was(folder, publisher):
+async def test_a_client_continues_where_it_was(folder, publisher):
     for _ in range(5):
         publisher.publish(lambda: [FIRST])
     async with grpc_served(folder, shown=told(publisher)) as server:
@@ -103,7 +103,7 @@ async def test_many_batches_come_in_order_and_once(folder, publisher):
     assert numbers == list(range(1, 501))
 
 
-async def test_a_publisher_that_begins_anew_is_followed(folder):
+async def test_a_publisher_that_restarts_is_followed(folder):
     settings = KVEventsConfig(endpoint=ANYWHERE, replay_endpoint=ANYWHERE)
     first = KVEventPublisher(settings)
     known = {"endpoint": first.endpoint, "replay_endpoint": first.replay_endpoint}

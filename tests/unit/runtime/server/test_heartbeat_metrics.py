@@ -38,6 +38,6 @@ def test_tiers_tell_what_they_read_and_hold():
     assert found.get_sample_value("sglang:hicache_host_used_tokens", LABELS) == 48
 
 
-def test_nothing_is_told_without_them():
+def test_nothing_is_reported_without_them():
     for collector in (DisaggMetrics, TierMetrics):
         assert list(collector(lambda: None, "sglang:", LABELS).collect()) == []

@@ -169,7 +169,7 @@ async def test_usage_adds_up_to_what_the_engine_made(client):
     assert found["sglang:generation_tokens_total"] == control.given
     assert found["sglang:num_requests_total"] == len(control.requests)
     left = found["sglang:generation_tokens_total"] - seen["completion_tokens"]
-    assert 10 <= left < 10 * 30  # of the ten that left, who were not told
+    assert 10 <= left < 10 * 30  # of the ten that left without an error
     assert found["sglang:prompt_tokens_total"] == seen["prompt_tokens"] + 10 * 4
 
 
@@ -215,7 +215,7 @@ async def test_what_fails_late_has_been_served(client):
     assert found["sglang:generation_tokens_total"] == client.engine.control.given == 1
 
 
-async def test_health_probes_are_nobodys_usage(client):
+async def test_health_probes_are_not_usage(client):
     client.engine.scheduler.beat()
     assert (await client.get("/health_generate")).status_code == 200
 

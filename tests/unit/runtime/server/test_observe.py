@@ -49,7 +49,7 @@ async def test_stages_add_up_to_the_whole_time(client, streamed):
     assert total(found, "sglang:e2e_request_latency_seconds_count") == 5
 
 
-async def test_streams_are_told_apart(client):
+async def test_streams_are_distinguished(client):
     await client.post("/generate", GENERATE)
     await client.post("/generate", {**GENERATE, "stream": True})
     found = await samples(client)

@@ -133,7 +133,7 @@ async def test_logprobs_are_of_the_tokens_of_the_text(client, path):
     assert [entry for line in found for entry in line.get("logprobs", ())] == whole
 
 
-async def test_logprobs_that_nobody_asked_for_are_not_there(client):
+async def test_logprobs_are_absent_unless_requested(client):
     body = {"model": "m", "messages": HELLO}
     assert "logprobs" not in (await client.post("/api/chat", {**body, "stream": False})).json()
     assert not [f for f in await lines(client, "/api/chat", body) if "logprobs" in f]

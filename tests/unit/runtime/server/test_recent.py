@@ -17,7 +17,7 @@ async def requests(client, key=None, **query):
     return answer.json()["requests"]
 
 
-async def test_a_request_that_is_over_is_told_of(client):
+async def test_a_request_that_is_over_is_reported(client):
     await client.post("/generate", {"text": "abc", "rid": "mine", "sampling_params": {"n": 2}})
     [found] = await requests(client)
 
@@ -46,7 +46,7 @@ async def test_old_requests_are_forgotten(client):
     assert (found[0]["rid"], found[-1]["rid"]) == (str(KEPT + 2), "3")
 
 
-async def test_probes_of_health_are_not_told_of(client):
+async def test_probes_of_health_are_not_listed(client):
     await client.get("/health_generate")
 
     assert await requests(client) == []

@@ -228,7 +228,7 @@ async def test_unfinished_turn_is_no_parent_but_can_be_replaced(session):
     assert (await call).json()["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_turn_can_be_gone_on_from_as_soon_as_its_end_is_told(session):
+async def test_turn_can_be_continued_as_soon_as_its_end_is_reported(session):
     replies = []
 
     content = json.dumps({**body("one", "a"), "stream": True}).encode()

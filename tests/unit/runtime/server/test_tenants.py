@@ -1,4 +1,4 @@
-"""What is stored has an owner: whoever else names it hears that there is no such thing."""
+"""Stored objects have an owner; for other callers they do not exist."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class World:
         return batch["id"]
 
     async def ask(self, key, way, names):
-        """The answer to a reference, with the names replaced that are told apart."""
+        """The answer to a reference, with distinguishing names replaced."""
         kind, body = REFERENCES[way]
         of_path = {**names, "batch": names[kind]} if way[1].startswith(MESSAGES) else names
         path = re.sub(r"\{(\w+?)(_id)?\}", lambda found: of_path[found[1]], way[1])
@@ -206,7 +206,7 @@ async def test_lists_show_what_is_ones_own(world):
 
 
 async def test_names_of_one_tenant_are_free_for_another(world):
-    """So that nobody learns of a name by asking for it, and nobody can take it away."""
+    """So that names of other tenants can be neither probed nor occupied."""
     for key in ("red", "blue"):
         answer = await world.call(
             key, "POST", "/open_session", {"capacity_of_str_len": 100, "session_id": "mine"}

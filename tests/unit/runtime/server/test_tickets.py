@@ -1,4 +1,4 @@
-"""Streams that another server goes on with, byte for byte, wherever they are cut."""
+"""Streams that another server continues, byte for byte, wherever they are cut."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def frames(client, path, body, ticket=TICKET, resume=None, **headers):
 
 
 def text_of(found):
-    """What the client gets, without how long it took."""
+    """The client's answer, without times."""
     joined = b"".join(frame.body for frame in found if frame.kind is FrameKind.DATA)
     return re.sub(rb'("[a-z0-9_]+(?:_time|_ts|latency|throughput)"):[0-9.e-]+', rb"\1:0", joined)
 
@@ -120,7 +120,7 @@ ONE_SAMPLE = {"native", "chat", "chat with usage", "messages", "responses"}
 
 
 def said(path, text):
-    """What a stream says, however it was cut into events and its samples are mixed."""
+    """Contents of a stream, independent of its events and the order of samples."""
     grows = GROWS if path == "/generate" else GROWS | {"text"}
     found = {}
     for event in text.decode().removesuffix("\n\n").split("\n\n"):
@@ -138,7 +138,7 @@ def said(path, text):
 
 
 def leaves(value, place=()):
-    """Every value that is no container, with where it is; samples are told apart by index."""
+    """Every value that is no container, with where it is; samples are distinguished by index."""
     if isinstance(value, dict):
         mark = tuple(str(value[k]) for k in ("type", "index", "output_index") if k in value)
         for key, item in value.items():
@@ -170,7 +170,7 @@ def speak(client):
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_stream_goes_on_wherever_it_is_cut(client, name):
+async def test_a_stream_continues_wherever_it_is_cut(client, name):
     path, body = BODIES[name]
     speak(client)
     whole = await frames(client, path, body)

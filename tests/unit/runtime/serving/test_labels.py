@@ -1,4 +1,4 @@
-"""What the numbers of a classifier mean."""
+"""The meaning of a classifier's numbers."""
 
 from __future__ import annotations
 

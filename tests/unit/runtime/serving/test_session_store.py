@@ -97,7 +97,7 @@ def test_replace_forgets_what_came_after(world):
     assert running.session.num_running == 0
 
 
-def test_replace_goes_on_from_a_running_turn_that_it_ends(world):
+def test_replace_continues_from_a_running_turn_that_it_ends(world):
     turn = world.begin("b", [6], go={"rid": "a"})
     world.store.extend(turn, [7])
 
@@ -230,7 +230,7 @@ def test_turns_are_bounded():
     world.begin("c", [1], go={"replace": True})
 
 
-def test_session_that_nobody_uses_is_closed_even_if_it_has_no_timeout():
+def test_session_that_is_unused_is_closed_even_if_it_has_no_timeout():
     world = World(rest_s=100.0)
     name = world.store.open("red", OpenSessionBody(capacity_of_str_len=9))
     world.clock.advance(101)

@@ -99,7 +99,7 @@ def test_two_seals_of_a_page_differ():
     assert SEALED.encode(name_of(1), b"page") != SEALED.encode(name_of(1), b"page")
 
 
-def test_keys_are_files_that_nobody_else_reads(tmp_path):
+def test_keys_are_files_that_no_other_user_reads(tmp_path):
     path = tmp_path / "key"
     with pytest.raises(ConfigError, match="cannot be read"):
         read_key(path)

@@ -183,9 +183,7 @@ def test_a_matched_stop_token_is_kept_in_ids_and_dropped_from_text(no_stop_trim:
         (None, ["a", "", "", "", "bcde"]),
     ],
 )
-def test_texts_that_nobody_waits_for_are_kept_together(
-    interval: int | None, passed_on: list[str]
-) -> None:
+def test_unstreamed_texts_are_merged(interval: int | None, passed_on: list[str]) -> None:
     manager = opened(interval=interval, stop=("no",))
     pieces = [output(ids(c), LENGTH if c == "e" else None) for c in "abcde"]
 
@@ -204,7 +202,7 @@ def test_a_stop_passes_on_what_was_kept() -> None:
     assert stops == [StopFound(rid="r.0#1.1", num_tokens=7, matched="STOP")]
 
 
-def test_what_was_kept_is_passed_on_when_told_so() -> None:
+def test_buffered_text_is_flushed_on_request() -> None:
     manager = opened(interval=None)
     manager.handle(StartDetokenizing(rid="s.0#1.1", prompt_tail_ids=(), interval=3))
     push(manager, [output(ids("a")), output(ids("b")), output(ids("c"))])

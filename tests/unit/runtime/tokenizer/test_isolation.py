@@ -16,7 +16,7 @@ def test_tenants_have_salts_of_their_own():
     assert cache.salt("acme", "x") != cache.salt("acme", "y")
 
 
-def test_nobody_can_choose_the_salt_of_another():
+def test_salts_of_other_tenants_cannot_be_chosen():
     cache = CacheIsolation(b"secret")
     for stolen in (cache.salt("acme", ""), cache.salt("acme", "x"), cache.owner("acme")):
         assert cache.salt("other", stolen) != stolen

@@ -145,7 +145,7 @@ async def test_samples_differ_in_name_and_number_only(fix: Fixture) -> None:
     assert not fix.aborted()
 
 
-async def test_seeds_are_drawn_anew_for_each_request(fix: Fixture) -> None:
+async def test_seeds_are_drawn_again_for_each_request(fix: Fixture) -> None:
     await fix.start()
     await fix.start()
 

@@ -192,7 +192,7 @@ async def test_a_policy_is_an_object(tokenizer: Tokenizer) -> None:
     fix.manager.close()
 
 
-def test_round_robin_goes_on_after_the_replica_chosen_before() -> None:
+def test_round_robin_continues_after_the_replica_chosen_before() -> None:
     class View:
         load, num_samples = SchedulerLoad(), 0
 

@@ -41,7 +41,7 @@ def live(timing, last_s):
                 "network": 0.25,
             },
         ),
-        (None, 0.0, {"tokenize": 1.0, "network": 9.0}),  # left before the scheduler told of it
+        (None, 0.0, {"tokenize": 1.0, "network": 9.0}),  # left before the scheduler reported it
         (
             Timing(received=102.0, finished=104.0),  # ended while it waited
             104.5,

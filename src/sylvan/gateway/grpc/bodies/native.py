@@ -56,7 +56,7 @@ async def prepare(
     many = is_batch or sampling.n > 1
     wanted = prompt.logprobs
     if wanted is not None and wanted.start is not None and wanted.token_ids:
-        message = "token_ids_logprob: workers that speak gRPC tell these of outputs only."
+        message = "token_ids_logprob: workers over gRPC return these for outputs only."
         raise RequestError(message, param="token_ids_logprob", status=501)
     options = ReplyOptions(
         logprobs=wanted is not None,

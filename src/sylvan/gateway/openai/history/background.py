@@ -78,7 +78,7 @@ class Background:
 
     async def _run(self, caller: Caller, turn: StoredTurn, reply: Item, work: Work) -> None:
         body = bytearray()
-        await self._settle(turn, {**reply, "status": "in_progress"})
+        await self._replace_unfinished(turn, {**reply, "status": "in_progress"})
 
         async def collect(message: Message) -> None:
             body.extend(message.get("body", b""))
@@ -91,11 +91,12 @@ class Background:
             log.error("a response in the background failed", exc_info=outcome)
         unknown = {"code": "server_error", "message": "No response was made."}
         error = _error_in(bytes(body)) or unknown
-        await self._settle(turn, {**reply, "status": "failed", "error": error})  # unless ended
+        # does nothing if it has ended
+        await self._replace_unfinished(turn, {**reply, "status": "failed", "error": error})
 
-    async def _settle(self, turn: StoredTurn, reply: Item) -> None:
+    async def _replace_unfinished(self, turn: StoredTurn, reply: Item) -> None:
         try:
-            await self._store.settle(turn.owner, reply)
+            await self._store.replace_unfinished(turn.owner, reply)
         except CapacityError as error:
             log.warning("the response %s is not up to date: %s", turn.background, error)
 
@@ -109,6 +110,6 @@ def _error_in(body: bytes) -> Item | None:
     error: Any = cast("Item", found).get("error") if isinstance(found, dict) else None
     if not isinstance(error, dict):
         return None
-    told = cast("Item", error)
-    code = told.get("code") or told.get("type") or "server_error"
-    return {"code": str(code), "message": str(told.get("message", ""))}
+    details = cast("Item", error)
+    code = details.get("code") or details.get("type") or "server_error"
+    return {"code": str(code), "message": str(details.get("message", ""))}

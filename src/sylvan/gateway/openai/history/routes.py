@@ -93,7 +93,7 @@ class HistoryRoutes:
         """Cancel a background response."""
         found = (await self._response(caller, params)).reply
         owner = self._owners.of(caller)
-        await self._store.settle(owner, {**found, "status": "cancelled"})
+        await self._store.replace_unfinished(owner, {**found, "status": "cancelled"})
         await self._background.cancel(owner, found["id"])
         await caller.reply_json((await self._response(caller, params)).reply)
 

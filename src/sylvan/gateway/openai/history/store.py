@@ -147,7 +147,7 @@ class HistoryStore:
 
         return await self._run(f"get_{kind}", work)
 
-    async def settle(self, owner: str, reply: Mapping[str, Any]) -> bool:
+    async def replace_unfinished(self, owner: str, reply: Mapping[str, Any]) -> bool:
         """Replace an unfinished response; False if it is finished or missing."""
         shown = orjson.dumps(reply)
 
@@ -160,7 +160,7 @@ class HistoryStore:
             self._shrink(db)
             return changed.rowcount > 0
 
-        return await self._run("settle_response", work)
+        return await self._run("replace_response", work)
 
     async def describe(
         self, owner: str, name: str, changes: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""One response and its history: what precedes it, and what is stored of it."""
+"""One response and its history: the items before it, and the stored record."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class StoredTurn:
             if self.conversation is not None and made.get("status") in _ENDED:
                 await self._add_to_conversation(self.conversation, _output(made))
             if self.background is not None:
-                await self.store.settle(self.owner, made)
+                await self.store.replace_unfinished(self.owner, made)
             elif self.keeps:
                 await self.store.put("response", self.owner, made, self.items)
         except CapacityError as error:

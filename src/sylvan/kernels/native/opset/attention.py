@@ -12,7 +12,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 
 class PageFormat(IntEnum):
-    """What pages hold: rows' own type, levels with scales, or keys whose first columns are values.
+    """What pages hold: rows' own type, numbers with scales, or keys whose first columns are values.
 
     Heads of four bits are rotated by a Hadamard matrix.
     """
@@ -21,6 +21,8 @@ class PageFormat(IntEnum):
     INT8 = 1
     SHARED = 2
     INT4 = 3
+    FP8_E4M3 = 4
+    FP8_E5M2 = 5
 
 
 @operands
@@ -50,7 +52,8 @@ class RopeStore(Op):
     """Norms and rotary positions of query and key heads; keys and values go into their pages.
 
     Norms are of each head, or `whole`: of all heads at once; `norm_last`: after rotary positions.
-    Queries are multiplied by the scale of their position at last.
+    Queries are multiplied by the scale of their position at last. `k_scales`, `v_scales`: of the
+    floats in pages; without them each head of a token has one by its largest number.
     """
 
     qkv: Annotated[int, updates("row", "T, heads of queries, keys, values")]
@@ -59,6 +62,8 @@ class RopeStore(Op):
     q_norm: Annotated[BufferRef, reads("f32", "D or H D")] = None
     k_norm: Annotated[BufferRef, reads("f32", "D or H D")] = None
     q_scales: Annotated[BufferRef, reads("f32", "positions")] = None
+    k_scales: Annotated[BufferRef, reads("f32", "H")] = None
+    v_scales: Annotated[BufferRef, reads("f32", "H")] = None
     rotary_dim: int = 0
     interleaved: bool = False
     q_norm_whole: bool = False

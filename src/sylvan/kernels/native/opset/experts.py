@@ -115,7 +115,7 @@ class ExpertSum(Op):
 
 @operands
 class ExpertCombine(Op):
-    """`ExpertSum` over the experts of all ranks: each tells the others the outputs of its pairs.
+    """`ExpertSum` over the experts of all ranks: each sends the outputs of its pairs to the others.
 
     The `width` ranks of a group have columns of the same experts: what they make is added first,
     over a fixed tree. `by_share`: each rank adds up a share of the rows, and tells the others.

@@ -32,7 +32,7 @@ class TokenPages(Operands):
 
 @operands
 class TokenStore(Op):
-    """Stores what is kept of each row: its latent, and its rotated key of the index.
+    """Stores the KV of each row: its latent, and the rotated key of the indexer.
 
     Queries of the index are rotated in place. Layers without an index store latents only.
     """

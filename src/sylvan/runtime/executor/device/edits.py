@@ -1,4 +1,4 @@
-"""What capabilities change in a queued step: copied when it is decided, uploaded in its turn."""
+"""Changes by capabilities in a queued step: copied when planned, uploaded when it runs."""
 
 from __future__ import annotations
 

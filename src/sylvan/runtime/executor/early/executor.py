@@ -23,7 +23,8 @@ class EarlyExecutor:
     """Implements `Executor`. Importing PyTorch takes as long as all else that a start does.
 
     The whole executor is built in a thread, over the same memory, when a command or a request
-    first needs it; the steps of other requests go on meanwhile. The first step after that is its.
+    first needs it; the steps of other requests continue meanwhile. That executor runs all
+    later steps.
 
     Args:
         caps: Of both.
@@ -99,7 +100,7 @@ class EarlyExecutor:
         """Have the whole executor, for which this waits, run all later steps."""
         assert self._building is not None
         if self._last is not None:
-            with contextlib.suppress(ExecutorError):  # whoever waits for the step is told
+            with contextlib.suppress(ExecutorError):  # raised where the step is awaited
                 self._last.wait()
         if self._building.exception() is None:
             self._whole = self._building.result()

@@ -90,7 +90,7 @@ def save_program(path: Path, model: SavedModel, image: ProgramImage) -> None:
 
 
 def read_program(path: Path) -> SavedProgram | None:
-    """What an earlier start has left; None: nothing of use."""
+    """Read the file of an earlier start; None: there is no usable one."""
     try:
         blob = read_blob(path)
         about = _about(blob)

@@ -1,4 +1,4 @@
-"""What steps leave for the next ones, wherever those run."""
+"""State that steps pass to later steps, in any executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a saved program cannot do alone."""
+"""Requests that a saved program cannot serve without PyTorch."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class HeadProgram:
         self._whole.write(self._traced.read, read_TF)
         return self._pass(self._whole)
 
-    def go_on(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict_next(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a pass over guesses, fed with the head's own vectors; returns as `extend` does."""
         self._hidden_TD[: len(hidden_TD)] = hidden_TD
         return self._pass(self._rest)

@@ -12,6 +12,7 @@ from sylvan.kernels.paged.cache import (
     ROTATED_HEADS,
     LayerPages,
     PageShape,
+    SmallNumbers,
     allocate_pages,
 )
 from sylvan.protocol.arrays import IntArray
@@ -32,8 +33,7 @@ class NativePool:
         shape: KVShape,
         dtype: torch.dtype,
         *,
-        int8: bool = False,
-        int4: bool = False,
+        small: SmallNumbers | None = None,
         latent: int | None = None,
         index: int = 0,
     ) -> None:
@@ -42,8 +42,7 @@ class NativePool:
         Args:
             shape: What is kept.
             dtype: Of the model's rows.
-            int8: Keep keys and values as int8, with a scale for each token and head.
-            int4: Keep them in four bits, rotated.
+            small: What keys and values are kept in, if not in the dtype.
             latent: Columns of the keys that are the values: of latent attention.
             index: Last columns of the keys, by which tokens are chosen: of sparse attention.
 
@@ -52,9 +51,9 @@ class NativePool:
         """
         if shape.page_size % PAGE_MULTIPLE:
             raise Unsupported(f"pages of {shape.page_size} tokens: not a multiple of 16")
-        if (int8 or int4) and latent:
-            raise Unsupported(f"latent keys of {'int8' if int8 else 'int4'}")
-        if int4 and shape.head_dim not in ROTATED_HEADS:
+        if small and latent:
+            raise Unsupported(f"latent keys of {small}")
+        if small == "int4" and shape.head_dim not in ROTATED_HEADS:
             sizes = ", ".join(map(str, sorted(ROTATED_HEADS)))
             raise Unsupported(f"int4 heads of {shape.head_dim} columns: {sizes} can be rotated")
         if dtype not in (torch.bfloat16, torch.float32):
@@ -67,8 +66,7 @@ class NativePool:
             tokens=index > 0,
             page_size=shape.page_size,
             dtype=dtype,
-            int8=int8,
-            int4=int4,
+            small=small,
         )
         transfers = HostTransfers()
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups

@@ -209,7 +209,7 @@ class ProgramRunner:
         return tensor if copy is None else copy.numbers().view(tensor.shape)
 
     def image(self, pages: Bytes, weights: Mapping[int, int]) -> ProgramImage:
-        """What a file keeps of the program; see `image_of`. Before the first step."""
+        """Contents of a program file; see `image_of`. Call it before the first step."""
         layout, logits = self._layout, self._traced.logits
         assert not self.host_calls
         return image_of(

@@ -219,7 +219,7 @@ def _memory(
 def _rotary_tables(
     plan: ModelPlan, model: nn.Module, lowered: _Lowered, weights: Weights, mesh: Mesh
 ) -> RotaryTables | None:
-    """What copies positions of images to the devices; None if they have none of their own."""
+    """Return a function that copies positions of images to the devices; None: not needed."""
     if not plan.edits_inputs or not plan.config.rope_axes:
         return None
     leaves = lowered.modules.leaves.tensors if lowered.modules is not None else ()

@@ -56,7 +56,7 @@ class LoadedProgram:
 
 @dataclass(frozen=True, slots=True)
 class XlaMemory:
-    """What steps consume and replace, and the adapters that they read."""
+    """Arrays that steps consume and replace, and the adapters that they read."""
 
     pool: XlaPool
     states: XlaStates | None
@@ -64,7 +64,7 @@ class XlaMemory:
 
     @property
     def kinds(self) -> InputKinds:
-        """What a step needs to know."""
+        """Inputs of a step."""
         states = self.states
         slots = 0 if states is None else states.num_slots + states.num_branches
         return InputKinds(len(self.pool.groups), slots, self.adapters.rows is not None)

@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InputKinds:
-    """What a model's steps need to know.
+    """Static facts for a model's steps.
 
     Attributes:
         groups: KV groups.

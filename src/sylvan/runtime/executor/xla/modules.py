@@ -94,7 +94,7 @@ class TorchModules:
             part.values = values
 
     def _changes(self, number: int) -> Any:
-        """What stands for `Linear.adapted` of one layer."""
+        """Replacement of `Linear.adapted` in one layer."""
 
         def adapted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             values = self._values

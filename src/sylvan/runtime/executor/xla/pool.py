@@ -88,7 +88,7 @@ class XlaPool:
 
 
 class ArrayStore(Protocol):
-    """What `XlaPages` moves pages of."""
+    """A KV group whose pages `XlaPages` moves."""
 
     arrays: dict[int, Pages]
     page_size: int

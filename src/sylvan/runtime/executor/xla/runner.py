@@ -30,7 +30,7 @@ from sylvan.runtime.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True)
 class StepExtras:
-    """What steps of a model may have beside tokens.
+    """Optional inputs of a model's steps besides tokens.
 
     Attributes:
         adapters: Of the model's layers.

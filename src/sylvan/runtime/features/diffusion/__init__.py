@@ -1,1 +1,1 @@
-"""Text diffusion in blocks: all tokens of a block are found together, in several forward passes."""
+"""Block diffusion: all tokens of a block are generated together, in several forward passes."""

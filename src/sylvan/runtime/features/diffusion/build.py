@@ -13,14 +13,14 @@ from sylvan.runtime.features.diffusion.control import Diffusion
 from sylvan.runtime.features.diffusion.worker import DiffusionWorker, FillSchedule
 from sylvan.runtime.models.config import BlockDiffusion, ModelConfig
 
-_BLOCKS_AT_ONCE = 4  # of which a forward pass has logits; more blocks take turns
+_BLOCKS_AT_ONCE = 4  # blocks with logits in a forward pass; more blocks take turns
 
 
 def block_shape(model: ModelConfig, settings: DiffusionConfig) -> BlockDiffusion | None:
-    """Return the shape of blocks as the operator wants it; None: no diffusion model.
+    """Return the model's diffusion settings with the operator's changes; None: no diffusion model.
 
     Raises:
-        ConfigError: Settings are given, but the model fills no blocks.
+        ConfigError: Settings are given, but the model is not a diffusion model.
     """
     shape = model.diffusion
     if shape is None:
@@ -38,7 +38,7 @@ def diffusion_worker(
     """Return the worker half; None: no diffusion model.
 
     Raises:
-        ConfigError: The device, or the settings of steps, cannot serve it.
+        ConfigError: The device or the step settings do not support it.
     """
     settings = settings or DiffusionConfig()
     shape = block_shape(site.config, settings)
@@ -61,7 +61,7 @@ def diffusion_control(
     """Return the control half; empty: no diffusion model.
 
     Raises:
-        ConfigError: Another setting cannot go with diffusion.
+        ConfigError: Another setting excludes diffusion.
     """
     shape = block_shape(model, config.diffusion)
     if shape is None:

@@ -1,4 +1,4 @@
-"""Control half: a block of a request is one step, whose places are guesses that are filled."""
+"""Control half: generates a block per step; its masked positions are drafts that the step fills."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 class Diffusion(Capability):
-    """Plans blocks: prompts in whole blocks, and places after the newest token.
+    """Plans blocks: prompts in whole blocks, and masked positions after the newest token.
 
     A token sees its own block, so its KV is final once the block is complete. The newest token of
     a request is therefore computed together with the rest of its block, in the step that fills the
-    places after it.
+    positions after it.
 
     Args:
         block: Tokens of a block.
-        mask_id: The token that stands for a place.
+        mask_id: Id of the mask token.
         context_len: Most tokens of a request.
     """
 
@@ -38,7 +38,7 @@ class Diffusion(Capability):
         self._final: dict[str, tuple[int, int]] = {}  # tokens with final KV, and retractions so far
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
-        """Refuse what depends on the order of tokens, or is made for it."""
+        """Reject parameters that assume left-to-right generation."""
         request = req.request
         if not isinstance(request, GenerateRequest):
             raise RequestError("this model makes no vectors.", param="input")
@@ -61,7 +61,7 @@ class Diffusion(Capability):
         return Verdict.READY
 
     def cut(self, req: Req, size: int, most: int) -> int:
-        """Whole blocks; the last token is left to the step that fills the places after it."""
+        """Plan whole blocks; leave the last token to the step that fills the positions after it."""
         if req.lacking == 1:
             return size
         stop, last = req.computed + size, req.num_tokens - 1
@@ -73,7 +73,7 @@ class Diffusion(Capability):
         return stop - req.computed if stop - req.computed <= most else 0
 
     def draft(self, req: Req, most: int) -> Draft | None:
-        """Places up to the end of the block after the newest token."""
+        """Return masked positions up to the end of the newest token's block."""
         known = req.tokens.length
         end = min((known // self._block + 1) * self._block, self._context_len)
         if end - known > most:
@@ -81,7 +81,7 @@ class Diffusion(Capability):
         return Draft((self._mask_id,) * (end - known), chain(end - known))
 
     def plan_work(self, batch: Batch) -> FillWork | None:
-        """Tell which tokens before the newest are computed again."""
+        """Return the tokens before the newest one that are computed again."""
         found: list[FillSlice] = []
         for index, piece in enumerate(batch.slices):
             req = piece.req
@@ -96,5 +96,5 @@ class Diffusion(Capability):
         return FillWork(slices=tuple(found)) if batch.slices else None
 
     def on_finish(self, req: Req) -> None:
-        """Forget it."""
+        """Forget a finished request."""
         self._final.pop(req.rid, None)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class FillSlice(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a slice's last known block whose KV is not final; its last token excluded.
+    """Tokens of a slice's last known block without final KV, except the last token.
 
     `head` are those before the slice, int32; empty: their KV is final.
     """
@@ -17,6 +17,6 @@ class FillSlice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FillWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Slices whose places are filled in this step."""
+    """Slices that are filled in this step."""
 
     slices: tuple[FillSlice, ...] = ()

@@ -1,10 +1,10 @@
-"""Worker half: fills the places of a step, in as many forward passes as it takes.
+"""Worker half: fills the masked positions of a step, in as many forward passes as needed.
 
-Each pass predicts all open places of a block. The most certain predictions become tokens, and the
-next pass sees them (arXiv:2503.09573 for blocks, arXiv:2502.09992 for the order). A last pass
+Each pass predicts all masked positions of a block. The most confident predictions become tokens,
+which the next pass sees (arXiv:2503.09573 for blocks, arXiv:2502.09992 for the order). A last pass
 computes the KV of the complete block.
 
-Shapes: S rows of open places, V vocabulary.
+Shapes: S rows of masked positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class FillSchedule:
-    """How many passes a block takes at most, and how certain a prediction must be to go first."""
+    """Most passes per block, and the confidence at which a prediction is accepted at once."""
 
     steps: int
     confidence: float
 
     def quota(self, block: int, step: int) -> int:
-        """Places that pass `step`, from 0, fills at least, so that `steps` passes fill a block."""
+        """Minimum positions to fill in pass `step`, from 0, so that `steps` passes suffice."""
         each, more = divmod(block, self.steps)
         return max(1, each + (step < more))
 
 
 def chosen(chances_S: FloatArray, quota: int, confidence: float) -> IntArray:
-    """Which open places become tokens: all certain ones, or at least the `quota` best."""
+    """Select the positions that become tokens: all confident ones, or at least the `quota` best."""
     certain = np.flatnonzero(chances_S > confidence)
     if len(certain) >= quota:
         return certain.astype(np.int32)
@@ -55,14 +55,14 @@ def chosen(chances_S: FloatArray, quota: int, confidence: float) -> IntArray:
 
 @dataclass(slots=True, eq=False)
 class Filling:
-    """A slice whose places are being filled.
+    """A slice that is being filled.
 
     Attributes:
-        index: Its number in the step.
-        slot: Its request slot.
+        index: Index of the slice in the step.
+        slot: Slot of the request.
         start: Position of the first row.
-        ids: Tokens of all rows; open places hold the mask.
-        open: Positions in `ids` that are open, ascending.
+        ids: Tokens of all rows; the mask at open positions.
+        open: Masked positions in `ids`, ascending.
     """
 
     index: int
@@ -85,7 +85,7 @@ class Filling:
         return self.start + len(self.ids)
 
     def output(self) -> SliceOutput:
-        """The tokens; the KV of the newest is computed once more, beside the next block."""
+        """The tokens; the KV of the newest is recomputed together with the next block."""
         if self.error:
             return SliceOutput(error=self.error)
         tokens = tuple(self.ids[self.first :].tolist())
@@ -98,8 +98,8 @@ class DiffusionWorker(CapabilityWorker):
     """Fills blocks on the CPU.
 
     Args:
-        shape: Size of blocks, and the token that stands for a place.
-        schedule: The server's; requests may bring their own.
+        shape: Size of blocks, and the mask token.
+        schedule: Default schedule; requests may have their own.
     """
 
     name: ClassVar = Diffusion.name
@@ -112,11 +112,11 @@ class DiffusionWorker(CapabilityWorker):
 
     @property
     def filler(self) -> DiffusionWorker:
-        """Computes steps instead of one forward pass."""
+        """Replaces the single forward pass of a step."""
         return self
 
     def join(self, join: Join) -> None:
-        """Note the schedule of a request."""
+        """Store the schedule of a request."""
         request = join.request
         if not isinstance(request, GenerateRequest):
             return
@@ -127,7 +127,7 @@ class DiffusionWorker(CapabilityWorker):
         )
 
     def before_forward(self, step: StepContext, work: FillWork) -> None:
-        """Note what this step fills."""
+        """Store which slices this step fills."""
         self._work = work
 
     def fill(self, plan: StepPlan, backend: ImmediateBackend, slots: RequestSlots) -> Verified:
@@ -146,7 +146,7 @@ class DiffusionWorker(CapabilityWorker):
     # ---- inside
 
     def _fillings(self, plan: StepPlan) -> dict[int, Filling]:
-        """The slices of a step with places, by index."""
+        """The slices of a step with masked positions, by index."""
         places = {draft.index: len(draft.parents) for draft in plan.drafts}
         ends, found = plan.ends, dict[int, Filling]()
         for part in self._work.slices:
@@ -168,7 +168,7 @@ class DiffusionWorker(CapabilityWorker):
         return found
 
     def _prompts(self, plan: StepPlan, indices: Sequence[int]) -> list[Filling]:
-        """Slices without places, as parts without open ones."""
+        """Slices without masked positions, as parts."""
         ends, found = plan.ends, list[Filling]()
         for i in indices:
             start, stop = int(plan.starts[i]), int(plan.stops[i])
@@ -179,7 +179,7 @@ class DiffusionWorker(CapabilityWorker):
     def _groups(
         self, fillings: Sequence[Filling], backend: ImmediateBackend
     ) -> Iterator[list[Filling]]:
-        """Cut into groups whose rows fit into a forward pass."""
+        """Divide parts into groups that fit into a forward pass."""
         limits, group = backend.batch.limits, list[Filling]()
         rows = places = 0
         for part in fillings:
@@ -201,13 +201,13 @@ class DiffusionWorker(CapabilityWorker):
             todo = [part for part in left if len(part.open)]
             if todo:
                 self._take(todo, backend, slots)
-            # a part without open places had its last pass, unless it was completed by this one
+            # a part without masked positions is done, unless this pass has completed it
             left = [part for part in todo if not part.error]
 
     def _take(
         self, todo: Sequence[Filling], backend: ImmediateBackend, slots: RequestSlots
     ) -> None:
-        """Sample all open places, and keep the most certain ones."""
+        """Sample all masked positions, and keep the most confident ones."""
         places = [part.start + part.open for part in todo]
         each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
         positions = np.concatenate(places).astype(np.int64)
@@ -233,7 +233,7 @@ class DiffusionWorker(CapabilityWorker):
     def _draw(
         self, batch: SamplingBatch, backend: ImmediateBackend
     ) -> tuple[SampleOutput, FloatArray]:
-        """Sample all rows, never the mask; return how likely the model holds each sample."""
+        """Sample all rows, excluding the mask token; return the probability of each sample."""
         every = np.arange(len(batch.slots), dtype=np.int32)
         with torch.inference_mode():
             backend.logits_SV[:, self._mask_id] = -torch.inf
@@ -244,7 +244,7 @@ class DiffusionWorker(CapabilityWorker):
             return drawn, held_SV.gather(1, ids_S1)[:, 0].exp().numpy()
 
     def _forward(self, backend: ImmediateBackend, parts: Sequence[Filling]) -> None:
-        """Run the rows of all parts; those of open places get logits."""
+        """Run the rows of all parts, with logits for masked positions."""
         lens = np.array([len(part.ids) for part in parts], np.int32)
         firsts = np.cumsum(lens, dtype=np.int32) - lens
         samples = np.repeat(np.arange(len(parts)), [len(part.open) for part in parts])
@@ -271,6 +271,6 @@ class DiffusionWorker(CapabilityWorker):
         backend.forward(plan, graph=False)
 
     def _ends(self, part: Filling) -> IntArray:
-        """A row sees its block, as far as it is there."""
+        """Return the end of each row's attention: its block, as far as it exists."""
         positions = np.arange(part.start, part.stop, dtype=np.int32)
         return np.minimum((positions // self._block + 1) * self._block, part.stop).astype(np.int32)

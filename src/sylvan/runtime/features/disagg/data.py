@@ -39,7 +39,7 @@ class SendPages(msgspec.Struct, frozen=True, tag="send"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Stop sending; the decode server is told why."""
+    """Stop sending; the decode server gets the reason."""
 
     job: int
     reason: str

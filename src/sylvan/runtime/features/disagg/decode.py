@@ -47,7 +47,7 @@ class _Incoming:
         job: Number of the job.
         touched_s: Time of the last progress.
         filling: Its pages may be written.
-        leaving: The worker half was told to stop.
+        leaving: The worker half was asked to stop.
         whole: All KV except the last token's has arrived.
         failed: The prompt is recomputed here once nothing is written any more.
         error: Why the request fails.
@@ -77,7 +77,7 @@ class _Incoming:
 
 @dataclass(frozen=True, slots=True)
 class MissingKVPolicy:
-    """What to do if KV is missing.
+    """Handling of missing KV.
 
     Attributes:
         falls_back: Recompute the prompt here if its transfer fails.

@@ -1,4 +1,4 @@
-"""An event loop in its own thread, running beside the steps."""
+"""An event loop in its own thread, concurrent with steps."""
 
 from __future__ import annotations
 

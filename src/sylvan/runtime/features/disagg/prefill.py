@@ -85,7 +85,7 @@ class PrefillRole(Capability):
         timeout_s: How long a finished request keeps its pages without a message from
             a decode server.
         records: Statistics.
-        store: Store that the KV is written to; the decode server reads it from there when told;
+        store: Store that the KV is written to; the decode server reads it from there when notified;
             None: this server sends it.
     """
 

@@ -19,10 +19,10 @@ class PrefillClient:
         self._timeout_s = timeout_s
         self._ports: dict[tuple[str, int], int] = {}
 
-    def learn(self, host: str, port: int, told: bytes) -> None:
+    def learn(self, host: str, port: int, port_text: bytes) -> None:
         """Record the HTTP port that a prefill server announced."""
-        if told.isdigit():
-            self._ports[host, port] = int(told)
+        if port_text.isdigit():
+            self._ports[host, port] = int(port_text)
 
     async def ask(self, work: PrefillAgain) -> None:
         """Have tokens prefilled.

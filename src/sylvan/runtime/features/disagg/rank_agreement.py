@@ -73,7 +73,7 @@ class Agreement:
         """Exchange the reports of all ranks."""
         data = _encoder.encode(mine) if mine else b""
         each = all_gather_bytes(self._ranks, data)
-        return [_decoder.decode(told) if told else () for told in each]
+        return [_decoder.decode(received) if received else () for received in each]
 
 
 def _has_failed(event: Ended) -> bool:

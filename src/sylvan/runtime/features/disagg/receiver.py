@@ -253,7 +253,7 @@ class Receiver:
         except OSError as error:
             ended = TransferFailed(work.job, f"no shared memory: {error}")
         except asyncio.CancelledError:
-            if job.gave_up:  # otherwise it was told to leave
+            if job.gave_up:  # otherwise it was asked to leave
                 ended = TransferFailed(work.job, job.gave_up)
         finally:
             if channel is not None:

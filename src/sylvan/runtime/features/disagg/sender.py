@@ -311,7 +311,7 @@ class Sender:
                     await arrival.wait()
             except TimeoutError:
                 self._arrivals.pop(ask.room, None)
-                raise ChannelError(f"nobody came to bootstrap_room {ask.room}") from None
+                raise ChannelError(f"no request came to bootstrap_room {ask.room}") from None
         room = self._rooms.get(ask.room)
         if room is None or room.task is not None:
             raise _DeniedError(f"bootstrap_room {ask.room} was used before")

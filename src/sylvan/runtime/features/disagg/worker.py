@@ -22,7 +22,7 @@ from sylvan.runtime.features.disagg.sender import Sender
 
 
 class PrefillWorker(CapabilityWorker):
-    """Sends pages beside the steps; copies what a step may free before the step.
+    """Sends pages concurrently with steps; copies pages first that a step may free.
 
     Args:
         start: Creates the sender; called once the model's memory exists.

@@ -23,7 +23,7 @@ class PoolSlice(msgspec.Struct, frozen=True):
     dimensions: int | None
     normalize: bool
     form: VectorForm = "text"
-    ids: tuple[int, ...] = ()  # of its tokens, where single ones count: `steps`
+    ids: tuple[int, ...] = ()  # token ids, if pooling selects single tokens (`steps`)
     spans: tuple[tuple[int, int], ...] = ()  # see `EmbedRequest`
 
 

@@ -67,6 +67,14 @@ class Pooler:
         vector = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self._finished(vector, work).numpy()
 
+    def of_item(self, vector: FloatArray, work: PoolSlice) -> FloatArray:
+        """Return the embedding of an item with a vector of its own, float32 (D,)."""
+        found = torch.from_numpy(vector)
+        found = found[: work.dimensions] if work.dimensions else found
+        if self.spec.normalize and work.normalize:
+            found = found / found.norm().clamp_min(1e-12)
+        return found.numpy().copy()
+
     def forget(self, slot: int) -> None:
         """Drop the request in a slot."""
         self._sums.pop(slot, None)
@@ -75,7 +83,7 @@ class Pooler:
     def _add_rows(
         self, step: StepContext, slot: int, rows: IntArray, work: PoolSlice
     ) -> FloatArray | None:
-        """Keep the vectors of a slice; what comes of them is computed once, for the whole text."""
+        """Store the vectors of a slice; results are computed once, for the whole text."""
         read = step.hidden(rows).cpu()
         if work.form == "steps":
             read = read[torch.tensor(work.ids) == self.spec.tokens.step_token]
@@ -107,7 +115,7 @@ class Pooler:
         return rows_SD.contiguous()
 
     def _of_spans(self, rows_SD: torch.Tensor, work: PoolSlice) -> torch.Tensor:
-        """The mean of each span, one row after another, as of whole texts. Shape: (spans, D)."""
+        """The mean of each span, summed row by row as for whole texts. Shape: (spans, D)."""
         wide = rows_SD.numpy().astype(np.float64)
         means = [
             np.add.reduce(wide[start:stop], axis=0) / (stop - start) for start, stop in work.spans

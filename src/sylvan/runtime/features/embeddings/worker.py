@@ -33,7 +33,10 @@ class EmbeddingsWorker(CapabilityWorker):
             rows = np.arange(start, int(ends[part.index]), dtype=np.int32)
             slot = int(plan.slots[part.index])
             with step.guard(part.index, "pooling failed"):
-                vector = self._pooler.add(step, slot, rows, part)
+                if part.form == "item":
+                    vector = self._pooler.of_item(step.items[int(rows[0])], part)
+                else:
+                    vector = self._pooler.add(step, slot, rows, part)
                 if vector is not None:
                     vectors[part.index] = vector
         return lambda: vectors

@@ -347,7 +347,7 @@ def _brief(plan: Planned) -> str:
     slots, starts, stops = (numbers[i * count : (i + 1) * count].tolist() for i in range(3))
     parts = [f"slot {s}[{a}:{b}]" for s, a, b in zip(slots, starts, stops, strict=True)]
     more = f" and {count - 8} more" if count > 8 else ""
-    joins = ", ".join(f"{rid} in slot {slot}" for slot, rid, _ in plan.joins[:8]) or "nobody"
+    joins = ", ".join(f"{rid} in slot {slot}" for slot, rid, _ in plan.joins[:8]) or "none"
     pages = np.frombuffer(plan.pages, np.int32).reshape(4, -1)[:, :4].T.tolist()
     slices = ", ".join(parts[:8]) or "nothing"
     return f"{slices}{more}; joining: {joins}; pages {pages}, copies {plan.copies[:4]}"

@@ -81,7 +81,7 @@ _EMPTY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a library enforces.
+    """Keywords that a library enforces.
 
     Attributes:
         backend: Its name.
@@ -136,7 +136,7 @@ class _Walk:
             raise self._refusal(f"{at}/{keyword}")
         if "$id" in node and node is not self._root:
             raise self._refusal(f"{at}/$id")
-        said = {k for k in node if k in _TYPED and not _says_nothing(node, k)}
+        said = {k for k in node if k in _TYPED and not _has_no_effect(node, k)}
         first = [k for k in _FIRST if k in node]
         if first:
             beside = sorted({*first[1:], *said})
@@ -245,7 +245,7 @@ class _Walk:
         return NotSupportedError(f"{message} {self._dialect.backend}", param="json_schema")
 
 
-def _says_nothing(node: Schema, keyword: str) -> bool:
+def _has_no_effect(node: Schema, keyword: str) -> bool:
     value = node[keyword]
     if keyword == "additionalProperties" and "patternProperties" in node:
         return value is False

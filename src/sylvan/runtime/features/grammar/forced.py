@@ -51,12 +51,12 @@ class Jumper:
         ids = self._vocabulary.encode(data)
         if b"".join(self._vocabulary.tokens[i] for i in ids) != data:
             return (), 0
-        return tuple(ids), self._settled(ids, data)
+        return tuple(ids), self._unambiguous(ids, data)
 
-    def _settled(self, ids: Sequence[int], data: bytes) -> int:
+    def _unambiguous(self, ids: Sequence[int], data: bytes) -> int:
         border = len(data)
         for start in range(max(0, len(data) - self._longest + 1), len(data)):
-            if self._goes_on(data[start:]):
+            if self._can_continue(data[start:]):
                 border = start
                 break
         end = count = 0
@@ -66,7 +66,7 @@ class Jumper:
                 return count
         return count + 1 if ids else 0
 
-    def _goes_on(self, text: bytes) -> bool:
+    def _can_continue(self, text: bytes) -> bool:
         """Whether a token starts with `text` and is longer."""
         at = bisect.bisect_right(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)

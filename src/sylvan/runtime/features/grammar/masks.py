@@ -98,7 +98,7 @@ class MaskRows:
         """Add IDs that do not depend on a grammar."""
         for row, choice in enumerate(choices):
             if choice in (SOME, FEW):
-                for word, bit in self._places_of(outputs[row].besides):
+                for word, bit in self._places_of(outputs[row].extra_ids):
                     bits[row, word] |= bit
             elif choice == MORE:
                 bits[row] = -1

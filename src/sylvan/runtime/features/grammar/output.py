@@ -62,10 +62,10 @@ class Output:
 
     @property
     def choice(self) -> int:
-        """What may come next.
+        """The allowed next tokens.
 
-        A single ID, known without a mask; SOME: what the grammar allows, and `besides`; FEW:
-        `besides` alone; MORE: all except `ends`, because an answer must follow; or ANY.
+        A single ID, known without a mask; SOME: what the grammar allows, and `extra_ids`; FEW:
+        `extra_ids` alone; MORE: all except `ends`, because an answer must follow; or ANY.
         """
         if self.error:
             return ANY
@@ -80,7 +80,7 @@ class Output:
         return ANY if self.matcher is None or self.over else SOME
 
     @property
-    def besides(self) -> tuple[int, ...]:
+    def extra_ids(self) -> tuple[int, ...]:
         """IDs that may come next regardless of the grammar."""
         if not self.undecided or self.thinking is None:
             return ()

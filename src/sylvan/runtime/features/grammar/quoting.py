@@ -2,7 +2,7 @@ r"""Rewrites character classes for llguidance's matching inside JSON strings.
 
 If a class contains all control characters, the library (1.9) lets it match every JSON escape, also
 of `"` and `\`: `[^"]` would allow the excluded character. So U+0001 is removed from such classes,
-which matters to nobody.
+which has no consequence.
 """
 
 from __future__ import annotations

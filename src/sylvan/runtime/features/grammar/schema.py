@@ -254,7 +254,7 @@ def _disjoint(a: Any, b: Any, root: Schema, depth: int) -> bool:
         shared == set()
         or _parts_disjoint(a, b, root, depth - 1)
         or _parts_disjoint(b, a, root, depth - 1)
-        or (shared == {"object"} and _told_apart(a, b, root, depth))
+        or (shared == {"object"} and _properties_disjoint(a, b, root, depth))
     )
 
 
@@ -269,7 +269,7 @@ def _parts_disjoint(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
     return False
 
 
-def _told_apart(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
+def _properties_disjoint(a: Schema, b: Schema, root: Schema, depth: int) -> bool:
     """Whether a required property of objects has disjoint schemas in both."""
     one, other = set(_strings(a.get("required"))), set(_strings(b.get("required")))
     for name in one | other:

@@ -67,7 +67,7 @@ class AdapterStore:
         return copy
 
     def start(self, adapters: Sequence[AdapterFiles]) -> None:
-        """Start reading evicted copies again, beside the steps."""
+        """Start reading evicted copies again, concurrently with steps."""
         for files in adapters:
             self._reading[files.id] = self._thread.submit(self._again, files)
 

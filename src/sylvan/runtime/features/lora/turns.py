@@ -40,7 +40,7 @@ class Turns:
 
     @property
     def draining(self) -> str | None:
-        """The adapter of which no more requests start for now."""
+        """The adapter that is being drained: no more of its requests start."""
         return self._draining
 
     def next_step(self) -> None:

@@ -25,7 +25,7 @@ class LoraWork(msgspec.Struct, frozen=True):
 
     Attributes:
         drop: IDs whose host copies are freed.
-        load: Adapters to read into host memory, beside the steps.
+        load: Adapters to read into host memory, concurrently with steps.
         slots: New adapter by slot, from this step on.
         rows: Rows of this step that use adapters.
     """

@@ -1,1 +1,1 @@
-"""Images, videos and audio in prompts: encoded beside the steps, inserted as embeddings."""
+"""Images, videos and audio in prompts: encoded concurrently with steps, inserted as embeddings."""

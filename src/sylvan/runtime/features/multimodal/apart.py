@@ -1,4 +1,4 @@
-"""The encoder by itself, for servers that have none (`media.encoder_only`)."""
+"""A server with only the encoder, for servers without one (`media.encoder_only`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _HERE = "item"
 
 
 class EncoderService:
-    """Prepares and encodes items, each of them once; keeps the newest.
+    """Prepares and encodes items, each once; caches the newest.
 
     Args:
-        workers: Prepare items.
-        encoder: Encodes them.
-        settings: Limits; those of an order apply, too.
-        most_items: Most items at a time, those that wait included.
+        workers: Workers that prepare items.
+        encoder: Encodes items.
+        settings: Limits, in addition to those of a request.
+        most_items: Most items in progress or waiting.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EncoderService:
         self.encoded = self.reused = 0
 
     async def encode(self, order: EncodeItem) -> PreparedItem:
-        """Return an item's tokens and vectors, float32 (layers, N, D); or why there are none.
+        """Return an item's tokens and vectors, float32 (layers, N, D); or the error.
 
         Raises:
             CapacityError: Too many items wait.
@@ -68,7 +68,7 @@ class EncoderService:
         return await asyncio.shield(task)  # others may wait for it
 
     async def close(self) -> None:
-        """Stop its processes and its thread."""
+        """Stop the processes and the thread."""
         for task in tuple(self._running.values()):
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -117,10 +117,10 @@ def _key(order: EncodeItem) -> bytes:
 
 
 class NoEncoder:
-    """Stands for the encoder of a server that has none: vectors come from elsewhere."""
+    """Placeholder encoder of a server without one: embeddings come from an encoder server."""
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
-        """Refuse.
+        """Not supported.
 
         Raises:
             ValueError: Always.

@@ -1,4 +1,4 @@
-"""Finds the transformer blocks of an encoder in transformers: what they consist of, by their parts.
+"""Recognises the transformer blocks of an encoder in transformers by their submodules.
 
 Shapes: T rows, D columns of a row, F columns within a feed-forward, N heads, H columns of a head.
 """
@@ -42,7 +42,7 @@ _FEED_FORWARDS = ("mlp", "feed_forward", "ffn")
 _OUTS = ("out_proj", "o_proj", "proj", "projection_layer")
 _PAIRS = (("fc1", "fc2"), ("linear_fc1", "linear_fc2"))
 _ACT_NAMES = ("activation_fn", "act_fn", "act")
-_ACT_BOUND = 1e-5  # of numbers up to 8
+_ACT_BOUND = 1e-5  # tolerance for activations of numbers up to 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ class EncoderBlock:
 
     Attributes:
         norms: The two norms.
-        qkv: Query, key and value matrices, or one of all.
-        head_norms: Norms of query and key heads, or of all of them at once.
+        qkv: Query, key and value matrices, or one joined matrix.
+        head_norms: Norms of query and key heads, per head or over all heads.
         out: Output matrix of attention.
-        inner: Matrices before the activation: gate and up, or one.
-        down: Matrix after it.
+        inner: Matrices before the activation: gate and up, or a single one.
+        down: Matrix after the activation.
         act: Activation.
         factors: a and b, (D,) each.
         num_heads: Query heads.
         head_dim: Columns of a head.
-        scale: Of scores.
-        packed: Called with the rows (T, D) of several sequences and their limits (`cu_seqlens`);
-            else with (B, T, D).
-        turned: Called with cosines and sines of rotary positions.
-        as_tuple: Returns its rows in a tuple.
+        scale: Scale of scores.
+        packed: Whether it takes rows (T, D) of several sequences with `cu_seqlens`, instead of
+            (B, T, D).
+        turned: Whether it takes cosines and sines of rotary positions.
+        as_tuple: Whether it returns its rows in a tuple.
     """
 
     norms: tuple[BlockNorm, BlockNorm]
@@ -110,9 +110,9 @@ class EncoderBlock:
 
 
 def block_of(module: nn.Module) -> EncoderBlock | None:
-    """Return the parts of an encoder block; None: it is none, or has others as well.
+    """Return the parts of an encoder block; None: not an encoder block, or one with further parts.
 
-    The caller verifies the result by computing with it.
+    The caller verifies the result numerically.
     """
     first, second = (_norm(_part(module, names)) for names in (_FIRST_NORMS, _SECOND_NORMS))
     attention = _part(module, _ATTENTIONS)
@@ -156,7 +156,7 @@ def _heads(attention: nn.Module) -> _Heads | None:
     split = [_linear(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
     qkv = [linear for linear in ([fused] if fused else split) if linear is not None]
     out = next((found for name in _OUTS if (found := _linear(attention, name))), None)
-    config = getattr(attention, "config", None)  # GLM-ASR's modules leave the number to it
+    config = getattr(attention, "config", None)  # GLM-ASR has the number only there
     count: Any = getattr(attention, "num_heads", getattr(config, "num_attention_heads", None))
     if len(qkv) not in (1, 3) or out is None or not isinstance(count, int):
         return None
@@ -204,7 +204,7 @@ def _feed_forward(
 
 
 def _activation(function: Any) -> BlockActivation | None:
-    """Return the name of an activation, recognised by its numbers."""
+    """Return the name of an activation, recognised by its values."""
     x = torch.linspace(-8, 8, 257)
     try:
         found = function(x)
@@ -217,7 +217,7 @@ def _activation(function: Any) -> BlockActivation | None:
 
 
 def _is_all(module: nn.Module, block: EncoderBlock) -> bool:
-    """Whether a block has no other parameters than these, and sizes that fit."""
+    """Whether a block has no other parameters than these, and consistent sizes."""
     norms = [norm for norm in (*block.norms, *block.head_norms) if norm is not None]
     own = [norm.weight for norm in norms] + [norm.bias for norm in norms]
     own += [part for linear in block.linears for part in (linear.weight, linear.bias)]

@@ -16,6 +16,7 @@ from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
+from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.registry import load_config
@@ -52,7 +53,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
     """Return the control half; empty for text-only models.
 
     Raises:
-        ConfigError: There is to be no encoder, but the model reads nothing without.
+        ConfigError: The encoder is disabled, but the model cannot work without it.
     """
     media = model.media
     if media is not None and media.cross and not _has_vectors(settings):
@@ -74,7 +75,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
 
 
 def encoder_of(config: Config) -> MediaEncoder:
-    """Return the encoder of a model, without the rest.
+    """Return the encoder of a model, without its language model.
 
     Args:
         config: Resolved.
@@ -100,11 +101,13 @@ def _encoder(
 ) -> MediaEncoder:
     if device.type == "cpu" and not dummy and LlavaEncoder.fits(folder):
         return LlavaEncoder(folder, dtype, native=native)
+    if not dummy and PublishedEncoder.fits(folder):
+        return PublishedEncoder(folder, dtype, device)
     from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 
     return TransformersEncoder(folder, dtype, dummy=dummy, native=native, device=device)
 
 
 def _has_vectors(settings: MediaConfig) -> bool:
-    """Whether items are encoded, here or elsewhere."""
+    """Whether items are encoded, by this server or an encoder server."""
     return bool(settings.encoder_urls) or settings.encoder_backend != "none"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from sylvan.protocol.errors import RequestError
+from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.multimodal.encodings import Encodings
 from sylvan.runtime.features.multimodal.plan import (
@@ -19,6 +21,7 @@ from sylvan.runtime.features.multimodal.plan import (
     row_positions,
 )
 from sylvan.runtime.features.multimodal.work import (
+    AlignedRows,
     CrossRows,
     MediaReport,
     MediaWork,
@@ -43,7 +46,7 @@ class MediaCounts:
 
 
 class Multimodal(Capability):
-    """Serves requests with media items (`GenerateRequest.media`), encoded beside the steps.
+    """Serves requests with media items (`GenerateRequest.media`), encoded concurrently.
 
     An item is identified by its digest and its tenant's salt, so timing reveals nothing about
     other tenants' items. A request whose items are in the prefix cache needs no encoder.
@@ -57,7 +60,7 @@ class Multimodal(Capability):
             only, and slices must not split a prompt.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
-        one: Whether all rows do so, to those of a request's only item.
+        one: Whether all rows cross-attend to the request's only item.
     """
 
     name: ClassVar = "multimodal"
@@ -80,6 +83,7 @@ class Multimodal(Capability):
         self._port: SchedulerPort | None = None
         self._encodings = Encodings(most_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
+        self._weights: dict[str, np.ndarray] = {}  # of aligned prompts
 
     @property
     def counts(self) -> MediaCounts:
@@ -118,12 +122,16 @@ class Multimodal(Capability):
         req.request = msgspec.structs.replace(request, media=light)
 
     def cache_namespace(self, req: Req) -> str:
-        """Say what the KV of every token of a prompt depends on, besides the tokens before it."""
+        """Return key spans: what the KV of prompt tokens depends on besides earlier tokens."""
         if self._one:
             return "".join(item.digest.hex() for item in req.request.media)
         if not self._prefix:  # a token also sees later ones
             return ""
         return hashlib.sha256(req.request.input_ids.tobytes()).hexdigest()
+
+    def cache_limit(self, req: Req) -> int | None:
+        """Compute all of a prompt that is aligned with its sound."""
+        return 0 if _align(req) else None
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         """Wait for the embeddings that are not in the prefix cache."""
@@ -163,7 +171,8 @@ class Multimodal(Capability):
                 rows = self._rows(batch, prompts)
             positions = row_positions(batch, prompts) if self._axes else None
             ends = row_ends(batch, prompts) if self._whole else None
-        if not (dropped or jobs or rows or positions or cross or self._encodings.has_work):
+        seen = rows or cross or positions is not None or ends is not None
+        if not (dropped or jobs or seen or self._encodings.has_work):
             return None
         return MediaWork(
             drop=dropped,
@@ -172,6 +181,7 @@ class Multimodal(Capability):
             positions=positions,
             ends=ends,
             cross=tuple(cross),
+            aligned=_aligned(batch) if cross else (),
         )
 
     def on_result(self, batch: Batch, report: MediaReport | None) -> None:
@@ -182,9 +192,17 @@ class Multimodal(Capability):
             self._encodings.done(key, num_bytes)
         for key, why in report.failed.items():
             self._encodings.failed(key, why)
+        for index, weights in report.weights.items():
+            self._weights[batch.slices[index].req.rid] = weights
+
+    def output_fields(self, req: Req) -> Mapping[str, Any] | None:
+        """Return what an aligned prompt attends to, once."""
+        weights = self._weights.pop(req.rid, None)
+        return None if weights is None else {"embedding": weights}
 
     def on_finish(self, req: Req) -> None:
         """Release the items of a finished request."""
+        self._weights.pop(req.rid, None)
         prompt = self._prompts.pop(req.rid, None)
         if prompt is not None:
             for key in set(prompt.keys):
@@ -210,3 +228,20 @@ class Multimodal(Capability):
                 found += prompt.rows(piece, row)
             row += num_rows(piece)
         return found
+
+
+def _align(req: Req) -> int:
+    """How many vectors of its sound a prompt is aligned with; 0: it is not."""
+    return req.request.align if isinstance(req.request, GenerateRequest) else 0
+
+
+def _aligned(batch: Batch) -> tuple[AlignedRows, ...]:
+    """Return the slices of prompts to align."""
+    found: list[AlignedRows] = []
+    row = 0
+    for index, piece in enumerate(batch.slices):
+        if (most := _align(piece.req)) and piece.start < piece.req.prompt_len:
+            done = piece.stop >= piece.req.prompt_len
+            found.append(AlignedRows(index, row, most, piece.start == 0, done))
+        row += num_rows(piece)
+    return tuple(found)

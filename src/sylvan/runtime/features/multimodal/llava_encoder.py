@@ -1,4 +1,4 @@
-"""LLaVA's encoder with a SigLIP tower, without transformers: it is loaded within milliseconds.
+"""LLaVA's encoder with a SigLIP tower, without transformers, so that it loads in milliseconds.
 
 Modules and tensors have the names of the published code (arXiv:2303.15343, arXiv:2310.03744).
 Shapes: N images, P patches of an image, D columns of a row.
@@ -49,7 +49,7 @@ class TowerShape(msgspec.Struct, frozen=True):
 
     @property
     def num_patches(self) -> int:
-        """Patches of an image."""
+        """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
 
 
@@ -98,7 +98,7 @@ class _Block(nn.Module):
 
 
 class _Tower(nn.Module):
-    """Patches, `num_layers` blocks and the projector."""
+    """Patch embedding, `num_layers` blocks and the projector."""
 
     def __init__(self, shape: TowerShape, num_layers: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Tower(nn.Module):
         self.linear_2 = nn.Linear(width, width, bias=bias)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return (N, P, D) of the text's width."""
+        """Return (N, P, D), D of the language model."""
         rows = self.patch_embedding(pixels).flatten(2).transpose(1, 2)
         rows += self.position_embedding.weight
         for block in self.layers:
@@ -119,7 +119,7 @@ class _Tower(nn.Module):
 
 
 class LlavaEncoder:
-    """Implements `MediaEncoder`; the weights are read for the first image.
+    """Implements `MediaEncoder`; weights are loaded with the first image.
 
     Args:
         model_dir: Directory of the checkpoint.
@@ -195,7 +195,7 @@ def _shape_of(config: Mapping[str, Any]) -> TowerShape:
 
 
 def _num_layers(config: Mapping[str, Any], shape: TowerShape) -> int:
-    """Blocks that are used: `vision_feature_layer` counts outputs, the first is of none."""
+    """Number of used blocks; `vision_feature_layer` counts outputs from the embeddings on."""
     layer, count = int(config.get("vision_feature_layer", -2)), shape.num_hidden_layers
     used = layer + count + 1 if layer < 0 else layer
     if not 0 <= used <= count:
@@ -204,7 +204,7 @@ def _num_layers(config: Mapping[str, Any], shape: TowerShape) -> int:
 
 
 def _names(checkpoint: Checkpoint, tower: nn.Module) -> dict[str, str]:
-    """Return the names of the tower's tensors in the checkpoint, by its own."""
+    """Map the tower's tensor names to those in the checkpoint."""
     known: dict[str, str] = {}
     for name in checkpoint.tensors:
         inner = next((name.partition(part)[2] for part in _PREFIXES if part in name), "")

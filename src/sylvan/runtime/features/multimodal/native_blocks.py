@@ -1,8 +1,8 @@
-"""Runs the blocks of an encoder as native programs on the CPU, beside the steps.
+"""Runs the blocks of an encoder as native programs on the CPU, concurrently with steps.
 
-transformers keeps the rest of the encoder: patches, position tables, windows and projectors. The
-forward of each block is replaced; it writes its rows into the program, which computes norms,
-products, rotary positions and attention of all sequences by one native call.
+transformers still computes the rest of the encoder: patches, position tables, windows and
+projectors. The forward of each block is replaced: it copies its rows into the program, which
+computes norms, products, rotary positions and attention of all sequences in one native call.
 
 Shapes: T rows of all sequences, D columns of a row, R rotated columns of a head.
 """
@@ -37,30 +37,30 @@ from sylvan.runtime.features.multimodal.block_patterns import BlockNorm, Encoder
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS = 1 << 16  # of a call: Qwen2-VL's largest image; memory that is not used is not resident
+_MOST_ROWS = 1 << 16  # per call: Qwen2-VL's largest image; unused memory is not resident
 _MOST_SEQUENCES = 1024
 _TRIAL_ROWS = 21
-_SLOPE = 1.702  # of quick GELU
-_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of a block's change, relative
+_SLOPE = 1.702  # slope of quick GELU
+_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # relative tolerance of a block's change
 
 Sequences = Sequence[tuple[int, int]]
 
 
 def use_native_blocks(model: nn.Module, dtype: torch.dtype, threads: int) -> int:
-    """Replace the forward of each encoder block of `model` that kernels can compute.
+    """Replace the forward of each encoder block of `model` that kernels support.
 
-    A stack is replaced if its first block gives the numbers that PyTorch gives. The weights are
-    packed one at a time, and PyTorch's are freed.
+    A stack is replaced if its first block matches PyTorch numerically. Weights are packed one at a
+    time, and PyTorch's are freed.
 
     Args:
-        model: Has its weights.
-        dtype: Of its rows.
-        threads: Of the kernels.
+        model: The model, with loaded weights.
+        dtype: Dtype of its rows.
+        threads: Threads of the kernels.
 
-    Returns: the number of blocks that were replaced.
+    Returns: The number of replaced blocks.
 
     Raises:
-        ConfigError: There is no memory for them.
+        ConfigError: There is too little memory.
     """
     try:
         library = load_library()
@@ -75,7 +75,7 @@ def use_native_blocks(model: nn.Module, dtype: torch.dtype, threads: int) -> int
                 replaced += len(stack)
         except Unsupported as why:
             logger.warning("PyTorch computes %s: %s", type(stack[0]).__name__, why)
-        except MemoryError as why:  # some weights have been let go
+        except MemoryError as why:  # some weights have already been freed
             raise ConfigError(
                 f"the encoder's kernels need more memory: {why}; see media.encoder_backend"
             ) from None
@@ -102,7 +102,7 @@ def _blocks(stack: Sequence[nn.Module], like: EncoderBlock) -> list[EncoderBlock
 def _checked(
     stack: Sequence[nn.Module], library: Library, dtype: torch.dtype
 ) -> tuple[EncoderBlock, int] | None:
-    """Return the first block as it is called, and its rotated columns, if its numbers agree."""
+    """Return the first block with its calling convention and rotated columns, if results match."""
     block = block_of(stack[0])
     assert block is not None
     if block.down.weight.dtype != dtype:
@@ -123,7 +123,7 @@ def _checked(
         if apart.norm() <= _BOUNDS[dtype] * change.norm():
             agreed.append((own, rotated))
     if len({rotated for _, rotated in agreed}) > 1:
-        # It turns as many columns as it is given angles for, which only its calls tell.
+        # The number of rotated columns equals that of the angles, which only calls show.
         logger.warning("PyTorch computes %s: its rotary width is unknown", type(stack[0]).__name__)
         return None
     if agreed:
@@ -138,7 +138,7 @@ _Angles = tuple[torch.Tensor, torch.Tensor]
 def _expected(
     module: nn.Module, block: EncoderBlock, dtype: torch.dtype, rotated: int, *, batched: bool
 ) -> tuple[tuple[torch.Tensor, list[int], _Angles | None], torch.Tensor, bool] | None:
-    """Return trial inputs, what PyTorch makes of them, and whether that came in a tuple."""
+    """Return trial inputs, PyTorch's results for them, and whether these came in a tuple."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_TRIAL_ROWS, block.width, generator=generator).to(dtype)
     limits = [0, 8, _TRIAL_ROWS] if block.packed else [0, _TRIAL_ROWS]
@@ -169,16 +169,16 @@ class BlockPrograms:
     """The blocks of a stack as programs that share their buffers.
 
     Args:
-        blocks: Of one kind.
-        library: Kernels.
-        dtype: Of rows.
-        rotated: Rotated columns of a head; 0: positions turn nothing.
+        blocks: Blocks of one kind.
+        library: The kernels.
+        dtype: Dtype of rows.
+        rotated: Rotated columns of a head; 0: no rotary positions.
         rows: Most rows of a call.
-        keep: PyTorch keeps its weights.
+        keep: Whether PyTorch keeps its weights.
 
     Raises:
-        Unsupported: A block has no kernels.
-        MemoryError: The system refuses the buffers.
+        Unsupported: The kernels do not support a block.
+        MemoryError: There is too little memory for the buffers.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class BlockPrograms:
         self._step = StepRun(groups=1)
 
     def go_beside(self) -> None:
-        """Compute beside the steps from now on."""
+        """Compute concurrently with the steps from now on."""
         for program, _ in self._programs:
             program.go_beside()
 
@@ -227,17 +227,17 @@ class BlockPrograms:
         angles: _Angles | None,
         positions: IntArray | None = None,
     ) -> torch.Tensor:
-        """Return the rows after a block. Shape: (T, D).
+        """Return the output rows of a block. Shape: (T, D).
 
         Args:
-            index: Of the block.
-            rows_TD: Before it.
-            sequences: First row and end of each; together they are all rows, in order.
+            index: Index of the block.
+            rows_TD: Its input rows.
+            sequences: First row and end of each sequence; together they cover all rows, in order.
             angles: Cosines and sines of all positions, (P, R) each.
-            positions: Of the rows, among these; None: P is T.
+            positions: Index of each row in `angles`; None: P is T.
 
         Raises:
-            ValueError: A sequence is too long, or angles are of another form.
+            ValueError: A sequence is too long, or the angles have another shape.
         """
         if angles is not None:
             self._turn(angles)
@@ -270,7 +270,7 @@ class BlockPrograms:
         out_TD.copy_(program.read(out, len(rows_TD)))
 
     def _groups(self, sequences: Sequences) -> Iterator[list[tuple[int, int]]]:
-        """Divide sequences into calls."""
+        """Divide sequences among calls."""
         group: list[tuple[int, int]] = []
         for start, stop in sequences:
             if stop - start > self._limits.max_tokens:
@@ -286,7 +286,7 @@ class BlockPrograms:
             yield group
 
     def _turn(self, angles: _Angles) -> None:
-        """Fill the rotary table, once for all blocks that are given the same angles."""
+        """Fill the rotary table, once for all blocks that get the same angles."""
         if self._angles is not None and self._angles[0] is angles[0]:
             return
         assert self._table_TR is not None
@@ -349,7 +349,7 @@ def _head_norm(norm: BlockNorm) -> HeadNorm:
 def _weight(
     linears: Sequence[nn.Linear], factor: torch.Tensor | None = None, *, keep: bool
 ) -> DeferredWeight:
-    """Return matrices below one another, each output times its factor."""
+    """Concatenate matrices along their outputs, each output times its factor."""
     shape = torch.Size((sum(x.out_features for x in linears), linears[0].in_features))
 
     def load() -> torch.Tensor:
@@ -367,7 +367,7 @@ def _weight(
 
 
 def _bias(linears: Sequence[nn.Linear], factor: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Return the biases of such matrices; zeros where one has none (the keys of Whisper)."""
+    """Concatenate the biases of such matrices; zeros for a missing one (Whisper's keys)."""
     if all(linear.bias is None for linear in linears):
         return None
     parts = [
@@ -398,10 +398,7 @@ def _replace(
 
 
 class _Threads:
-    """Starts the threads of programs beside the steps from the thread that runs them first.
-
-    They inherit its priority.
-    """
+    """Starts a program's threads from the thread that runs it first, to inherit its priority."""
 
     def __init__(self, library: Library, count: int) -> None:
         self._library, self._count = library, count
@@ -445,10 +442,10 @@ def _forward(
 
 
 def _sequences(mask: torch.Tensor | None, batch: int, length: int) -> list[tuple[int, int]]:
-    """Return what attends to itself: each item of a batch, its padding apart from the rest.
+    """Return the sequences of a batch: each item, and its padding as a sequence of its own.
 
     Raises:
-        ValueError: The mask is of another form than padding at the end.
+        ValueError: The mask is not padding at the end.
     """
     counts = [length] * batch
     if mask is not None:

@@ -1,4 +1,7 @@
-"""Encoders of texts (T5, BART, Marian, NLLB): what the layers of their decoders attend to."""
+"""Encoders of texts (T5, BART, Marian, NLLB): what the layers of their decoders attend to.
+
+That of Florence-2 also reads the images of a text, in places of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,15 @@ from sylvan.protocol.media import TEXT_IDS, MediaKind
 from sylvan.runtime.models.config import ModelConfig, ModelMedia
 from sylvan.utils.json_files import read_json
 
+PIXELS = "pixel_values"
+"""Name of the images among the features of a text."""
+_SEES = "florence2"
 _NO_DECODER = ("decoder_layers", "num_decoder_layers")
 """Names of the number of layers that are not loaded."""
 
 
 class PromptEncoder:
-    """Implements `MediaEncoder` with transformers: a text alone, so no padding takes part.
+    """Implements `MediaEncoder` with transformers; encodes each text alone, without padding.
 
     Args:
         model_dir: Directory of the checkpoint.
@@ -33,7 +39,8 @@ class PromptEncoder:
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, *, dummy: bool = False) -> None:
         try:
-            self._encoder = _load(model_dir, dtype, dummy=dummy)
+            self._model = _load(model_dir, dtype, dummy=dummy)
+            self._encoder: nn.Module = self._model.get_encoder()
         except ImportError as error:
             raise ConfigError(
                 f"the encoder of this model runs through transformers, which is missing ({error}); "
@@ -46,11 +53,24 @@ class PromptEncoder:
         if kind != "text":
             raise ValueError(f"this model encodes texts, no {kind}")
         ids_1N = torch.from_numpy(np.ascontiguousarray(features[TEXT_IDS], np.int64))[None]
-        return [self._encoder(input_ids=ids_1N).last_hidden_state[0]]
+        if (pixels := features.get(PIXELS)) is None:
+            return [self._encoder(input_ids=ids_1N).last_hidden_state[0]]
+        x_1ND = self._seeing(ids_1N, torch.from_numpy(np.ascontiguousarray(pixels)))
+        return [self._encoder(inputs_embeds=x_1ND).last_hidden_state[0]]
+
+    def _seeing(self, ids_1N: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Embeddings of a text, those of its images in their places."""
+        model: Any = self._model
+        x_1ND = model.get_input_embeddings()(ids_1N)
+        seen = model.get_image_features(pixels.to(x_1ND.dtype)).pooler_output
+        places = (ids_1N == model.config.image_token_id)[..., None]
+        if int(places.sum()) * x_1ND.shape[-1] != seen.numel():
+            raise ValueError(f"there are {seen.flatten(0, -2).shape[0]} vectors for its images")
+        return x_1ND.masked_scatter(places, seen)
 
 
 def decoder_prompt(media: ModelMedia, model_dir: Path) -> tuple[int, ...]:
-    """Return what the decoder starts with: generation_config.json has the last word.
+    """Return the decoder's first tokens; generation_config.json overrides config.json.
 
     The first id is the start token; a forced first token of the answer follows, such as BART's
     `<s>` or the language of a translator.
@@ -71,7 +91,7 @@ def decoder_prompt(media: ModelMedia, model_dir: Path) -> tuple[int, ...]:
 
 
 def encoder_facts(model: ModelConfig, model_dir: Path, context_len: int) -> dict[str, str | int]:
-    """Return what the API process must know of the encoder; empty: there is none.
+    """Return the encoder's properties for the API process; empty: there is no encoder.
 
     Args:
         model: The model's config.
@@ -85,17 +105,19 @@ def encoder_facts(model: ModelConfig, model_dir: Path, context_len: int) -> dict
     return {"decoder_prompt": prompt, "encoder_len": media.encoder_len or context_len}
 
 
-def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
     from transformers.utils import logging as their_logging
 
     config: Any = AutoConfig.from_pretrained(model_dir)
+    sees = config.model_type == _SEES
+    text = config.text_config if sees else config
     for name in _NO_DECODER:
-        if hasattr(config, name):
-            setattr(config, name, 0)
+        if hasattr(text, name):
+            setattr(text, name, 0)
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
-    kind: Any = AutoModelForSeq2SeqLM
+    kind: Any = AutoModelForImageTextToText if sees else AutoModelForSeq2SeqLM
     try:
         if dummy:
             model = kind.from_config(config).to(dtype)
@@ -103,5 +125,4 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
             model = kind.from_pretrained(model_dir, config=config, dtype=dtype)
     finally:
         their_logging.set_verbosity(level)
-    encoder: nn.Module = model.get_encoder()
-    return encoder.eval().requires_grad_(requires_grad=False)
+    return model.eval().requires_grad_(requires_grad=False)

@@ -25,6 +25,9 @@ _METHODS: Mapping[MediaKind, str] = {
     "video": "get_video_features",
     "audio": "get_audio_features",
 }
+_APART = frozenset({"clip", "siglip", "siglip2"})
+"""Models with an encoder for each kind."""
+_RETRIEVERS = frozenset({"colpali", "colqwen2"})
 
 
 class TransformersEncoder:
@@ -34,11 +37,11 @@ class TransformersEncoder:
         model_dir: Directory of the checkpoint.
         dtype: dtype of the model.
         dummy: Random weights instead of the checkpoint's.
-        native: Native kernels compute the transformer blocks that they can; CPUs only.
-        device: Holds and runs it.
+        native: Whether native kernels compute the blocks that they support; CPUs only.
+        device: Device of the encoder.
 
     Attributes:
-        native_blocks: How many blocks they compute.
+        native_blocks: Number of native blocks.
 
     Raises:
         ConfigError: transformers is not installed, or cannot build or load the encoder.
@@ -140,6 +143,28 @@ class TransformersEncoder:
             audio_attention_mask=audio_attention_mask,
         )
 
+    def _gemma3n_images(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Run Gemma 3n's encoder, which also embeds the mark behind an image."""
+        inner: Any = self._model.model
+        seen = inner.get_image_features(pixel_values).pooler_output.flatten(0, 1)
+        return torch.cat((seen, self._embedded(inner.embed_vision, inner.config.eoi_token_id)))
+
+    def _gemma3n_sounds(
+        self, input_features: torch.Tensor, input_features_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """The same for sounds; silence fills up what one lacks."""
+        inner: Any = self._model.model
+        found = inner.get_audio_features(input_features, ~input_features_mask.bool())
+        silence = self._embedded(inner.embed_audio, inner.vocab_size - 1)
+        heard = torch.where(found.audio_mel_mask[0, :, None], silence, found.pooler_output[0])
+        missing = inner.config.audio_soft_tokens_per_image - len(heard)
+        end = self._embedded(inner.embed_audio, inner.config.eoa_token_id)
+        return torch.cat((heard, silence.expand(missing, -1), end))
+
+    def _embedded(self, embed: Any, token: int) -> torch.Tensor:
+        """What an encoder's own table has for a token, (1, D)."""
+        return embed(input_ids=torch.tensor([[token]], device=self._device))[0]
+
     def _placeholders(self, token: int, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of a prompt, (1, N), and empty embeddings."""
         ids = torch.full((1, int(count.sum())), token, device=self._device)
@@ -152,7 +177,7 @@ class TransformersEncoder:
         aspect_ratio_ids: torch.Tensor,
         aspect_ratio_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Run Llama 3.2's encoder; tiles that an image has not are left out."""
+        """Run Llama 3.2's encoder, without the padding tiles of an image."""
         inner: Any = self._model.model
         tiles = inner.vision_model(
             pixel_values=pixel_values,
@@ -162,7 +187,7 @@ class TransformersEncoder:
         return inner.multi_modal_projector(tiles)[aspect_ratio_mask.bool()]
 
     def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Run Llama 4's encoder as its forward does: its method leaves the projector out."""
+        """Run Llama 4's encoder as its forward does: the method for images omits the projector."""
         inner: Any = self._model
         inner = getattr(inner, "model", inner)
         tiles = inner.get_image_features(pixel_values).last_hidden_state
@@ -178,6 +203,8 @@ class TransformersEncoder:
         model: Any = self._model
         config: Any = model.config
         own = {
+            ("gemma3n", "audio"): self._gemma3n_sounds,
+            ("gemma3n", "image"): self._gemma3n_images,
             ("llama4", "image"): self._llama4,
             ("mllama", "image"): self._mllama,
             ("phi4_multimodal", "audio"): self._phi4_sounds,
@@ -186,7 +213,7 @@ class TransformersEncoder:
         }.get((config.model_type, kind))
         if own is not None:
             return own
-        for holder in (getattr(model, "model", None), model):
+        for holder in (getattr(model, "model", None), getattr(model, "vlm", None), model):
             if hasattr(holder, name):
                 return getattr(holder, name)
         if config.is_encoder_decoder:
@@ -213,12 +240,20 @@ def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForMultimodalLM,
+        AutoModelForPreTraining,
+        AutoModelForSpeechSeq2Seq,
+    )
     from transformers.utils import logging as their_logging
 
     config: Any = AutoConfig.from_pretrained(model_dir)
     config = getattr(config, "thinker_config", config)  # the speech output is not loaded
     kind: Any = AutoModelForMultimodalLM
+    others = dict.fromkeys(_APART, AutoModel) | dict.fromkeys(_RETRIEVERS, AutoModelForPreTraining)
+    kind = others.get(config.model_type, kind)
     if config.is_encoder_decoder:
         kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0
     else:
@@ -229,13 +264,16 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
             if getattr(text, name, None):
                 setattr(text, name, 0)
+    given: dict[str, Any] = {}
+    if config.model_type == "gemma3n":  # tensors of all its layers together have other shapes
+        given["ignore_mismatched_sizes"] = True
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:
         if dummy:
             model = kind.from_config(config).to(dtype)
         else:
-            model = kind.from_pretrained(model_dir, config=config, dtype=dtype)
+            model = kind.from_pretrained(model_dir, config=config, dtype=dtype, **given)
     finally:
         their_logging.set_verbosity(level)
     model.eval().requires_grad_(requires_grad=False)

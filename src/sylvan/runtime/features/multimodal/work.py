@@ -37,6 +37,24 @@ class CrossRows(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[bytes, ...]
 
 
+class AlignedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Slice `index`, from row `row` on, is part of a prompt to align with its sound.
+
+    Attributes:
+        index: Index of the slice.
+        row: Its first row.
+        most: See `GenerateRequest.align`.
+        first: Whether the prompt begins with it.
+        done: Whether the prompt ends with it.
+    """
+
+    index: int
+    row: int
+    most: int
+    first: bool
+    done: bool
+
+
 class RowPositions(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary positions of a step with parts of multimodal prompts.
 
@@ -60,10 +78,15 @@ class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
     positions: RowPositions | None = None
     ends: np.ndarray | None = None
     cross: tuple[CrossRows, ...] = ()
+    aligned: tuple[AlignedRows, ...] = ()
 
 
 class MediaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs done since the last report, with the cached bytes; and errors of failed jobs."""
+    """Jobs done since the last report, with the cached bytes; and errors of failed jobs.
+
+    `weights` are what aligned prompts attend to, by slice: see `GenerateRequest.align`.
+    """
 
     encoded: dict[bytes, int] = {}
     failed: dict[bytes, str] = {}
+    weights: dict[int, np.ndarray] = {}

@@ -1,12 +1,13 @@
-"""Worker half: encodes items beside the steps, and inserts their embeddings into rows."""
+"""Worker half: encodes items concurrently with steps, and inserts embeddings into rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -14,11 +15,12 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import CrossMemory, CrossSpan
+from sylvan.runtime.core.forward import CrossMemory, CrossSpan, CrossWatch
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.features.multimodal.alignment import Alignment
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.positions import prompt_positions
@@ -56,8 +58,11 @@ class MultimodalWorker(CapabilityWorker):
         assert site.config.media is not None
         self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
         self._scale = site.config.media.vector_scale
-        self._width = site.config.hidden_size
+        self._apart = site.config.media.apart
+        self._width = self._apart or site.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
+        self._alignment = Alignment(site.model_dir, site.config) if site.config.media.one else None
+        self._watches: dict[int, CrossWatch] = {}  # of prompts that are computed in part, by slot
         self._ropes: list[Rope] = []
         self._axes = torch.tensor(site.config.rope_axes, dtype=torch.int64, device=site.device)
 
@@ -92,6 +97,9 @@ class MultimodalWorker(CapabilityWorker):
 
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
+        if self._apart:
+            step.items.update({part.row: self._encoded(part.key)[0][0] for part in work.rows})
+            return
         batch = step.batch
         step.may_use_graph &= not (work.rows or work.cross)
         batch.input_embeds = tuple(
@@ -103,15 +111,27 @@ class MultimodalWorker(CapabilityWorker):
             batch.rotary_positions = self._placed(step, work.positions)
         media = self._site.config.media
         if media is not None and media.cross:
-            batch.cross = self._spans(work.cross)
+            batch.cross = self._spans(work.cross, self._watched(step, work))
         if work.ends is not None:
             if not batch.attention.caps.row_ends:
                 raise ValueError("attention.backend cannot let images see their later tokens")
             batch.row_ends = np.ascontiguousarray(work.ends)
 
+    def leave(self, slot: int) -> None:
+        """Drop what a request was to be told."""
+        self._watches.pop(slot, None)
+
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
-        """Report what was encoded meanwhile."""
-        return self._report
+        """Report what was encoded meanwhile, and what aligned prompts attend to."""
+        weights: dict[int, np.ndarray] = {}
+        for part in work.aligned:
+            if part.done and self._alignment is not None:
+                watch = self._watches.pop(int(step.plan.slots[part.index]))
+                with step.guard(part.index, "the text cannot be aligned"):
+                    weights[part.index] = self._alignment.weights(watch)
+        if not weights:
+            return self._report
+        return lambda: msgspec.structs.replace(self._report() or MediaReport(), weights=weights)
 
     def idle_step(self, work: MediaWork) -> Report:
         """Report when the step has nothing else to do."""
@@ -125,7 +145,21 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
-    def _spans(self, parts: Sequence[CrossRows]) -> tuple[CrossSpan, ...]:
+    def _watched(self, step: StepContext, work: MediaWork) -> dict[int, CrossWatch]:
+        """Return what collects the weights of rows, by the first row of their slice."""
+        found: dict[int, CrossWatch] = {}
+        for part in work.aligned:
+            if self._alignment is None:
+                raise ValueError("layers of this model do not follow a sound")
+            slot = int(step.plan.slots[part.index])
+            if part.first:
+                self._watches[slot] = self._alignment.watch(part.most)
+            found[part.row] = self._watches[slot]
+        return found
+
+    def _spans(
+        self, parts: Sequence[CrossRows], watches: Mapping[int, CrossWatch]
+    ) -> tuple[CrossSpan, ...]:
         """Return what rows cross-attend to; drop cached KV that none uses."""
         known = self._cross
         keys = dict.fromkeys(key for part in parts for key in part.keys)
@@ -135,7 +169,9 @@ class MultimodalWorker(CapabilityWorker):
         }
         return tuple(
             CrossSpan(
-                slice(part.row, part.row + part.count), tuple(self._cross[key] for key in part.keys)
+                slice(part.row, part.row + part.count),
+                tuple(self._cross[key] for key in part.keys),
+                watches.get(part.row),
             )
             for part in parts
         )
@@ -155,7 +191,7 @@ class MultimodalWorker(CapabilityWorker):
             with torch.inference_mode():
                 found = self._encoder.encode(job.kind, job.features)
                 layers = [vectors.float().numpy() for vectors in found]
-        if job.kind != "audio" and len(layers) != len(self._layers):  # layers add no sounds
+        if job.kind != "audio" and len(layers) != len(self._layers):  # audio: input only
             raise ValueError(f"there are vectors for {len(layers)} layers, not {len(self._layers)}")
         for vectors in layers:
             if job.count and len(vectors) != job.count:

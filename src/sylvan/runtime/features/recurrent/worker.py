@@ -1,4 +1,4 @@
-"""Worker half: copies states before the forward pass, and tells the layers which slots to use.
+"""Worker half: copies states before the forward pass, and sets the slots that layers use.
 
 A state cannot be rolled back to before a rejected draft. So it is saved after each row of a
 draft path, and after verification the state after the last accepted one becomes the request's.

@@ -76,7 +76,7 @@ class Acceptance:
         return found
 
 
-def settle_tree(
+def record_tree(
     acceptance: Acceptance, guesses: Sequence[int], parents: Sequence[int], came: Sequence[int]
 ) -> None:
     """Record how deep a tree of drafts was accepted, counting any draft at each depth."""
@@ -92,7 +92,7 @@ def settle_tree(
         last = right
 
 
-def settle(
+def record_chain(
     acceptance: Acceptance, grades: Sequence[int], guesses: Sequence[int], came: Sequence[int]
 ) -> None:
     """Record which drafts were accepted, up to the first rejected one, from the actual tokens."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
+from sylvan.runtime.features.speculation.acceptance import Acceptance, record_chain, record_tree
 from sylvan.runtime.features.speculation.api import (
     FAILURES,
     NOTHING,
@@ -180,9 +180,9 @@ class Speculation(Capability):
             if followed.pays:
                 self._looks.won(len(came) - 1)
             if last.parents:
-                settle_tree(followed.acceptance, last.tokens, last.parents, came)
+                record_tree(followed.acceptance, last.tokens, last.parents, came)
             else:
-                settle(followed.acceptance, last.each_grade(), last.tokens, came)
+                record_chain(followed.acceptance, last.each_grade(), last.tokens, came)
         followed.proposal, followed.length = self._propose(req, most), length
         count = len(followed.proposal.tokens)
         if not count:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from sylvan.runtime.core.req import Req
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle, settle_tree
+from sylvan.runtime.features.speculation.acceptance import Acceptance, record_chain, record_tree
 from sylvan.runtime.features.speculation.api import rising
 from sylvan.runtime.features.speculation.cost import RECENT, StepCosts
 from sylvan.runtime.features.speculation.policy import LEAST_GAIN
@@ -29,7 +29,7 @@ class CommonDepth:
         width: Drafts per position.
 
     Attributes:
-        timer: Must be told of steps.
+        timer: Must be notified of steps.
     """
 
     def __init__(self, most: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
@@ -55,16 +55,16 @@ class CommonDepth:
         """Stop following `req`."""
         self._followed.pop(req, None)
 
-    def settle(
+    def record(
         self, req: Req, tokens: Sequence[int], known: int, parents: Sequence[int] = ()
     ) -> None:
         """Compare drafts, made when this many tokens were known, with the actual tokens."""
         if req in self._followed and req.tokens.length > known:
             came = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
             if parents:
-                settle_tree(self._followed[req], tokens, parents, came)
+                record_tree(self._followed[req], tokens, parents, came)
             else:
-                settle(self._followed[req], rising(0, len(tokens)), tokens, came)
+                record_chain(self._followed[req], rising(0, len(tokens)), tokens, came)
 
     def drafted(self, depth: int, rows: int) -> None:
         """Record the rows that drafts of this depth took for one request."""

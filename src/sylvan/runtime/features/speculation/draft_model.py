@@ -64,10 +64,10 @@ class DraftModel:
             emit=self._take,
         )
         self._scheduler = Scheduler(parts, limits)
-        self._told: dict[str, list[int]] = {}
+        self._drafts: dict[str, list[int]] = {}
 
     def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
-        self._told = {}
+        self._drafts = {}
         found: dict[Req, Sequence[int]] = {}
         try:
             for req, count in wishes.items():
@@ -77,7 +77,7 @@ class DraftModel:
         finally:
             self._scheduler.abort_all(GIVEN_UP)  # only after an error is a request left
         for req in wishes:
-            if tokens := self._told.get(req.rid):
+            if tokens := self._drafts.get(req.rid):
                 found[req] = tokens
         return found
 
@@ -112,7 +112,7 @@ class DraftModel:
     def _take(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
             if output.finish is None or output.finish.type != "abort":
-                self._told.setdefault(output.rid, []).extend(output.token_ids)
+                self._drafts.setdefault(output.rid, []).extend(output.token_ids)
 
 
 def _sampling(sampling: SamplingParams, most: int) -> SamplingParams:

@@ -68,7 +68,7 @@ class HeadSpeculation(Capability):
     def may_draft(self) -> bool:
         for req, (proposal, known) in tuple(self._proposals.items()):
             if req.tokens.length > known:
-                self._depth.settle(req, proposal.tokens, known, proposal.parents)
+                self._depth.record(req, proposal.tokens, known, proposal.parents)
                 del self._proposals[req]
         for req, proposal in self._brought.items():
             self._proposals[req] = proposal, req.tokens.length

@@ -83,7 +83,7 @@ class TreeGuesser:
         self,
         asking: Sequence[tuple[int, int, int]],
         first: tuple[torch.Tensor, torch.Tensor],
-        go_on: Pass,
+        run_head: Pass,
         draw: Drawn,
     ) -> list[tuple[list[int], list[int]]]:
         """Return tokens and parents of each request's drafts.
@@ -91,7 +91,7 @@ class TreeGuesser:
         Args:
             asking: Slot, position of the first draft, and depth of each request (R,).
             first: Logits and vectors after the known tokens: (R, W), (R, D).
-            go_on: Runs the head.
+            run_head: Runs the head.
             draw: Samples as the model does.
         """
         trees = [_Growing(*ask, [], [], {}, {}) for ask in asking]
@@ -121,7 +121,7 @@ class TreeGuesser:
             rows = self._lay_out(going, level)
             ids = np.array([tree.nodes[node].token for tree, node in going], np.int32)
             at = np.array([tree.base + level - 1 for tree, _ in going], np.int32)
-            logits_FW, hidden_FD = go_on(hidden_FD[torch.tensor(sources)], ids, rows, at)
+            logits_FW, hidden_FD = run_head(hidden_FD[torch.tensor(sources)], ids, rows, at)
             for number, (tree, node) in enumerate(going):
                 tree.vectors[node] = number
             grown = going

@@ -265,7 +265,7 @@ class HeadWorker(CapabilityWorker):
         self._place(rows, np.ones(count, np.int32), positions, positions + 1)
         host.sample_rows[:count] = np.arange(count)
         self._count(count, count, count)
-        return self._program.go_on(hidden_FD)
+        return self._program.predict_next(hidden_FD)
 
     def _drawn(
         self, logits_FW: torch.Tensor, slots: IntArray, positions: IntArray

@@ -66,7 +66,7 @@ class ModelSpeculation(Capability):
             return False
         reqs = [req for req in self._depth.followed if _may_be_drafted(req)]
         for req, (proposal, known) in self._proposals.items():
-            self._depth.settle(req, proposal.tokens, known)
+            self._depth.record(req, proposal.tokens, known)
         self._proposals.clear()
         if not reqs:
             return False
@@ -104,7 +104,7 @@ class ModelSpeculation(Capability):
             if self.counts.failures == 1:
                 logger.exception("the draft model failed; further failures are only counted")
         seconds = self._clock() - begun_s
-        self._depth.timer.besides(seconds)
+        self._depth.timer.other_work(seconds)
         self._depth.took(seconds, max(wishes.values()))
 
     # ---- results

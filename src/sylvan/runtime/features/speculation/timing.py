@@ -68,7 +68,7 @@ class StepTimer:
         self._begun = self._ended_s = None
         self._number += 1
 
-    def besides(self, seconds: float) -> None:
+    def other_work(self, seconds: float) -> None:
         """Exclude time since the last step that is accounted for separately."""
         self.won_s -= seconds
         self._besides_s += seconds

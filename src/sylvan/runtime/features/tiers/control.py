@@ -186,7 +186,7 @@ class KVTiers(Capability):
         if self._has_lost(req, found):
             found = self._begin(req, found.restarts + 1)
             return Verdict.READY if found.done else Verdict.WAIT
-        if found.leader and in_time:  # this prompt goes on differently
+        if found.leader and in_time:  # this prompt diverges
             until_s = found.until_s
             found = self._begin(req, found.restarts)
             found.until_s = min(found.until_s, until_s)

@@ -44,7 +44,7 @@ class _FetchState:
     over: bool = False
     stopped: bool = False
     changed: bool = False
-    told_s: float = float("-inf")
+    reported_s: float = float("-inf")
 
     def row(self, at: int) -> Buffer:
         """Return the buffer of page `at`."""
@@ -142,10 +142,10 @@ class Fetches:
         now = self._clock()
         with self._lock:
             changed = (job for job in self._jobs.values() if job.changed)
-            jobs = [j for j in changed if j.over or now - j.told_s >= self._report_s]
+            jobs = [j for j in changed if j.over or now - j.reported_s >= self._report_s]
             jobs, self._ended = [*self._ended, *jobs], []
             for job in jobs:
-                job.changed, job.told_s = False, now
+                job.changed, job.reported_s = False, now
             return [self._event(job) for job in jobs]
 
     # ---- private; docstrings say which methods need the lock

@@ -93,7 +93,7 @@ class HostTier:
 
     @property
     def is_writing(self) -> bool:
-        """Whether pages are in flight, or the tree must be told of arrived ones."""
+        """Whether pages are in flight, or the tree must learn of arrived ones."""
         return bool(self._jobs or self._ended)
 
     @property

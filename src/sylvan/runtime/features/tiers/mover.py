@@ -1,4 +1,4 @@
-"""Moves pages between the device, host memory and the store, beside the steps."""
+"""Moves pages between device, host memory and store, concurrently with steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fetched for waiting requests, and how long they wait."""
+"""Decides what to fetch for waiting requests, and how long they wait."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class TierAgreement:
         """
         data = _encoder.encode(events) if events else b""
         fetches: dict[int, None] = {}
-        for rank, told in enumerate(all_gather_bytes(self._ranks, data)):
-            for event in _decoder.decode(told) if told else ():
+        for rank, received in enumerate(all_gather_bytes(self._ranks, data)):
+            for event in _decoder.decode(received) if received else ():
                 if isinstance(event, Fetched):
                     self._fetches.setdefault(event.job, {})[rank] = event
                     fetches[event.job] = None

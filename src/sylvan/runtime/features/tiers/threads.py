@@ -21,7 +21,7 @@ Call = Callable[[], None]
 
 
 class Threads(Protocol):
-    """Runs calls beside the steps."""
+    """Runs calls concurrently with steps."""
 
     def submit(self, call: Call) -> None:
         """Run a call in a thread."""

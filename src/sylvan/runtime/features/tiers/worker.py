@@ -1,4 +1,4 @@
-"""Worker half: holds the store and moves pages, beside the steps."""
+"""Worker half: holds the store, and moves pages concurrently with steps."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from sylvan.runtime.models.formats.compressed_tensors import CompressedTensors, 
 from sylvan.runtime.models.formats.fp8 import of_deepseek, of_modelopt
 from sylvan.runtime.models.formats.gptq import auto_round, gptq
 from sylvan.runtime.models.formats.hqq import hqq
+from sylvan.runtime.models.formats.int8 import of_int8
 from sylvan.runtime.models.formats.microscaling import of_mxfp8
+from sylvan.runtime.models.formats.mlx import mlx
 from sylvan.runtime.models.formats.quark import quark
 from sylvan.runtime.models.formats.stored import StoredFormat
 from sylvan.runtime.models.formats.torchao import torchao
@@ -45,11 +47,14 @@ METHODS: Mapping[str, Callable[[Settings], StoredFormat]] = MappingProxyType(
         "fbgemm_fp8": of_deepseek,
         "modelopt": of_modelopt,
         "modelopt_fp4": of_modelopt,
+        "blockwise_int8": of_int8,
+        "w8a8_int8": of_int8,
         "mxfp8": of_mxfp8,
         "bitsandbytes": bitsandbytes,
         "torchao": torchao,
         "hqq": hqq,
         "quark": quark,
+        "mlx": mlx,
     }
 )
 """Readers of `quantization_config`, by `quant_method`."""
@@ -68,6 +73,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "quanto": "Quanto stores no plain layout; torchao and GPTQ do",
         "bitnet": "its numbers are packed for a single kernel; serve the unpacked checkpoint",
         "fp_quant": "it rotates inputs, for which there is no kernel",
+        "w4afp8": "its experts are made for FP8 products by int4; the FP8 checkpoint is read",
+        "modelslim": "its layouts are those of Ascend devices",
+        "ascend": "its layouts are those of Ascend devices",
+        "mxfp_w4a8": "its layouts are those of Ascend devices",
     }
 )
 """Why others are not read, by `quant_method`."""
@@ -87,7 +96,7 @@ class Formats:
 
 
 Multiplier = Literal["cpu", "triton", "none"]
-"""Whose kernels multiply by quantised matrices: the CPU's, Triton's on a GPU, or nobody's."""
+"""Kernels for quantised matrices: the CPU's, Triton's on a GPU, or none."""
 
 
 def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") -> Formats:

@@ -38,7 +38,7 @@ _BYTE = 127.0
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """`kind`: nf4, fp4 or int8, of most layers; their tensors tell what each is."""
+    """`kind`: nf4, fp4 or int8, of most layers; their tensors identify the kind of each."""
 
     kind: str
     mixes: bool = True
@@ -106,7 +106,7 @@ class _State:
 
 
 def _state(name: str, raw: torch.Tensor) -> _State:
-    """What the JSON text of a matrix says.
+    """Parse the JSON text of a matrix.
 
     Raises:
         ConfigError: it is none, or says something impossible; names the tensor.

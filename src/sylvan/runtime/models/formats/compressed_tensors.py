@@ -34,6 +34,7 @@ from sylvan.runtime.models.formats.stored import (
     Tensors,
     check_index,
     check_scales,
+    check_whole,
     matches,
     of_integers,
     unpacked,
@@ -127,18 +128,11 @@ class CompressedTensors:
         scale = check_scales(parts[1], tensor(parts[1]))
         if scheme.kind == "float":
             return fp8(parts, raw, scale, scheme.block)
-        levels, bits = raw, 8
         if _PACKED in ends:
-            levels, bits = _levels(parts, raw, tensor(ends[_SHAPE]))
-        elif raw.dtype != torch.int8 or raw.dim() != 2:
-            raise ConfigError(
-                f"{name!r} is {list(raw.shape)} of {raw.dtype} with {scale.numel()} scales; "
-                "expected int8 with one scale a row"
-            )
+            levels, bits = _levels(parts, raw, check_whole(ends[_SHAPE], tensor(ends[_SHAPE]), 2))
         else:
-            levels = (raw.view(torch.uint8) ^ 128).clone()
-        if scheme.strategy == "tensor":
-            scale = scale.reshape(1, 1).expand(len(levels), 1)
+            levels, bits = _bytes(name, raw, scale), 8
+        scale = _scales(parts[1], scale, scheme, levels)
         zero = None
         if _ZERO in ends:
             zero = _zeros(ends[_ZERO], tensor(ends[_ZERO]), bits, scale, packed=_PACKED in ends)
@@ -225,10 +219,10 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
 
 
 def _levels(
-    parts: Sequence[str], words: torch.Tensor, shape: torch.Tensor
+    parts: Sequence[str], words: torch.Tensor, shape: Sequence[int]
 ) -> tuple[torch.Tensor, int]:
     """Levels from 0 on (N, K), and their bits."""
-    rows, cols = (int(n) for n in shape.flatten().tolist())
+    rows, cols = shape
     if words.dtype != torch.int32 or words.dim() != 2 or len(words) != rows or rows < 1 or cols < 1:
         raise ConfigError(f"{parts[0]!r} is {list(words.shape)} of {words.dtype}, for {rows} rows")
     for bits in (4, 8):
@@ -237,15 +231,49 @@ def _levels(
     raise ConfigError(f"{parts[0]!r} is {list(words.shape)}, which is not {rows} x {cols}")
 
 
+def _bytes(name: str, raw: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Levels from 0 on (N, K), of int8."""
+    if raw.dtype != torch.int8 or raw.dim() != 2:
+        raise ConfigError(
+            f"{name!r} is {list(raw.shape)} of {raw.dtype} with {scale.numel()} scales; "
+            "expected int8 with one scale a row"
+        )
+    return (raw.view(torch.uint8) ^ 128).clone()
+
+
+def _scales(name: str, scale: torch.Tensor, scheme: Scheme, levels: torch.Tensor) -> torch.Tensor:
+    """Scales (N, G) of as many groups as the scheme says."""
+    rows, cols = levels.shape
+    if scheme.strategy == "tensor" and scale.numel() == 1:
+        return scale.reshape(1, 1).expand(rows, 1)
+    wanted = [(rows, 1), (rows,)]
+    if scheme.strategy == "group" and scheme.group:
+        wanted = [(rows, -(-cols // scheme.group))]
+    told = scheme is not _OWN and scheme.strategy in ("tensor", "channel", "group")
+    if told and tuple(scale.shape) not in wanted:
+        raise ConfigError(
+            f"{name!r} is {list(scale.shape)}, but {rows} x {cols} numbers with a scale for each "
+            f"{scheme.strategy} need {list(wanted[0])}"
+        )
+    return scale
+
+
 def _zeros(
     name: str, found: torch.Tensor, bits: int, scale: torch.Tensor, *, packed: bool
 ) -> torch.Tensor:
     """Zero points from 0 on, of the shape of the scales."""
-    if packed and found.dtype == torch.int32:
+    kind = found.dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise ConfigError(f"the zero points {name!r} are {kind}, not integers")
+    if not scale.numel() or found.numel() % scale.shape[-1] or (packed and found.dim() != 2):
+        raise ConfigError(
+            f"{name!r} is {list(found.shape)}, but there are {list(scale.shape)} scales"
+        )
+    if packed and kind == torch.int32 and len(found) == -(-len(scale) * bits // 32):
         zero = unpacked(found, bits, 0, len(scale))
     else:
         zero = (found.reshape(-1, scale.shape[-1]).int() + (1 << bits - 1)).to(torch.uint8)
-        zero = zero.expand(len(scale), -1)
+        zero = zero.expand(len(scale), -1) if len(zero) == 1 else zero
     if zero.shape != scale.shape:
         raise ConfigError(
             f"{name!r} is {list(found.shape)}, but there are {list(scale.shape)} scales"

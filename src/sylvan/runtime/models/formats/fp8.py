@@ -156,7 +156,7 @@ def of_modelopt(settings: Mapping[str, Any]) -> Fp8:
     """
     algorithm = settings.get("quant_algo")
     found = [algorithm]
-    if algorithm == "MIXED_PRECISION":  # the tensors of a layer tell which it has
+    if algorithm == "MIXED_PRECISION":  # the tensors of a layer identify its algorithm
         layers = settings.get("quantized_layers")
         found = [
             part.get("quant_algo") for part in (layers.values() if isinstance(layers, dict) else ())

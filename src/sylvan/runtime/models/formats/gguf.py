@@ -64,7 +64,7 @@ class GgufBlocks:
 class KeptBlocks:
     """GGUF files in which matrices of known kinds are their blocks, `NAME.KIND`, bytes (N, B size).
 
-    Those are the matrices of layers and the head; others are plain numbers as ever. Inputs in
+    Those are the matrices of layers and the head; others are plain numbers. Inputs in
     another order than the checkpoint's have it in `NAME.order`.
     """
 

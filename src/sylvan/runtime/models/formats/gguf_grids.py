@@ -64,7 +64,7 @@ def _step(raw: torch.Tensor) -> torch.Tensor:
 def _coded(
     kind: str, points: torch.Tensor, signs: torch.Tensor, scale: torch.Tensor, code: Code
 ) -> CodedWeight:
-    """Of points (N, B, p), signs (N, B, 256) and scales (N, B, groups)."""
+    """Decode points (N, B, p), signs (N, B, 256) and scales (N, B, groups)."""
     sizes = _points(kind)[points].flatten(-2)
     q = (sizes + signs.to(torch.uint8) * _NEGATIVE).flatten(1)
     group = 256 // scale.shape[-1]

@@ -31,7 +31,7 @@ _WAYS = ("per_tensor", "per_channel", "per_group")
 
 @dataclass(frozen=True, slots=True)
 class Quark:
-    """The kinds of numbers of a checkpoint; the tensors tell which a matrix has."""
+    """The kinds of numbers of a checkpoint; the tensors of a matrix identify its kind."""
 
     kinds: tuple[str, ...]
 

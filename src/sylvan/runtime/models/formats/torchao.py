@@ -44,7 +44,7 @@ _MOST_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class TorchAo:
-    """What was asked for; the tensors tell what each matrix is."""
+    """Settings of the checkpoint; the kind of each matrix follows from its tensors."""
 
     kind: str
     bits: int

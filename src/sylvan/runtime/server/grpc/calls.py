@@ -1,4 +1,4 @@
-"""What all methods share: authentication, parsing, deadlines, errors."""
+"""Shared by all methods: authentication, parsing, deadlines, errors."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ async def generate(call: Call[GenerateBody]) -> Response:
     """Generate for one prompt, or a list of prompts."""
     context = call.context
     native, detached = NativeCall(context.service, call.body, call.tenant.name), context.detached
-    goes_on = bool(call.body.background)
+    detach = bool(call.body.background)
     if call.body.stream:
-        events = detached.stream(_events(native)) if goes_on else _events(native)
+        events = detached.stream(_events(native)) if detach else _events(native)
         chunks = await primed(call.request, events, native_error_event)
         return EventStream(chunks)
-    work = detached.whole(native.whole()) if goes_on else native.whole()
+    work = detached.whole(native.whole()) if detach else native.whole()
     return json_response(await unless_gone(call.request, work))
 
 

@@ -202,7 +202,7 @@ def _gb(facts: ServedModelInfo, name: str) -> float:
 
 
 class LoadMetrics(Collector):
-    """One series per scheduler; with several, told apart by `dp_rank`.
+    """One series per scheduler; with several, distinguished by `dp_rank`.
 
     Args:
         engine: The engine with the schedulers.

@@ -41,7 +41,7 @@ _TELL_S = 60.0
 
 @dataclass(slots=True)
 class RequestLogSettings:
-    """What is logged; `/configure_logging` changes it."""
+    """Log settings; `/configure_logging` changes them."""
 
     on: bool = False
     level: int = 2
@@ -163,10 +163,10 @@ class LogFile(TimedRotatingFileHandler):
         super().__init__(path, when="midnight", backupCount=_DAYS, delay=True)
         self._lost = 0
         self._torn = False
-        self._told_s = -math.inf
+        self._reported_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; the first one after a lost line starts anew."""
+        """Write a line; the first one after a lost line starts a new line."""
         if self._torn:
             with contextlib.suppress(OSError), Path(self.baseFilename).open("ab") as file:
                 if file.tell():
@@ -175,7 +175,7 @@ class LogFile(TimedRotatingFileHandler):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Count a line that was lost, and tell of it now and then."""
+        """Count a lost line, and report losses now and then."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -185,8 +185,8 @@ class LogFile(TimedRotatingFileHandler):
         with contextlib.suppress(OSError):  # what it holds back would come out with a later line
             self.close()
         now_s = monotonic()
-        if now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
+        if now_s - self._reported_s >= _TELL_S:
+            self._reported_s = now_s
             reason, path = error.strerror, self.baseFilename
             logger.warning("the request log %s lost %d lines so far: %s", path, self._lost, reason)
 

@@ -242,7 +242,7 @@ def _tiers(usage: Usage) -> tuple[int, int, int, int]:
 
 
 def _kind(finish: Finish) -> str:
-    """Return why a sample ended; client aborts are told from the server's."""
+    """Return why a sample ended; client aborts are distinguished from the server's."""
     if finish.type != "abort":
         return finish.type
     return "abort_client" if finish.status is None else "abort_server"

@@ -182,8 +182,8 @@ async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:
                 new = ParsedOutput()
                 if isinstance(piece, TextDelta | ReasoningDelta):
                     new.add([piece])
-                    told, fresh = (fresh, []) if isinstance(piece, TextDelta) else ([], fresh)
-                    chunk += line({**form.head(), **form.content(new, told), "done": False})
+                    ready, fresh = (fresh, []) if isinstance(piece, TextDelta) else ([], fresh)
+                    chunk += line({**form.head(), **form.content(new, ready), "done": False})
                 else:
                     calls.add([piece])
             if step.finish is not None:
@@ -212,9 +212,9 @@ class _Form:
         self, answer: ParsedOutput, logprobs: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
         """Return text, thinking and calls, and log probabilities of the text."""
-        told = {"logprobs": list(logprobs)} if logprobs else {}
+        extra = {"logprobs": list(logprobs)} if logprobs else {}
         if not self._chat:
-            content: dict[str, Any] = {"response": answer.text, **told}
+            content: dict[str, Any] = {"response": answer.text, **extra}
             return {**content, "thinking": answer.reasoning} if answer.reasoning else content
         message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.reasoning:
@@ -224,7 +224,7 @@ class _Form:
                 {"function": {"name": c.name, "arguments": _object(c.arguments)}}
                 for c in answer.calls
             ]
-        return {"message": message, **told}
+        return {"message": message, **extra}
 
     def end(self, usage: Usage, finish: Finish) -> dict[str, Any]:
         """Return the fields of the last line: counts, and durations in nanoseconds."""

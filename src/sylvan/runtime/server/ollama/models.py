@@ -55,8 +55,8 @@ async def pull(call: Call[OllamaPullBody]) -> Response:
         raise NotFoundError(f"model {name[:200]!r} is not here, and models are not pulled.")
     if call.body.stream is False:
         return json_response({"status": "success"})
-    told = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
-    return Response(told, 200, None, "application/x-ndjson")
+    lines = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
+    return Response(lines, 200, None, "application/x-ndjson")
 
 
 async def show(call: Call[OllamaShowBody]) -> Response:

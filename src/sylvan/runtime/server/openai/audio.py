@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -11,7 +12,14 @@ from starlette.responses import Response
 
 from sylvan.api.media import SOURCE
 from sylvan.api.multipart import parse_form
-from sylvan.api.openai.audio import AudioForm, Segment, audio_form, audio_reply, whole_text
+from sylvan.api.openai.audio import (
+    AudioForm,
+    Segment,
+    SpokenWord,
+    audio_form,
+    audio_reply,
+    whole_text,
+)
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.sampling import SamplingParams
@@ -23,8 +31,10 @@ from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.serving.conversation import Conversation, RequestFacts, prepare
 from sylvan.runtime.serving.samples import Sample, collect
 from sylvan.runtime.serving.service import read_generation_config
-from sylvan.runtime.tokenizer.types import GenerateInput
-from sylvan.text.whisper import WINDOW_S, WhisperTokens
+from sylvan.runtime.tokenizer.types import GenerateInput, error_of
+from sylvan.text.whisper import TIME_STEP_S, WINDOW_S, WhisperTokens
+from sylvan.text.word_times import split_words, timed_words, token_starts
+from sylvan.utils.threads import call_in_thread
 
 _WISHES = {
     "transcribe": "Transcribe what is said, word for word. Answer with the text only.",
@@ -101,8 +111,7 @@ class _AudioCall:
                 return  # too short to contain speech
             last = at + len(window) >= len(samples)
             segments, seconds = await self._window(window, len(window) / rate, last=last)
-            begin = at / rate
-            yield [Segment(begin + s.start, begin + s.end, s.text, s.tokens) for s in segments]
+            yield [segment.later(at / rate) for segment in segments]
             at += len(window) if last else max(rate, int(seconds * rate))
 
     async def _window(
@@ -144,7 +153,7 @@ class _Whisper(_AudioCall):
     ) -> tuple[Sequence[Segment], float]:
         if not self.language and self._tokens.languages:
             self.language = await self._found_language(window)
-        times = self._form.segments or not last
+        times = self._form.segments or self._form.words or not last
         prompt = self._tokens.prompt(self.language, self._task, self._before, times=times)
         room = self._context.engine.facts.context_len - len(prompt)
         sample = await self._write(window, prompt, room, self._bias)
@@ -156,7 +165,58 @@ class _Whisper(_AudioCall):
             for s in spoken
         ]
         self._before += [token for part in spoken for token in part.ids]
+        if self._form.words:
+            segments = await self._with_words(window, seconds, segments)
         return segments, then
+
+    async def _with_words(
+        self, window: np.ndarray, seconds: float, segments: Sequence[Segment]
+    ) -> list[Segment]:
+        """Return the segments of a window with their words.
+
+        The model reads all of its text again, without times, and says what each token attends to.
+        """
+        engine = self._context.engine
+        prompt = self._tokens.prompt(self.language, self._task, (), times=False)
+        room = engine.facts.context_len - len(prompt) - 2  # the end, and a token to generate
+        ids = [token for segment in segments for token in segment.tokens][:room]
+        if not ids:
+            return list(segments)
+        end = engine.tokenizer.eos_ids[0]
+        weights = await self._weights(window, (*prompt, *ids, end), seconds)
+        rows = weights[len(prompt) - 1 : len(prompt) + len(ids)]
+        starts = await call_in_thread(token_starts, rows)
+        found: list[Segment] = []
+        at = 0
+        for segment in segments:
+            words = split_words(segment.tokens, engine.tokenizer.token_bytes, self.language)
+            timed = timed_words(words, starts[min(at, len(starts) - 1) :], seconds)
+            at += len(segment.tokens)
+            spoken = [SpokenWord(word.start, word.end, word.text) for word in timed]
+            found.append(dataclasses.replace(segment, words=spoken))
+        return found
+
+    async def _weights(
+        self, window: np.ndarray, prompt: Sequence[int], seconds: float
+    ) -> np.ndarray:
+        """Return what the tokens of a prompt attend to: (tokens, vectors of the window)."""
+        given = GenerateInput(
+            input_ids=prompt,
+            sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+            stream=False,
+            tenant=self._call.tenant.name,
+            media=(self._source(window),),
+            align=max(1, round(seconds / TIME_STEP_S)),
+        )
+        found: np.ndarray | None = None
+        async with aclosing(self._context.engine.generate(given)) as deltas:
+            async for delta in deltas:
+                if (error := error_of(delta.finish)) is not None:
+                    raise error
+                found = delta.embedding if found is None else found
+        if found is None:
+            raise RequestError("the request was aborted")
+        return found
 
     async def _found_language(self, window: np.ndarray) -> str:
         """Return the most likely language."""
@@ -187,6 +247,13 @@ class _Whisper(_AudioCall):
 
 class _Chat(_AudioCall):
     """Transcribes with a chat model that accepts audio."""
+
+    def __init__(self, call: Call[None], form: AudioForm, task: str) -> None:
+        super().__init__(call, form, task)
+        if form.words:
+            name = "timestamp_granularities"
+            message = f"{name}: this model tells no times of words; Whisper does."
+            raise RequestError(message, param=name)
 
     async def _window(
         self, window: np.ndarray, seconds: float, *, last: bool

@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from sylvan.api.answering import thinking_variables
-from sylvan.api.openai.chat import ChatBody, goes_on, template_messages
+from sylvan.api.openai.chat import ChatBody, continues_message, template_messages
 from sylvan.api.openai.chat_logprobs import ChatLogprobs
 from sylvan.api.openai.chat_tools import tool_use
 from sylvan.api.openai.common import (
@@ -72,8 +72,8 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         call.names["input_ids"] = "input_ids"
     if body.max_completion_tokens is not None:
         call.names["max_new_tokens"] = "max_completion_tokens"
-    going_on = goes_on(body)
-    start = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+    continued = continues_message(body)
+    start = not continued if body.add_generation_prompt is None else body.add_generation_prompt
     switch = body.enable_thinking
     if body.thinking is not None and body.thinking.type != "adaptive":
         switch = body.thinking.type == "enabled"
@@ -87,7 +87,7 @@ def conversation_of(call: Call[ChatBody]) -> Conversation:
         },
         template=body.chat_template,
         add_generation_prompt=start,
-        continue_final=going_on,
+        continue_final=continued,
         separate_reasoning=body.separate_reasoning is not False,
         stream_reasoning=body.stream_reasoning is not False,
         thinking_budget=_thinking_budget(body),

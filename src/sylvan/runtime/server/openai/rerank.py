@@ -53,10 +53,10 @@ async def plain(call: Call[PlainRerankBody]) -> Response:
     found = await _ranked(call, texts)
     total, found = _tokens(found), found[: body.top_n]
     if is_tei:
-        told = [{"index": one["index"], "score": one["score"]} for one in found]
+        ranked = [{"index": one["index"], "score": one["score"]} for one in found]
         if body.return_text:
-            told = [{**one, "text": texts[one["index"]]} for one in told]
-        return json_response(told)
+            ranked = [{**one, "text": texts[one["index"]]} for one in ranked]
+        return json_response(ranked)
     results = [{"index": one["index"], "relevance_score": one["score"]} for one in found]
     if body.return_documents is not False:
         results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]

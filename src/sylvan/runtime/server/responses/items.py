@@ -32,7 +32,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class ItemStyle:
-    """What the client wants to see.
+    """Output options of the client.
 
     Attributes:
         origins: What the functions offered to the model are to the client.

@@ -1,6 +1,6 @@
 """Additional paths of routes, from environment variables of platforms.
 
-Vertex AI tells a container under which paths it will call; Ollama's routes can be moved as in
+Vertex AI passes the paths that it will call to the container; Ollama's routes can be moved as in
 SGLang. The usual path stays available.
 """
 

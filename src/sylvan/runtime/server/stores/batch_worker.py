@@ -172,7 +172,7 @@ class BatchWorker:
                 await asyncio.sleep(self._retry_s)
             else:
                 if lost:
-                    log.warning("batches go on")
+                    log.warning("batches continue")
                 return found
 
     async def _work(self, tenant: str, state: dict[str, Any]) -> None:

@@ -271,7 +271,7 @@ def test_an_op_that_waits_is_found_out(model_dir):
 
 
 def test_reading_before_the_event_gives_nothing(model_dir):
-    """What makes the fake worth having: results are not there until they are waited for."""
+    """The fake's purpose: results do not exist until they are waited for."""
     build = OnDevice()
     serving = serve(model_dir, build)
     serving.add([1, 2, 3])

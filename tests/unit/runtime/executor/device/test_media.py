@@ -36,7 +36,7 @@ CASES = [case(place, name) for place in ("late", "gpu") for name in EVERY]
 
 
 def options_of(place, length=128):
-    """What `Serving` needs to run there, for texts of `length` tokens."""
+    """Arguments of `Serving` for the device, for texts of `length` tokens."""
     if place == "late":
         options = {"attention": "dense", "context_len": length}
         return {"platform": DelayedPlatform(), "options": options} | SMALL

@@ -139,7 +139,7 @@ def test_an_urgent_request_takes_the_place_of_others(model_dir, gpu):
     assert serving.scheduler.load().retractions > 0
 
 
-def test_who_leaves_early_disturbs_nobody(model_dir, gpu, expected):
+def test_who_leaves_early_disturbs_no_other(model_dir, gpu, expected):
     serving = serve(model_dir, gpu)
     rids = [serving.add(prompt) for prompt in PROMPTS]
     for _ in range(5):

@@ -258,7 +258,7 @@ def test_a_choice_that_is_no_experts_number_never_reaches_the_kernels() -> None:
         model(x, ids[:, :2], shares[:, :2])
 
 
-def test_experts_of_which_nobody_knows_how_many_are_visited_stay() -> None:
+def test_experts_with_an_unknown_top_k_stay() -> None:
     model = Visited(torch.float32)
     model.other = nn.Linear(3, 3)
     assert use_native_linears(model, torch.float32, 1) is not None

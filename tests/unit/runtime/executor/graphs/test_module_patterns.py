@@ -122,7 +122,7 @@ def test_gated_products_are_found_with_their_function(name, act, dtype):
     assert found.down is module.down_proj
 
 
-def test_parts_are_told_apart_by_what_they_do():
+def test_parts_are_distinguished_by_what_they_do():
     module = varied(Swapped())
     found = gated_of(module, torch.float32)
 

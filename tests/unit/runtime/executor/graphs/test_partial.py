@@ -163,7 +163,7 @@ def test_a_model_without_odd_modules_calls_nothing():
     assert runner_of(Toy(torch.float32, 64, plain=True), torch.float32).host_calls == ""
 
 
-def test_what_is_left_to_pytorch_is_told_and_changes_nothing():
+def test_parts_left_to_pytorch_are_reported_and_change_nothing():
     model = Toy(torch.float32, 64)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
 

@@ -71,7 +71,7 @@ class OwnRoute(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("router", [qwen, deepseek])
-def test_choices_stay_and_depend_on_nobody(router, dtype):
+def test_choices_are_sticky_and_independent(router, dtype):
     block = Block(router(), dtype)
     x = torch.randn(90, DIM).to(dtype)
     with torch.inference_mode():

@@ -30,7 +30,7 @@ class Ranks:
         self._all = [Agreement(r, self.left[i].append) for i, r in enumerate(ranks)]
 
     def agree(self, first: tuple[Any, ...] = (), second: tuple[Any, ...] = ()) -> Any:
-        """What the first one is to tell."""
+        """The first rank's report."""
         given = (first or None, second or None)
         calls = [
             lambda a=agreement, g=events: a.agree(g)

@@ -355,7 +355,7 @@ def hand_over(pair: Ends, room: int) -> None:
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_on_the_port_is_cut_off_and_hurts_nobody(opened, kind):
+def test_garbage_on_the_port_is_cut_off_and_hurts_no_other(opened, kind):
     pair = ends(secrets=SECRETS)
     opened.append(pair)
     said_by_server(pair.port, GARBAGE[kind])
@@ -396,7 +396,7 @@ class Recorder:
 
 
 def test_a_replayed_meeting_is_refused(opened):
-    """Neither for its own room, nor for one that waits for somebody."""
+    """It waits neither for its own room nor for another one."""
     pair = ends(secrets=SECRETS)
     opened.append(pair)
     recorder = Recorder(pair.port)

@@ -68,7 +68,7 @@ def test_several_poolings_are_joined():
     assert np.array_equal(joined, np.concatenate([pool(("cls",)), pool(("max",))]))
 
 
-def test_a_shortened_vector_has_unit_length_unless_told_otherwise():
+def test_a_shortened_vector_has_unit_length_by_default():
     short = pool(("last",), unit=True, dimensions=3)
     raw = pool(("last",), unit=True, dimensions=3, normalize=False)
 

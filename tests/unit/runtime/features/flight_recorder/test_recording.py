@@ -171,7 +171,7 @@ def test_replay_shows_the_first_difference(tmp_path):
     assert "recorded slot 0[0:7]" in outcome.difference
 
 
-def test_replay_stops_where_told(tmp_path):
+def test_replay_stops_at_a_given_step(tmp_path):
     record(tmp_path)
     assert replay(tmp_path, until_step=5).steps == 5
 

@@ -1,4 +1,4 @@
-"""What is kept of compiled grammars, and for how long."""
+"""The cache of compiled grammars."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_bad_grammars_are_refused_and_the_next_is_served() -> None:
 
 
 def test_states_are_limited(compiler) -> None:
-    """What the last 40 characters were makes a state of this regex."""
+    """A state of this regex depends on the last 40 characters."""
     text = bytes(random.Random(1).choices(b"ab", k=300))
     few, regex = make(Limits(max_states=100)), "(a|b)*a(a|b){40}"
     try:
@@ -264,7 +264,7 @@ def test_easy_grammars_do_not_wait_for_hard_ones(sleepy) -> None:
 
     assert easy.error is None
     assert not hard[0].done
-    sleepy.forget(hard[0])  # nobody waits for it: it is stopped
+    sleepy.forget(hard[0])  # no request waits for it: it is stopped
     wait(sleepy.request(GrammarSpec("regex", "another")))
     assert not sleepy._pool._futures
 
@@ -329,7 +329,7 @@ def test_a_system_without_a_process_to_spare_is_asked_again(monkeypatch, tmp_pat
     assert compiler.stats.restarts == 1
 
 
-def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
+def test_a_process_whose_answers_are_not_read_ends_without_a_word() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     prepare = pack(preparation("llguidance", vocabulary(), Limits()))
@@ -356,7 +356,7 @@ def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
 
 
 def test_closing_does_not_wait_for_what_hangs(make_sleepy) -> None:
-    """Neither for a grammar, nor for a process that does not listen."""
+    """It waits neither for a grammar nor for an unresponsive process."""
     sleepy = make_sleepy(PATIENCE_S, quick_s=PATIENCE_S)
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     os.kill(sleepy._pool.pid, signal.SIGSTOP)
@@ -370,7 +370,7 @@ def test_closing_does_not_wait_for_what_hangs(make_sleepy) -> None:
 
 
 def test_an_error_of_ours_ends_its_grammar_only(compiler, monkeypatch, caplog) -> None:
-    """Nobody waits for ever, and the log says why."""
+    """No request waits forever, and the log has the reason."""
     wait(compiler.request(GrammarSpec("regex", "warm")))
     guard = compiler._guard
     monkeypatch.setattr(compiler, "_guard", lambda *_: 1 // 0)

@@ -105,7 +105,7 @@ def test_stop_tokens_may_end_it_too_and_none_may_with_ignore_eos() -> None:
     assert never.mask() == {ord("b")}
 
 
-def test_an_output_that_cannot_go_on_ends_at_once() -> None:
+def test_an_output_that_cannot_continue_ends_at_once() -> None:
     bench = Bench(sampling={"regex": "ab"})
     bench.write(b"a")
 
@@ -255,7 +255,7 @@ def test_budget_of_nothing_ends_thinking_at_once() -> None:
     assert bench.mask() == {ord("a")}
 
 
-def test_budget_goes_on_from_outputs_of_before() -> None:
+def test_budget_continues_from_outputs_of_before() -> None:
     thinking = ThinkingOptions(ends=((60, 61),), budget=2)
     bench = Bench(sampling={}, outputs=bytes([1, 2, 60]), thinking=thinking)
 
@@ -345,7 +345,7 @@ def test_passes_and_masks_are_measured(monkeypatch) -> None:
     assert notes == [1, "pass", "pass", 1, "pass"]  # beside the second pass nothing is measured
 
 
-def test_masks_of_some_rows_are_told_apart() -> None:
+def test_masks_of_some_rows_are_distinguished() -> None:
     one = Bench(sampling={"regex": "a|b"})
     matchers, params = one.matchers, one.params
     matchers.join(5, one.request, np.frombuffer(b"", np.uint8).astype(np.int32))
@@ -406,7 +406,7 @@ def test_an_output_need_not_think() -> None:
     assert bench.mask() == {ord("a"), ord("b"), END}
 
 
-def test_a_marker_that_the_grammar_could_write_too_is_told_by_its_end() -> None:
+def test_a_marker_that_the_grammar_allows_too_is_recognised_by_its_end() -> None:
     answer = Bench(sampling={"regex": "[0-9]+!"}, thinking=OPENS)
     thought = Bench(sampling={"regex": "[0-9]+!"}, thinking=OPENS)
     digits = {ord(d) for d in "0123456789"}

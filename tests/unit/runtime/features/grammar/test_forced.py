@@ -1,4 +1,4 @@
-"""Forced text as tokens: the tokenizer's own, as far as they are settled."""
+"""Forced text as tokens: the tokenizer's own, as far as they are unambiguous."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jump(regex: str) -> list[bytes]:
     [
         ("a|b", []),
         ("xk(a|b)", [b"x", b"k"]),
-        ("xy(a|b)", [b"x"]),  # a token may go on from "y"; which, is not asked
+        ("xy(a|b)", [b"x"]),  # some token continues "y"
         ("xyes", [b"x", b"yes"]),  # the end: nothing can join it
         ('x"name"', [b"x", b'"name"']),
         ("xye(s|z)", [b"x"]),  # "yes" may come

@@ -1,4 +1,4 @@
-"""What crosses from the control half of grammars to the worker half."""
+"""Data from the control half of grammars to the worker half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matchers in processes of their own: the same as here, and what becomes of those that end."""
+"""Matchers in processes of their own: equal results, and recovery from crashes."""
 
 from __future__ import annotations
 

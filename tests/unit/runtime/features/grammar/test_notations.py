@@ -1,4 +1,4 @@
-"""Lark's notation and llama.cpp's, told apart; escapes that only one of them has."""
+"""Lark's notation and llama.cpp's: detection, and escapes that only one of them has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ESCAPED_STRING: /"[^"]*"/
         ("nonsense", False),
     ],
 )
-def test_notations_are_told_apart_by_their_rules(text, expected) -> None:
+def test_notations_are_distinguished_by_their_rules(text, expected) -> None:
     assert is_lark(text) is expected
 
 

@@ -1,4 +1,4 @@
-"""Where JSON stands in structural tags, and what is watched of an output with tags."""
+"""Positions of JSON in structural tags, and the watched parts of such an output."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_schemas_are_found_whose_begin_can_be_told(name):
+def test_schemas_with_a_recognisable_start_are_found(name):
     tree, wanted = TREES[name]
 
     assert {r.begin.decode(): r.place for r in regions(tags(tree))} == wanted

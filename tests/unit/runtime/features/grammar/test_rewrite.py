@@ -229,7 +229,7 @@ def test_an_endless_schema_by_anchors_is_refused() -> None:
         rewritten({"$anchor": "x", "allOf": [{"$ref": "#x"}]})
 
 
-def test_formats_that_nobody_knows_are_named() -> None:
+def test_unknown_formats_are_named() -> None:
     schema = {
         "items": [{"format": "x"}, {"format": "duration"}, {"format": "int64"}, {"format": "iri"}]
     }

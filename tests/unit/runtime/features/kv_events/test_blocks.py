@@ -96,7 +96,7 @@ def test_a_split_node_is_evicted_under_the_hashes_it_was_stored_with():
     assert sorted(removed) == sorted(stored)
 
 
-def test_less_than_a_block_is_not_told():
+def test_less_than_a_block_is_not_published():
     tree = RadixCache(4, eviction_policy("lru"))
     tree.record_events()
     insert(tree, [1, 2, 3], 1)

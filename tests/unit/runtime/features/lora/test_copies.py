@@ -36,7 +36,7 @@ def test_a_copy_that_is_asked_for_is_read_and_the_one_used_longest_ago_goes():
     assert copies.num_resident == 2
 
 
-def test_copies_beyond_the_bound_go_when_nobody_asks_for_another():
+def test_copies_beyond_the_bound_go_when_no_other_is_requested():
     copies = HostCopies(2, 100)
     assert copies.has_room
     for name in "abc":
@@ -77,7 +77,7 @@ def test_copies_in_use_pinned_ones_and_those_just_read_for_somebody_stay():
     assert copies.next_loads() == (["fresh"], [AdapterFiles("late", "/late")])
 
 
-def test_nobody_is_read_in_the_place_of_one_that_waits_longer():
+def test_the_longest_waiting_is_read_first():
     copies = HostCopies(10, 10)
     copies.add(adapter("used", 6), resident=True)
     copies.get("used").running.add("1")
@@ -134,7 +134,7 @@ def test_a_request_that_left_has_nothing_read():
 
 
 @pytest.mark.parametrize(("most", "most_bytes"), [(8, 9), (1, 100)])
-def test_one_that_never_fits_is_told_so_and_holds_up_nobody(most, most_bytes):
+def test_one_that_never_fits_is_rejected_and_delays_no_other(most, most_bytes):
     """Beside those that are pinned there is no room, whoever else goes."""
     copies = HostCopies(most, most_bytes)
     copies.add(adapter("pinned", 5, pinned=True), resident=True)

@@ -46,7 +46,7 @@ def test_a_free_slot_is_that_of_the_adapter_that_waited_longest():
     assert turns.may_start("1", "first", {}, ())
 
 
-def test_one_that_left_holds_up_nobody():
+def test_one_that_left_delays_no_other():
     turns = Turns(1, max_overtakes=100)
     turns.next_step()
     for rid, adapter in (("1", "first"), ("2", "second")):
@@ -61,7 +61,7 @@ def test_nor_does_one_that_cannot_start_for_another_reason():
     turns = Turns(1, max_overtakes=100)
     turns.next_step()
     assert not turns.may_start("1", "first", {"a": 1}, ())
-    for _ in range(3):  # nobody asks about it
+    for _ in range(3):  # no request needs it
         turns.next_step()
 
     assert turns.may_start("2", "second", {}, ())

@@ -23,7 +23,7 @@ def item(ids, grid, step=1.0, kind="video") -> MediaItem:
     )
 
 
-def test_time_goes_on_by_the_step_rounded_down():
+def test_time_continues_by_the_step_rounded_down():
     ids = np.array([1, 2, *[TOKEN] * 12, 3, 4])
     found = prompt_positions(ids, [item(ids, (3, 2, 2), 1.5)])
     assert found.axes[0].tolist() == [0, 1, *[2] * 4, *[3] * 4, *[5] * 4, 6, 7]

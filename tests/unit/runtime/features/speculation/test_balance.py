@@ -1,4 +1,4 @@
-"""Whether guessing pays, told by what steps took and brought."""
+"""Whether drafting pays off, judged by times and tokens of steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.runtime.features.speculation.balance import (
 
 
 class Steps:
-    """Steps of one request: a plain one takes a second, one with guesses as told."""
+    """Steps of one request: a plain one takes a second, one with drafts a given time."""
 
     def __init__(self):
         self.balance, self.number = Balance(), 0

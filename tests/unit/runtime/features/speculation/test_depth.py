@@ -33,7 +33,7 @@ def depth_after(step_s, guess_s, *, right, adaptive=True):
         known = req.tokens.length
         for token in (7, 8, 9, 10):
             req.tokens.append(token)
-        depth.settle(req, (7, 8, 9, 10) if right else (1, 1, 1, 1), known)
+        depth.record(req, (7, 8, 9, 10) if right else (1, 1, 1, 1), known)
     return depth.of([req])
 
 

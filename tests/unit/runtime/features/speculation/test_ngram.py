@@ -1,4 +1,4 @@
-"""What is guessed after the longest match of the newest tokens."""
+"""Drafts after the longest match of the newest tokens."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sylvan.runtime.features.speculation.acceptance import Acceptance, settle
+from sylvan.runtime.features.speculation.acceptance import Acceptance, record_chain
 from sylvan.runtime.features.speculation.api import GRADES
 from sylvan.runtime.features.speculation.cost import RECENT, REMEMBERED, StepCosts
 from sylvan.runtime.features.speculation.policy import Throughput
@@ -57,7 +57,7 @@ def test_what_is_expected_of_a_chain_ends_where_a_guess_is_wrong():
 
 def test_guesses_behind_a_wrong_one_say_nothing():
     found = Acceptance()
-    settle(found, range(2, 6), guesses=(5, 6, 7, 8), came=(5, 9, 7, 8))
+    record_chain(found, range(2, 6), guesses=(5, 6, 7, 8), came=(5, 9, 7, 8))
 
     assert found._right[:5] == [0, 0, 1, 0, 0]
     assert found._tried[:5] == [0, 0, 1, 1, 0]

@@ -1,4 +1,4 @@
-"""What a step cost: with what lies between it and the one before, where both are of the same."""
+"""The cost of a step, including the gap before it if the previous step had the same requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steps:
         self.clock.advance(planning)
         if besides:
             self.clock.advance(besides)
-            self.timer.besides(besides)
+            self.timer.other_work(besides)
         draft = Draft((1,) * guesses, tuple(range(-1, guesses - 1))) if guesses else None
         self.timer.begin(Batch(tuple(Slice(req, 2, 3, True, draft) for req in reqs)))
         self.clock.advance(1.0 + 0.1 * guesses + guessing)
@@ -41,7 +41,7 @@ def test_planning_counts_and_what_is_counted_elsewhere_does_not():
     assert steps.costs.seconds(5) == pytest.approx(1.9)
 
 
-def test_what_guesses_saved_is_told():
+def test_time_saved_by_drafts_is_reported():
     steps, req = Steps(), Req(request("a", [1, 2]))
     for _ in range(9):
         steps.step(req)

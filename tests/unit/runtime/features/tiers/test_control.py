@@ -1,4 +1,4 @@
-"""What goes to the store, what comes back, and what happens when the store misbehaves."""
+"""Writes to the store, reads from it, and its faults."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_prefix_that_no_tier_has_room_for_leaves_the_scheduler_idle():
     assert below.host.used_pages == 6, "what came later was written"
 
 
-def test_routers_are_told_what_the_host_tier_has():
+def test_events_report_the_host_tier():
     world, below = start(pages=16, store={"host_pages": 60, "attached": False})
     world.tree.record_events()
     serve(world, below)
@@ -345,7 +345,7 @@ def test_how_late_a_fetch_may_be():
     assert cost.late_s(10) == 0.1
 
 
-def test_storage_that_hangs_holds_a_request_up_for_its_time_and_then_nobody():
+def test_storage_that_hangs_holds_a_request_up_for_its_time_only():
     name = next(names)
     serve(*start(name))
     timed = PrefetchPolicy(wait="timeout", min_tokens=1, timeout_s=1.0)

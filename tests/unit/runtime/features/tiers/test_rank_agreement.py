@@ -31,7 +31,7 @@ class Ranks:
         ]
 
     def agree(self, first: tuple[Any, ...] = (), second: tuple[Any, ...] = ()) -> Any:
-        """What the ranks are told, which is the same."""
+        """The messages to the ranks, which are equal."""
         given = (first or None, second or None)
         calls = [
             lambda a=agreement, g=events: a.agree(g)

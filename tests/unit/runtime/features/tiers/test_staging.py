@@ -1,4 +1,4 @@
-"""Memory through which pages pass: used again, and by nobody else meanwhile."""
+"""Staging memory of pages: reused, and never shared while in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def staging(max_bytes=1 << 20):
     return Staging(pages, max_bytes), made
 
 
-def test_what_nobody_refers_to_is_used_again():
+def test_unreferenced_memory_is_used_again():
     buffers, made = staging()
     first = buffers.take(0, 4)
     assert first.shape == (4, 64)

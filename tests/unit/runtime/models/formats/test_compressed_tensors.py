@@ -1,11 +1,14 @@
-"""What compressed-tensors writes is read as compressed-tensors itself reads it."""
+"""Files by compressed-tensors are read as by compressed-tensors itself."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sylvan.kernels.matmul.weights import CodedWeight, Int4Weight, Int8Weight
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats import stored_format
 
 pytest.importorskip("compressed_tensors")
@@ -18,7 +21,13 @@ NAME = "layers.0.a.weight"
 
 
 def compressed(layout, weights, scale, zero=None, rows=None, **more):
-    """Tensors, the numbers that the tool takes them for, and what the reader makes of them."""
+    """What the reader makes of the tool's tensors, and the numbers that the tool takes them for."""
+    reader, there, numbers = written(layout, weights, scale, zero, rows, **more)
+    return reader.read(NAME, reader.parts_of(NAME, there), there.__getitem__), numbers
+
+
+def written(layout, weights, scale, zero=None, rows=None, **more):
+    """The reader, tensors by name, and the numbers that the tool takes them for."""
     weight = torch.randn(N, K, generator=torch.Generator().manual_seed(1))
     scheme = QuantizationScheme(
         targets=["Linear"], weights=weights, input_activations=rows, format=layout
@@ -38,7 +47,7 @@ def compressed(layout, weights, scale, zero=None, rows=None, **more):
         {"quantization_config": {"quant_method": "compressed-tensors"} | settings}
     )
     there = {NAME.removesuffix("weight") + end: part for end, part in made.items()}
-    return reader.read(NAME, reader.parts_of(NAME, there), there.__getitem__), numbers
+    return reader, there, numbers
 
 
 def by_group(group, dtype=torch.float16, most=7.0):
@@ -119,3 +128,73 @@ def test_nvfp4():
     )
 
     assert torch.allclose(found.numbers(), numbers.float(), rtol=2**-7, atol=0)
+
+
+_INT = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+_FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+SCHEMES = {
+    "int4": ("pack-quantized", _INT | {"symmetric": True}, by_group(32)),
+    "int4 with zeros": (
+        "pack-quantized",
+        _INT | {"symmetric": False},
+        by_group(32),
+        torch.ones(N, K // 32, dtype=torch.int8),
+    ),
+    "fp8 rows": (
+        "float-quantized",
+        _FLOAT | {"strategy": "channel"},
+        lambda w: w.abs().amax(1, keepdim=True) / 448,
+    ),
+    "fp8 blocks": (
+        "float-quantized",
+        _FLOAT | {"strategy": "block", "block_structure": [16, 64]},
+        blocks,
+    ),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        _NVFP4 | {"symmetric": True, "scale_dtype": torch.float8_e4m3fn},
+        lambda w: by_group(16, torch.float32, 6.0)(w) * 448,
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_a_tensor_of_another_size_or_type_never_passes(scheme, data):
+    """It is named, or the matrix has another shape, which is refused, or the same numbers."""
+    more = {"weight_global_scale": lambda w: torch.tensor([448.0])} if scheme == "nvfp4" else {}
+    reader, there, _ = written(*SCHEMES[scheme], **more)
+    numbers = reader.read(NAME, reader.parts_of(NAME, there), there.__getitem__).numbers()
+    name = data.draw(st.sampled_from(sorted(there)))
+    part, kind = there[name], data.draw(st.sampled_from(["shorter", "type", "missing", "nan"]))
+    if kind == "shorter" and part.dim() and part.numel() > 1:
+        dim = data.draw(st.integers(0, part.dim() - 1))
+        size = data.draw(st.integers(0, part.shape[dim] - 1))
+        part = part.narrow(dim, 0, size)
+    elif kind == "type":
+        kinds = torch.int64, torch.int16, torch.bool, torch.complex64
+        kinds = [k for k in kinds if k != part.dtype]
+        part = part.float().to(data.draw(st.sampled_from(kinds)))
+    elif kind == "nan" and part.is_floating_point():
+        part = torch.full_like(part.float(), float("nan")).to(part.dtype)
+    there = (
+        {key: x for key, x in there.items() if key != name}
+        if kind == "missing"
+        else there | {name: part}
+    )
+
+    parts = reader.parts_of(NAME, there)
+    if parts == (NAME,) or not there.keys() >= set(parts):
+        return  # a matrix of plain numbers, which no 8-bit ones are, or a tensor that is missed
+    message, weight = "", None
+    try:
+        weight = reader.read(NAME, parts, there.__getitem__)
+    except ConfigError as error:
+        message = str(error)
+
+    if weight is None:
+        assert "layers.0.a." in message
+    elif weight.shape == (N, K):
+        assert torch.equal(weight.numbers(), numbers), name

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.formats import REFUSED, stored_format
 from tests.support.make_format_samples import FOLDER
-from tests.support.quantised import TOOLS, bitsandbytes4, torchao_int
+from tests.support.quantised import TOOLS, bitsandbytes4, mlx, torchao_int
 
 NAME = "layers.0.a.weight"
 STEM = NAME.removesuffix("weight")
@@ -210,6 +211,12 @@ FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format":
         ({"quant_method": "quark"}, "says nothing of weights"),
         ({"quant_method": "mxfp8", "weight_block_size": [1, 16]}, "groups of 32"),
         ({"quant_method": "modelopt"}, "quant_algo is None"),
+        ({"quant_method": "mlx", "bits": 5, "group_size": 64}, r"quantization\.bits is 5"),
+        (
+            {"quant_method": "mlx", "bits": 4, "group_size": 64, "a": {"mode": "mxfp4"}},
+            r"quantization\.a\.mode is 'mxfp4'",
+        ),
+        ({"quant_method": "blockwise_int8", "weight_block_size": [7, 1]}, "weight_block_size is"),
         (
             {
                 "quant_method": "modelopt",
@@ -225,9 +232,20 @@ def test_unknown_settings_are_named(said, words):
         stored_format({"quantization_config": said})
 
 
-def test_a_config_of_a_file_of_its_own_is_that_of_the_model(tmp_path):
-    from sylvan.runtime.models.config import read_config
+def test_what_mlx_says_is_that_of_the_model(tmp_path):
+    said = {"group_size": 64, "bits": 4, "model.layers.0.a": {"group_size": 32, "bits": 8}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": said}))
+    reader = stored_format(read_config(tmp_path))
+    assert (reader.name, reader.bits) == ("MLX, 4 bits in groups of 64", 4)
+    stored = mlx((32, 128), 5, bits=8, group=32)
+    parts = {STEM + end: part for end, part in stored.parts.items()}
 
+    weight = reader.read(NAME, reader.parts_of(NAME, parts), parts.__getitem__)
+
+    assert close(weight, stored.numbers)
+
+
+def test_a_config_of_a_file_of_its_own_is_that_of_the_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
 
@@ -254,7 +272,7 @@ def test_a_matrix_is_what_its_tool_takes_it_for(file):
 
     assert weight.shape == numbers.shape
     of_tool = weight.numbers()
-    # NF4's numbers are rounded to bfloat16, and tools round what they give to their own types
+    # NF4's numbers are rounded to bfloat16, and tools round their results to their own types
     limit = 2**-8 if "nf4" in file.stem else 2**-10
     torch.testing.assert_close(of_tool, numbers, rtol=limit, atol=1e-4)
     rest = tensors.keys() - set(parts)

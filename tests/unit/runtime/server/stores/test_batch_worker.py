@@ -99,7 +99,7 @@ async def test_lines_that_were_not_answered_in_time_are_named(store):
     }
 
 
-async def test_a_batch_waits_for_room_and_goes_on(store, tmp_path):
+async def test_a_batch_waits_for_room_and_continues(store, tmp_path):
     new_batch(store, 20)
     database = store._database
     [pages] = database.run(lambda db: db.execute("PRAGMA page_count").fetchone())

@@ -18,7 +18,7 @@ def stored(name: str, num_bytes: int) -> StoredFile:
     return StoredFile(name, "acme", name, "batch", 0, num_bytes)
 
 
-def test_nobody_else_can_read_what_is_stored(tmp_path):
+def test_stored_objects_are_private(tmp_path):
     (tmp_path / "batches.sqlite").touch(0o644)
     store = BatchStore(str(tmp_path))
     store.files.add(stored("a", 1), b"x")

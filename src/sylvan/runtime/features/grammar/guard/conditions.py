@@ -1,4 +1,4 @@
-"""What a schema requires of each value in an output, by the value's location."""
+"""Requirements of a schema for each value in an output, by location."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class OutputGuard:
         self._reset()
         for token in request.output_ids.tolist():
             self._follow(token, judge=False)
-        self._settle()
+        self._release_checked()
 
     def review(self, tokens: Sequence[int], *, complete: bool) -> Review:
         """Check the next tokens.
@@ -86,7 +86,7 @@ class OutputGuard:
                 return self._go_back(breach)
         if complete and (breach := self._watch.end()) is not None:
             return self._go_back(breach)
-        self._settle()
+        self._release_checked()
         return Review(self._first + len(self._tokens), self._floor)
 
     # ---- forward
@@ -126,12 +126,12 @@ class OutputGuard:
         self._byte_ends.append(self._watch.length)
         return found
 
-    def _settle(self) -> None:
-        """Settle what precedes every value that may still violate the schema."""
+    def _release_checked(self) -> None:
+        """Release the text before the first value that may still violate the schema."""
         length = self._first + len(self._tokens)
         held_from = self._watch.held_from
-        settled = length if held_from is None else self._position_of(held_from)
-        self._floor = max(self._floor, min(settled, length), length - MAX_HELD)
+        checked = length if held_from is None else self._position_of(held_from)
+        self._floor = max(self._floor, min(checked, length), length - MAX_HELD)
         if held_from is None:
             self._tries.clear()
         self._barred = {at: ids for at, ids in self._barred.items() if at >= self._floor}

@@ -123,7 +123,7 @@ def _text(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What the JSON after a text must satisfy.
+    """The schema of the JSON after a text.
 
     Attributes:
         begin: See `JsonRegion.begin`.

@@ -163,7 +163,7 @@ class IsolatedMatcher:
     # ---- GrammarMatcher
 
     def fill_mask(self, row: IntArray) -> bool:
-        state = self._settle()
+        state = self._wait_for_all()
         if state is not None and not state.mask:
             state = self._ask(Step(self.number, wants_mask=True))
         row[:] = np.frombuffer(state.mask, np.int32) if state is not None else 0
@@ -177,7 +177,7 @@ class IsolatedMatcher:
             matcher.fill_mask(bits[row])
 
     def accept(self, token: int) -> bool:
-        state, connection = self._settle(), self._connection
+        state, connection = self._wait_for_all(), self._connection
         if state is None or connection is None:
             return False
         if not state.mask:
@@ -200,15 +200,15 @@ class IsolatedMatcher:
             del self._tokens[-num_tokens:]
 
     def forced(self) -> bytes:
-        state = self._settle()
+        state = self._wait_for_all()
         return state.forced if state is not None else b""
 
     def is_accepting(self) -> bool:
-        state = self._settle()
+        state = self._wait_for_all()
         return state is not None and state.is_accepting
 
     def is_terminated(self) -> bool:
-        state = self._settle()
+        state = self._wait_for_all()
         return state is not None and state.is_terminated
 
     def error(self) -> str:
@@ -216,7 +216,7 @@ class IsolatedMatcher:
 
     # ---- steps
 
-    def _settle(self) -> State | None:
+    def _wait_for_all(self) -> State | None:
         """Return the state after everything sent; None: there is an error."""
         while not self._error and (connection := self._open()) is not None:
             if self._wait(connection):

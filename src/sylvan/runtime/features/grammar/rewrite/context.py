@@ -1,4 +1,4 @@
-"""What rules share: the document, the remaining budget, and negation."""
+"""Shared by rules: the document, the remaining budget, and negation."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ def without_property_names(node: Schema, within: Kinds, context: RewriteContext)
     """`propertyNames`: allow properties of these names or patterns only."""
     schema = node["propertyNames"]
     for _ in range(_MAX_REFS):
-        if isinstance(schema, dict) and "$ref" in schema and not _said(schema) - {"$ref"}:
+        if isinstance(schema, dict) and "$ref" in schema and not _constraints(schema) - {"$ref"}:
             schema = context.follow(schema["$ref"])
     if schema is False:
         return {"maxProperties": 0}
-    if schema is True or not _said(schema):
+    if schema is True or not _constraints(schema):
         return True
     found = _names(schema, context)
     named = {
@@ -49,14 +49,14 @@ def without_property_names(node: Schema, within: Kinds, context: RewriteContext)
     return {**{key: value for key, value in named.items() if value}, "additionalProperties": False}
 
 
-def _said(schema: Mapping[str, Any]) -> frozenset[str]:
+def _constraints(schema: Mapping[str, Any]) -> frozenset[str]:
     said = (_KNOWN | _OTHERS) & schema.keys()
     named = schema.get("type", "string")
     return said if named == "string" or "string" in named else said | {"type"}
 
 
 def _names(schema: Any, context: RewriteContext) -> _Names:
-    said = _said(schema) if isinstance(schema, dict) else frozenset({"schema"})
+    said = _constraints(schema) if isinstance(schema, dict) else frozenset({"schema"})
     if "type" in said:
         return _Names()
     if said in ({"const"}, {"enum"}):

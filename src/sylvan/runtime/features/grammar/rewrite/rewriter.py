@@ -74,7 +74,7 @@ _DEEP = "json_schema is nested too deep"
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What a grammar library supports itself, so that it is not rewritten.
+    """Keywords that a grammar library supports, which are not rewritten.
 
     Attributes:
         formats: String formats.

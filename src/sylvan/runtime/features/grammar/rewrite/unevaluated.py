@@ -27,7 +27,7 @@ _MAX_REFS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the schemas that hold evaluate.
+    """Properties and items that valid subschemas evaluate.
 
     Attributes:
         holding: These schemas.

@@ -1,0 +1,311 @@
+"""Prepares images of models whose processor is part of their checkpoint's Python code.
+
+Written after that code: Phi-3-Vision (image_processing_phi3_v.py), MiniCPM-V 2.6
+(image_processing_minicpmv.py), Kimi-VL (image_processing_kimi_vl.py) and DeepSeek-VL2
+(processing_deepseek_vl_v2.py). Images are cut with Pillow and numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from sylvan.media.images import UnreadableError, open_image
+from sylvan.media.messages import PreparedItem, PrepareItem
+from sylvan.media.resize import bicubic
+from sylvan.protocol.media import IMAGE_TOKENS
+from sylvan.utils.json_files import read_json
+
+NUMBER, COUNT = "number", "count"
+"""Item options: index of an image among those of its prompt, and how many these are."""
+COUNTED = frozenset({"DeepseekVLV2ForCausalLM", "MiniCPMV"})
+"""Architectures that prepare an image by its number, or by how many there are."""
+_PHI_TILE = 336
+_KIMI = "KimiVLForConditionalGeneration"
+MANY = 3
+"""So many images of a prompt, or more, DeepSeek-VL2 does not cut into tiles."""
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+Pixels = np.ndarray
+Prepared = tuple[dict[str, np.ndarray], str | int]
+"""Features, and the text of the image, or how many placeholders stand for it."""
+
+
+def is_counted(model_dir: Path) -> bool:
+    """Whether a checkpoint's images are prepared by their number, or by how many there are."""
+    try:
+        names = read_json(model_dir / "config.json").get("architectures") or [""]
+    except (OSError, ValueError):
+        return False
+    return names[0] in COUNTED
+
+
+class PublishedImages:
+    """Prepares images for the architectures here.
+
+    Args:
+        architecture: The checkpoint's.
+        model_dir: Its directory.
+
+    Raises:
+        OSError: A file is missing.
+    """
+
+    def __init__(self, architecture: str, model_dir: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._raw = read_json(model_dir / "config.json")
+        path = model_dir / "preprocessor_config.json"
+        self._rules: dict[str, Any] = read_json(path) if path.is_file() else {}
+        self._backend = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        name = IMAGE_TOKENS.get(architecture, "")
+        found = self._raw.get("media_placeholder_token_id", self._backend.token_to_id(name))
+        if not isinstance(found, int):
+            raise OSError(f"the tokenizer has no token {name}, which stands for images")
+        self._token, self._cut = found, _CUTS[architecture]
+
+    @classmethod
+    def of(cls, model_dir: Path) -> PublishedImages | None:
+        """Return what prepares a checkpoint's images; None: it has another architecture."""
+        names = read_json(model_dir / "config.json").get("architectures") or [""]
+        return cls(names[0], model_dir) if names[0] in _CUTS else None
+
+    def prepare(self, order: PrepareItem) -> PreparedItem:
+        """Prepare one image.
+
+        Raises:
+            UnreadableError: The item is invalid.
+        """
+        from sylvan.media.processor import digest_of
+
+        if order.kind != "image":
+            raise UnreadableError(f"this model takes images, no {order.kind}")
+        image = open_image(order)
+        try:
+            features, text = self._cut(image, self._raw, self._rules, order.options)
+        except (ValueError, ZeroDivisionError) as error:
+            raise UnreadableError(f"this model cannot look at it: {error}") from error
+        if isinstance(text, int):
+            tokens = [self._token] * text
+        else:
+            tokens = self._backend.encode(text, add_special_tokens=False).ids
+        return PreparedItem(
+            id=order.id,
+            placeholder=self._token,
+            tokens=tuple(tokens),
+            features=features,
+            digest=digest_of(order.kind, features),
+        )
+
+
+def _numbers(image: Any, mean: Any, std: Any) -> Pixels:
+    """Normalised pixels, (3, height, width)."""
+    rows = np.asarray(image, np.float32) / np.float32(255)
+    return ((rows - np.array(mean, np.float32)) / np.array(std, np.float32)).transpose(2, 0, 1)
+
+
+def _half(image: Any, rules: Mapping[str, Any]) -> Pixels:
+    """With a mean and deviation of a half, unless the rules say otherwise."""
+    half = (0.5, 0.5, 0.5)
+    mean, std = (rules.get(f"image_{name}") or rules.get(name) or half for name in ("mean", "std"))
+    return _numbers(image, mean, std)
+
+
+def _patches(pixels: Pixels, size: int) -> Pixels:
+    """Square patches, row by row: (rows * columns, 3, size, size)."""
+    _, height, width = pixels.shape
+    grid = pixels.reshape(3, height // size, size, width // size, size)
+    return np.ascontiguousarray(grid.transpose(1, 3, 0, 2, 4).reshape(-1, 3, size, size))
+
+
+def phi3v(
+    image: Any, raw: Mapping[str, Any], rules: Mapping[str, Any], options: Mapping[str, Any]
+) -> Prepared:
+    """Scale an image to as many tiles as fit, fill up with white, and cut."""
+    from PIL import Image
+
+    turn = image.width < image.height
+    if turn:
+        image = image.transpose(Image.Transpose.TRANSPOSE)
+    ratio, scale = image.width / image.height, 1
+    while scale * math.ceil(scale / ratio) <= int(rules.get("num_crops") or 16):
+        scale += 1
+    width = (scale - 1) * _PHI_TILE
+    height = int(width / ratio)
+    if not height:
+        raise UnreadableError("it is too narrow for this model")
+    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
+    whole = Image.new("RGB", (width, -(-height // _PHI_TILE) * _PHI_TILE), (255, 255, 255))
+    whole.paste(scaled, (0, (whole.height - height) // 2))
+    if turn:
+        whole = whole.transpose(Image.Transpose.TRANSPOSE)
+    mean, std = rules.get("image_mean") or _CLIP_MEAN, rules.get("image_std") or _CLIP_STD
+    pixels = _numbers(whole, mean, std)
+    tiles = _patches(pixels, _PHI_TILE)
+    parts = np.concatenate([bicubic(pixels, _PHI_TILE, _PHI_TILE)[None], tiles])
+    rows, columns = whole.height // _PHI_TILE, whole.width // _PHI_TILE
+    count = (rows * columns + 1) * 144 + 1 + (rows + 1) * 12
+    sizes = np.array([[whole.height, whole.width]], np.int64)
+    return {"pixel_values": parts[None], "image_sizes": sizes}, count
+
+
+def kimi_vl(
+    image: Any, raw: Mapping[str, Any], rules: Mapping[str, Any], options: Mapping[str, Any]
+) -> Prepared:
+    """Scale an image that has too many patches, and fill up whole squares of patches."""
+    from PIL import Image
+
+    patch = int(rules.get("patch_size") or raw["vision_config"]["patch_size"])
+    most = int(rules.get("in_token_limit") or 4096)
+    width, height = image.size
+    count = (width // patch) * (height // patch)
+    if count > most:
+        scale = math.sqrt(most / count)
+        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    down, across = rules.get("merge_kernel_size") or (2, 2)
+    whole = Image.new(
+        "RGB",
+        (width + -width % (across * patch), height + -height % (down * patch)),
+    )
+    whole.paste(image)
+    rows, columns = whole.height // patch, whole.width // patch
+    if max(rows, columns) >= 512:
+        raise UnreadableError("it is too narrow for this model")
+    features = {
+        "pixel_values": _patches(_half(whole, rules), patch),
+        "image_grid_hws": np.array([[rows, columns]], np.int64),
+    }
+    return features, rows * columns // (down * across)
+
+
+def deepseek_vl2(
+    image: Any, raw: Mapping[str, Any], rules: Mapping[str, Any], options: Mapping[str, Any]
+) -> Prepared:
+    """The whole image in a square, then the tiles of the best of some resolutions."""
+    from PIL import Image, ImageOps
+
+    sizes = [
+        tuple(size) for size in raw.get("candidate_resolutions") or rules["candidate_resolutions"]
+    ]
+    tile = int(sizes[0][0])
+    patch = int(rules.get("patch_size") or raw["vision_config"].get("patch_size") or 14)
+    mean = rules.get("image_mean") or (0.5, 0.5, 0.5)
+    ground = tuple(int(x * 255) for x in mean)
+    cut = int(options.get(COUNT, 1)) < MANY
+    width, height = _best(image.size, sizes) if cut else (tile, tile)
+    views = [
+        ImageOps.pad(image, size, Image.Resampling.BICUBIC, color=ground)
+        for size in ((tile, tile), (width, height))
+    ]
+    first, rest = (_patches(_half(view, rules), tile) for view in views)
+    side = -(
+        -(tile // patch) // int((raw.get("projector_config") or {}).get("downsample_ratio", 2))
+    )
+    rows, columns = height // tile, width // tile
+    count = side * (side + 1) + 1 + rows * side * (columns * side + 1)
+    features = {
+        "pixel_values": np.concatenate([first, rest]),
+        "images_spatial_crop": np.array([[columns, rows]], np.int64),
+    }
+    return features, count
+
+
+def _best(size: tuple[int, int], candidates: list[Any]) -> tuple[int, int]:
+    """The resolution in which most of an image is seen, and least is filled up."""
+
+    def score(candidate: Any) -> tuple[int, int]:
+        scale = min(candidate[0] / size[0], candidate[1] / size[1])
+        seen = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+        return seen, seen - candidate[0] * candidate[1]
+
+    width, height = max(candidates, key=score)
+    return int(width), int(height)
+
+
+def minicpmv(
+    image: Any, raw: Mapping[str, Any], rules: Mapping[str, Any], options: Mapping[str, Any]
+) -> Prepared:
+    """The whole image, and its slices if it is large; each has a fixed number of vectors."""
+    from PIL import Image
+
+    said = {**(raw.get("slice_config") or {}), **rules}
+    patch, scale = int(said.get("patch_size") or 14), int(said.get("scale_resolution") or 448)
+    grid = _grid(image.size, int(said.get("max_slice_nums") or 9), scale)
+    first = _fitted(image.size, scale, patch, grow=grid is None)
+    views = [image.resize(first, Image.Resampling.BICUBIC)]
+    if grid is not None:
+        columns, rows = grid
+        inner = (
+            max(round(n / count) * count, count) / count
+            for n, count in zip(image.size, grid, strict=True)
+        )
+        width, height = _fitted(tuple(inner), scale, patch, grow=True)
+        whole = image.resize((width * columns, height * rows), Image.Resampling.BICUBIC)
+        views += [
+            whole.crop((x * width, y * height, (x + 1) * width, (y + 1) * height))
+            for y in range(rows)
+            for x in range(columns)
+        ]
+    parts = [_patches(_half(view, rules), patch) for view in views]
+    sizes = [[view.height // patch, view.width // patch] for view in views]
+    features = {
+        "pixel_values": np.concatenate(parts),
+        "tgt_sizes": np.array(sizes, np.int64),
+    }
+    return features, _slices_text(raw, said, grid, int(options.get(NUMBER, 0)))
+
+
+def _slices_text(
+    raw: Mapping[str, Any], said: Mapping[str, Any], grid: tuple[int, int] | None, number: int
+) -> str:
+    fill = IMAGE_TOKENS["MiniCPMV"] * int(raw.get("query_num") or 64)
+    text = f"<image>{fill}</image>"
+    if said.get("use_image_id", raw.get("use_image_id", True)):
+        text = f"<image_id>{number}</image_id>{text}"
+    if grid is None:
+        return text
+    columns, rows = grid
+    return text + "\n".join([f"<slice>{fill}</slice>" * columns] * rows)
+
+
+def _grid(size: tuple[int, int], most: int, scale: int) -> tuple[int, int] | None:
+    """How many slices an image has across and down; None: it is not cut."""
+    width, height = size
+    count = min(math.ceil(width * height / (scale * scale)), most)
+    if count <= 1:
+        return None
+    grids = [
+        (across, slices // across)
+        for slices in (count - 1, count, count + 1)
+        if 1 < slices <= most
+        for across in range(1, slices + 1)
+        if slices % across == 0
+    ]
+    wanted = math.log(width / height)
+    return min(grids, key=lambda grid: abs(wanted - math.log(grid[0] / grid[1])), default=(1, 1))
+
+
+def _fitted(size: tuple[float, ...], scale: int, patch: int, *, grow: bool) -> tuple[int, int]:
+    """A size of whole patches with the shape of an image, and about `scale` squared pixels."""
+    width, height = size
+    if width * height > scale * scale or grow:
+        ratio = width / height
+        height = int(scale / math.sqrt(ratio))
+        width = int(height * ratio)
+    return max(round(width / patch) * patch, patch), max(round(height / patch) * patch, patch)
+
+
+_CUTS: Mapping[str, Callable[..., Prepared]] = MappingProxyType(
+    {
+        "DeepseekVLV2ForCausalLM": deepseek_vl2,
+        "MiniCPMV": minicpmv,
+        "Phi3VForCausalLM": phi3v,
+        _KIMI: kimi_vl,
+    }
+)

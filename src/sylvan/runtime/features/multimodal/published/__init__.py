@@ -1,0 +1,1 @@
+"""Encoders that transformers lacks, after the published code of their models."""

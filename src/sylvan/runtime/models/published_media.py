@@ -1,0 +1,55 @@
+"""Models that see, and that transformers lacks: DeepSeek-VL2, Kimi-VL, MiniCPM-V, Phi-3-Vision.
+
+Their text parts belong to families that serve text alone; their encoders are in
+`features.multimodal.published`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, NotNative, architecture_of
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.image_tokens import TOKEN
+from sylvan.runtime.models.registry import load_family
+
+Raw = dict[str, Any]
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json, with the placeholder of images (`image_tokens`).
+
+    Raises:
+        ConfigError: it has a switch that is not served.
+    """
+    architecture = architecture_of(raw)
+    text, inner = _text(raw, architecture)
+    token = raw.get("media_placeholder_token_id", raw.get(TOKEN))
+    if token is None:
+        raise ConfigError(f"config.json: {TOKEN} is missing")
+    config = load_family(inner).parse(text | {"architectures": [inner]})
+    media = ModelMedia(architecture=architecture, token_ids={"image": int(token)})
+    return msgspec.structs.replace(config, media=media, raw=text)
+
+
+def _text(raw: Raw, architecture: str) -> tuple[Raw, str]:
+    """config.json of the text part, and its architecture."""
+    if architecture == "KimiVLForConditionalGeneration":
+        return raw["text_config"], "DeepseekV3ForCausalLM"
+    if architecture == "Phi3VForCausalLM":
+        return raw, "Phi3ForCausalLM"
+    if architecture == "MiniCPMV":
+        if float(raw.get("version") or 0) != 2.6:
+            raise NotNative(f"version {raw.get('version')!r} of MiniCPM-V")
+        return raw, "Qwen2ForCausalLM"
+    text: Raw = raw["language_config"]
+    if text.get("topk_method") == "noaux_tc":
+        return text, "DeepseekV3ForCausalLM"
+    latent = text.get("use_mla", True)
+    return text, "DeepseekV2ForCausalLM" if latent else "DeepseekForCausalLM"
+
+
+MODEL = Decoder  # unused: the config names the family whose class is used

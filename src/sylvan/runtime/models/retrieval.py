@@ -1,0 +1,72 @@
+"""Retrievers of pages that make a vector of each token (ColPali, ColQwen2; arXiv:2407.01449).
+
+A model that sees, without its head; a matrix makes its vectors shorter. Its layers, and the module
+that serves them, are those of the family inside (`vlm_config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from torch.nn import functional as F
+
+from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models import multimodal
+from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of
+from sylvan.runtime.models.decoder import Decoder
+from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.token_heads import Transform
+
+Raw = dict[str, Any]
+
+_INSIDE: Mapping[str, str] = MappingProxyType(
+    {
+        "paligemma": "PaliGemmaForConditionalGeneration",
+        "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+        "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    }
+)
+"""Model type inside -> its architecture."""
+_PROJECTION = "embedding_proj_layer"
+
+
+def parse(raw: Raw) -> ModelConfig:
+    """Read config.json of `ColPaliForRetrieval` or `ColQwen2ForRetrieval`.
+
+    Raises:
+        ConfigError: the model inside is not served.
+    """
+    inner = raw.get("vlm_config") or {}
+    kind = str(inner.get("model_type"))
+    if kind not in _INSIDE:
+        raise NotNative(f"retrieval with a model of type {kind}")
+    config = multimodal.parse(inner | {"architectures": [_INSIDE[kind]]})
+    assert config.media is not None, "the model inside sees"
+    media = msgspec.structs.replace(config.media, architecture=architecture_of(raw))
+    return msgspec.structs.replace(config, media=media, head="none", tie_word_embeddings=False)
+
+
+def is_retriever(config: ModelConfig) -> bool:
+    """Whether a config is one of these."""
+    return config.media is not None and config.media.architecture.endswith("ForRetrieval")
+
+
+def projection(model_dir: Path) -> Transform:
+    """What makes the vector of a token shorter.
+
+    Raises:
+        ConfigError: the checkpoint lacks it.
+    """
+    checkpoint = Checkpoint(model_dir)
+    names = [f"{_PROJECTION}.{part}" for part in ("weight", "bias")]
+    if lacks := [name for name in names if name not in checkpoint.tensors]:
+        raise ConfigError(f"the checkpoint has no tensor {lacks[0]}")
+    weight, bias = (checkpoint.tensor(name).float() for name in names)
+    return lambda x: F.linear(x, weight, bias)
+
+
+MODEL = Decoder  # unused as such: the config names the family whose class is taken

@@ -1,0 +1,98 @@
+"""Prompts of models that retrieve pages (ColPali, ColQwen2), as they were trained.
+
+A page is an image and a fixed text; a query has a text before it, and tokens after it that add
+nothing but vectors. Both are in processor_config.json (arXiv:2407.01449, section 4).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sylvan.protocol.errors import RequestError
+from sylvan.runtime.tokenizer.types import EmbedInput, ServedModelInfo
+from sylvan.text.tokenizer import Tokenizer
+from sylvan.utils.json_files import read_json
+
+_AFTER = 10  # padding tokens behind a query
+_PAGE = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
+    "<|im_end|><|endoftext|>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPrompts:
+    """Texts around queries, and of pages.
+
+    Attributes:
+        query: Before a query, after the start token if there is one.
+        page: Of a page.
+        starts: Whether prompts have the start token, and an image stands before the text of a page.
+    """
+
+    query: str
+    page: str
+    starts: bool
+
+    def of_query(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """Token ids of a query; its text yields no control tokens."""
+        segments = [(self.query, True), (text, False)]
+        padding = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_ids[0]
+        end = tokenizer.token_name(padding) or ""
+        ids = tokenizer.encode_segments([*segments, (f"{end * _AFTER}\n", True)])
+        return [*self._start(tokenizer), *ids]
+
+    def of_page(self, image: int, tokenizer: Tokenizer) -> list[int]:
+        """Token ids of a page, whose image is the placeholder `image`."""
+        if not self.starts:
+            return tokenizer.encode(self.page, add_special_tokens=False)
+        text = tokenizer.encode(f"{self.page}\n", add_special_tokens=False)
+        return [image, *self._start(tokenizer), *text]
+
+    def _start(self, tokenizer: Tokenizer) -> list[int]:
+        return [tokenizer.bos_id] if self.starts and tokenizer.bos_id is not None else []
+
+
+@functools.lru_cache(maxsize=16)
+def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | None:
+    """Read a checkpoint's prompts; None: it is no such model."""
+    usual = {
+        "ColPaliForRetrieval": RetrievalPrompts("Question: ", "Describe the image.", starts=True),
+        "ColQwen2ForRetrieval": RetrievalPrompts("Query: ", _PAGE, starts=False),
+    }.get(architecture)
+    if usual is None:
+        return None
+    try:
+        said: Any = read_json(Path(model_path) / "processor_config.json")
+    except (OSError, ValueError):
+        said = {}
+    found = said if isinstance(said, dict) else {}
+    return RetrievalPrompts(
+        query=found.get("query_prefix") or usual.query,
+        page=found.get("visual_prompt_prefix") or usual.page,
+        starts=usual.starts,
+    )
+
+
+def query_input(asked: EmbedInput, prompts: RetrievalPrompts, tokenizer: Tokenizer) -> EmbedInput:
+    """Return an input whose text, if it has one, is a query."""
+    if asked.text is None:
+        return asked
+    ids = prompts.of_query(asked.text, tokenizer)
+    return msgspec.structs.replace(asked, text=None, input_ids=ids)
+
+
+def check_no_chunks(facts: ServedModelInfo) -> None:
+    """Refuse chunks of a text, which these models do not read.
+
+    Raises:
+        RequestError: The model retrieves pages.
+    """
+    if read_retrieval(facts.model_path, facts.architecture) is not None:
+        message = "late_chunking: this model reads queries and pages, not chunks of a text."
+        raise RequestError(message, param="late_chunking")
