@@ -3,18 +3,20 @@
 `tp`: two ranks of one thread decode and read prompts at least 0.85 times as fast as one process of
 two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
 of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
-`pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight; with one request
-one stage waits for the other. `bubble`: the share of the time that stages wait, beside one process
-of one thread. `dp`: attention of two ranks for different requests, beside shares of the heads, for
-a model of 128 experts. `a2a`: outputs of experts sent to the ranks that add them up, beside all of
-them sent to all, both operation by operation. `parts`: microseconds of a decode step of 8 requests
-by op, on each of two ranks. `overlap`: steps of two ranks that are launched ahead. `bytes`: what
-a rank sends to the others for a token, from the sizes of the model.
+`pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight, in a batch for
+each stage or in one for both; with one request one stage waits for the other. `bubble`: the share
+of the time that stages wait, beside one process of one thread. `dp`: attention of two ranks for
+different requests, beside shares of the heads, for a model of 128 experts. `a2a`: outputs of
+experts sent to the ranks that add them up, beside all of them sent to all. `parts`: microseconds of
+a decode step of 8 requests by op, on each of two ranks. `overlap`: steps of two ranks that are
+launched ahead. `bytes`: what a rank sends to the others for a token, from the sizes of the model.
 `collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
 twice. `start`: seconds to the first answer, and peak memory of each rank.
 
     python -m benchmarks.parallel.bench_ranks --what tp ep bits pp bubble dp a2a parts overlap bytes
         collectives start [--shape FILE] [--rounds 7] [--tiny]
+
+`--shape benchmarks/one_billion.json` has the sizes of a model of 1.2 billion parameters.
 
 Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
 """
@@ -67,20 +69,19 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "whole experts": {**TWO, "ep_size": 2},
     },
     "bits": {"default": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
-    "pp": {"one process": ONE, "two stages": {"pp_size": 2, "threads": 1}},
+    "pp": {
+        "one process": ONE,
+        "two stages": {"pp_size": 2, "threads": 1},
+        "two stages, one batch": {"pp_size": 2, "threads": 1, "parallel__pp_batch": 32},
+    },
     "bubble": {
         "one thread": {"tp_size": 1, "threads": 1},
         "two stages": {"pp_size": 2, "threads": 1},
     },
     "dp": {"shares of heads": TWO, "own requests": {**TWO, "attn_dp_size": 2}},
     "a2a": {
-        "to all": {**TWO, "ep_size": 2, "runner": "eager"},
-        "all to all": {
-            **TWO,
-            "ep_size": 2,
-            "runner": "eager",
-            "parallel__expert_exchange": "all_to_all",
-        },
+        "to all": {**TWO, "ep_size": 2},
+        "all to all": {**TWO, "ep_size": 2, "parallel__expert_exchange": "all_to_all"},
     },
     "overlap": {
         "in turn": {**TWO, "scheduler__overlap": "off"},

@@ -10,10 +10,11 @@ import torch
 from sylvan.kernels import ops
 from sylvan.kernels.api import Communicator, RowParts
 from sylvan.kernels.collective.gloo import file_store, join_ranks
+from sylvan.kernels.collective.nccl import DeviceRanks, choose_gpu
 from sylvan.kernels.collective.reference import mean_of_squares, thread_ranks, tree_sum
 from sylvan.kernels.native.library import describe, load
 from sylvan.kernels.native.ranks import SharedRanks
-from sylvan.protocol.errors import RankLostError
+from sylvan.protocol.errors import ConfigError, RankLostError
 from tests.support.ranks import in_threads
 
 
@@ -55,6 +56,50 @@ def test_all_reduce_adds_in_a_fixed_tree_and_the_bias_once(group, size):
 
     for one in found:
         assert torch.equal(one, tree_sum(torch.stack(given)) + bias)
+
+
+@pytest.mark.parametrize("count", [4096, 5001])
+def test_long_messages_are_summed_alike(group, count):
+    """By shares, where a group does so."""
+    given = parts(3, count)
+
+    found = group(3, lambda r: ops.all_reduce(given[r.rank], r))
+
+    assert all(torch.equal(one, tree_sum(torch.stack(given))) for one in found)
+
+
+class Short:
+    """Sums of messages of one row; says which it got."""
+
+    def __init__(self, rank):
+        self.rank, self.seen = rank, []
+
+    def takes(self, x):
+        return len(x) == 1
+
+    def all_sum(self, x):
+        self.seen.append(tuple(x.shape))
+        return tree_sum(self.rank.all_gather(x))
+
+
+def test_short_sums_of_devices_go_another_way(group):
+    def run(rank: Communicator) -> list[tuple[int, ...]]:
+        short = Short(rank)
+        devices = DeviceRanks(rank, short)
+        for rows in (1, 3):
+            given = torch.full((rows, 4), 1.0 + rank.rank)
+            assert torch.equal(devices.all_sum(given), torch.full((rows, 4), 3.0))
+        assert devices.all_gather(torch.ones(2)).shape == (2, 2)
+        assert devices.all_to_all(torch.ones(2, 1)).shape == (2, 1)
+        return short.seen
+
+    assert group(2, run) == [[(1, 4)], [(1, 4)]]
+
+
+def test_fewer_gpus_than_ranks_are_refused():
+    count = torch.cuda.device_count()
+    with pytest.raises(ConfigError, match=rf"{count + 1} ranks on this machine need a GPU each"):
+        choose_gpu(0, count + 1)
 
 
 def test_all_reduce_rounds_once(group):

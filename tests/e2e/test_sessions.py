@@ -5,6 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tests.e2e.conftest import running
+from tests.support.random_model import write_random_model
+
 
 @pytest.fixture(scope="module")
 def http(server):
@@ -51,3 +54,14 @@ def test_request_that_is_not_done_in_time_is_ended(http):
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
     assert "not done after" in response.text
+
+
+@pytest.mark.slow
+def test_turns_of_a_session_on_two_ranks(tmp_path):
+    model = write_random_model(tmp_path)
+    flags = "--tp", "2", "--threads", "1", "--max-total-tokens", "4096"
+    with (
+        running(str(model), *flags) as made,
+        httpx.Client(base_url=made.url, timeout=60) as client,
+    ):
+        test_turns_of_a_session_find_all_that_was_computed(client)

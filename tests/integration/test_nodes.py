@@ -15,7 +15,9 @@ import pytest_asyncio
 
 from sylvan.protocol.commands import HashWeights, SharedTensors, UpdateWeights
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.engine import node_agent
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.utils.clock import monotonic
 from tests.support.nodes import Cluster, agent_of, free_port, two_nodes
 from tests.support.streams import Streams, until
 from tests.support.tiny import tiny_config, write_model
@@ -175,3 +177,15 @@ async def test_rubbish_at_the_port_hurts_no_other(
         with socket.create_connection((host, int(port)), timeout=10) as sock:
             sock.sendall(data)
     assert await Streams(cluster.runtime, *STREAMS).ended() == expected
+
+
+@pytest.mark.slow
+async def test_clocks_of_machines_may_differ(
+    model: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine counts from a start of its own, and one of them goes faster."""
+    monkeypatch.setattr(node_agent, "monotonic", lambda: 1.2 * monotonic() - 1e6)
+    made = await Cluster.start(two_nodes(model, free_port()))
+
+    assert await Streams(made.runtime, *STREAMS).ended() == expected
+    await made.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sylvan.cli.ray_nodes import node_settings
+from sylvan.cli.ray_nodes import node_settings, resources
 from sylvan.config.fields import replaced
 from sylvan.config.tree import CacheConfig, Config, LoraConfig, ParallelConfig, ServerConfig
 from tests.support.machines import FLAGS, completion, started, waited
@@ -35,6 +35,13 @@ def test_other_machines_get_the_settings_without_what_is_of_the_first() -> None:
         "lora": {},
         "parallel": {"tp": 2, "nodes": 2, "address": "10.0.0.1:5"},
     }
+
+
+def test_ranks_with_gpus_ask_for_them() -> None:
+    given = Config(threads=2, parallel=ParallelConfig(tp=4, nodes=2))
+
+    assert resources(replaced(given, {"device": "cpu"})) == {"CPU": 4}
+    assert resources(replaced(given, {"device": "cuda"})) == {"CPU": 4, "GPU": 2}
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,8 @@ class ReadingServing(Serving):
     def __init__(self, model_dir: Path, **options: Any) -> None:
         [control] = media_control(MediaConfig(vector_bytes=1 << 20), load_config(model_dir))
         self.control = control
-        super().__init__(model_dir, capabilities=(control,), workers=(media_worker,), **options)
+        options = {"workers": (media_worker,)} | options
+        super().__init__(model_dir, capabilities=(control,), **options)
         send = self.scheduler.add
         self.scheduler.add = lambda request: send(_with_text(request))  # type: ignore[method-assign]
 

@@ -18,11 +18,13 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.cache.by_rank import CachesByRank, capacity_tokens
 from sylvan.runtime.layers.mesh import Alone, Mesh
 from sylvan.runtime.layers.placement import ExpertPlacement
-from tests.parity.checkpoints import SHAPE, write
+from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FALLBACK, FAMILIES
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 from tests.parity.test_ranks import CLOSE, NATIVE, answers
+from tests.parity.vectors import make, serve
+from tests.support.guesser import Guesser
 from tests.support.ranks import build_ranks
 
 SOME = ("deepseek-v3", "mixtral")
@@ -180,3 +182,26 @@ def test_ranks_that_do_not_divide_are_refused(tmp_path):
     write(transformers.LlamaConfig(**SHAPE), 5, tmp_path)
     with pytest.raises(ConfigError, match=r"num_attention_heads \(4\) does not divide by 3 ranks"):
         grouped(tmp_path, 6, 2)
+
+
+def test_guesses_are_verified_by_the_rank_that_has_the_request(model_dir):
+    expected = Serving(model_dir).generate(PROMPTS, max_new_tokens=12)
+    answers_of = {tuple(p): out for p, out in zip(PROMPTS, expected, strict=True)}
+    guesser = Guesser(answers_of, VOCAB, right=0.7)
+    two = grouped(model_dir, capabilities=(guesser,))
+
+    assert two.generate(PROMPTS, max_new_tokens=12) == expected
+    assert guesser.guessed > 0
+    two.close()
+    assert two.executor.lost == []
+
+
+@pytest.mark.parametrize("name", ["qwen3-embed", "llama-classify"])
+def test_vectors_are_made_where_the_request_is(name, tmp_path):
+    make(name, tmp_path)
+    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, attention=Alone()))
+    one, two = serve(tmp_path, runner="eager"), serve(tmp_path, runner="eager", build=build)
+
+    for vector, expected in zip(two.embed(PROMPTS), one.embed(PROMPTS), strict=True):
+        assert np.abs(vector - expected).max() < CLOSE
+    two.close()

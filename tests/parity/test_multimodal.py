@@ -128,8 +128,8 @@ class Eyes:
     def serving(self, **options) -> tuple[Serving, Multimodal]:
         settings = MediaConfig(vector_bytes=1 << 20)
         [control] = media_control(settings, self.config)
-        made = Serving(self.folder, capabilities=(control,), workers=(media_worker,), **options)
-        return made, control
+        options = {"workers": (media_worker,)} | options
+        return Serving(self.folder, capabilities=(control,), **options), control
 
     def request(self, rid, index) -> GenerateRequest:
         ids, media = self.prompts[index]

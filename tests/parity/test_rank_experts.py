@@ -30,7 +30,10 @@ from tests.support.updates import as_bytes, carry_out, weights_in
 
 MIXTURES = ("mixtral", "gpt-oss", "deepseek-v3")
 """Experts one by one, as stacks with biases, and beside shared ones."""
-OTHERS = ("qwen2-moe", "qwen3-moe", "jamba", "granitemoe", "llama4", "lfm2-moe", "olmoe")
+OTHERS = (
+    *("qwen2-moe", "qwen3-moe", "jamba", "granitemoe", "llama4", "lfm2-moe", "olmoe"),
+    "jetmoe",
+)
 LOADS = {layer: [90, 3, 1, 40, 2, 80, 1, 1] for layer in range(6)}
 
 

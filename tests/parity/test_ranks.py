@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import transformers
 
+from sylvan.kernels.collective.reference import thread_ranks
 from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
@@ -22,7 +24,10 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
+from sylvan.runtime.layers.mesh import Alone, Mesh
 from sylvan.runtime.models.registry import load_config
+from sylvan.runtime.platform.find import load_kinds
+from sylvan.runtime.platform.host import open_host
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FALLBACK, FAMILIES
@@ -150,6 +155,29 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(sizes, tmp_path
         Serving(tmp_path, build=build_ranks(size))
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_dense_blocks_among_experts_may_have_fewer_ranks(size, tmp_path):
+    write(NATIVE["deepseek-v3"](), 11, tmp_path)
+    dense = {2: [(Alone(),), (Alone(),)], 4: [thread_ranks(2), thread_ranks(2)]}[size]
+    places = [place for group in dense for place in group]
+    build = build_ranks(size, mesh_of=lambda rank: Mesh(rank, dense=places[rank.rank]))
+    one, several = Serving(tmp_path), Serving(tmp_path, build=build)
+    (tokens, rows), (found, found_rows) = answers(one), answers(several)
+    several.close()
+
+    assert found == tokens
+    assert np.abs(found_rows - rows).max() < CLOSE
+    assert several.executor.lost == []
+
+
+def test_a_size_for_dense_blocks_is_refused_without_experts(tmp_path):
+    write(transformers.LlamaConfig(**SHAPE), 5, tmp_path)
+    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, dense=Alone()))
+
+    with pytest.raises(ConfigError, match=r"^parallel\.moe_dense_tp=1: Llama\w+ has no experts"):
+        Serving(tmp_path, build=build)
+
+
 def test_each_rank_keeps_its_share_of_weights_and_pages(tmp_path):
     write(transformers.LlamaConfig(**SHAPE), 5, tmp_path)
     bytes_of = {}
@@ -274,9 +302,9 @@ def failing(fails_by_rank, path, options, mesh):
     return build_executor(path, options, parts=parts, mesh=mesh)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir, overlap):
-    build = build_ranks(2, partial(failing, [{1}, {1}]))
+@pytest.mark.parametrize(("overlap", "queued"), [(False, 0), (True, 0), (True, 1)])
+def test_a_step_that_fails_on_all_ranks_fails_its_requests_only(model_dir, overlap, queued):
+    build = build_ranks(2, partial(failing, [{1}, {1}]), queued=queued)
     two = Serving(model_dir, build=build, overlap=overlap)
     doomed = two.add([5] * 9, logprobs=LogprobOptions(start=1))
     two.run()
@@ -386,4 +414,26 @@ def test_tensors_in_shared_memory_reach_every_rank(model_dir, tmp_path):
     assert two.generate([[5, 9, 20, 31]]) == fresh.generate([[5, 9, 20, 31]])
     for serving in (two, fresh):
         serving.close()
+    assert two.executor.lost == []
+
+
+def on_device(path, options, mesh):
+    """A rank with a device of its own, whose steps are queued; it is the CPU here."""
+    platform = open_host(load_kinds()["cpu"].facts)
+    options = replace(options, attention="dense", num_pages=options.num_pages - mesh.tp.rank)
+    parts = ExecutorParts(STANDARD_WORKERS)
+    return build_executor(path, options, parts=parts, platform=platform, mesh=mesh)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ranks_with_a_device_each_answer_as_one(model_dir, overlap):
+    prompts = [[5, 9, 20, 31], [7] * 37, list(range(40, 110)), [5, 9, 20, 31, 8]]
+    one = Serving(model_dir, pages=60)
+    two = Serving(model_dir, build=build_ranks(2, on_device, queued=1), overlap=overlap, pages=60)
+    assert two.cache.total_tokens == one.cache.total_tokens - 16  # what the other rank has room for
+    for _ in range(2):  # the second time from the cache
+        assert two.generate(prompts) == one.generate(prompts)
+    sampled = {"temperature": 0.8, "frequency_penalty": 0.4, "max_new_tokens": 12}
+    assert two.generate(prompts, **sampled) == one.generate(prompts, **sampled)
+    two.close()
     assert two.executor.lost == []

@@ -16,11 +16,13 @@ from sylvan.protocol.commands import HashWeights
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
-from tests.parity.checkpoints import SHAPE, write
+from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FAMILIES
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 from tests.parity.test_ranks import CLOSE, NATIVE, answers
+from tests.parity.vectors import make, serve
+from tests.support.guesser import Guesser
 from tests.support.stages import build_stages
 
 SOME = ("qwen2", "olmo2", "gpt2", "deepseek-v3")
@@ -138,6 +140,32 @@ def test_each_stage_has_a_batch(model_dir, monkeypatch):
     assert all(not set(slots) & set(following) for slots, following in both)
 
 
+def test_a_batch_may_have_all_requests(model_dir, monkeypatch):
+    two = Serving(model_dir, build=build_stages(2), overlap=True, stage_batch=3)
+    counts: list[int] = []
+    launch = two.executor.launch
+
+    def noting(plan):
+        counts.append(plan.num_samples)
+        return launch(plan)
+
+    monkeypatch.setattr(two.executor, "launch", noting)
+    prompts = [[5, 9, 20, 31 + i] for i in range(4)]
+    found = two.generate(prompts, max_new_tokens=20)
+    two.close()
+
+    assert max(counts[4:]) == 3
+    assert found == Serving(model_dir).generate(prompts, max_new_tokens=20)
+
+
+def test_more_batches_than_stages_may_be_under_way(model_dir):
+    three = Serving(model_dir, build=build_stages(2), overlap=True, inflight=3)
+    assert three.generate(PROMPTS, max_new_tokens=12) == Serving(model_dir).generate(
+        PROMPTS, max_new_tokens=12
+    )
+    three.close()
+
+
 def test_each_stage_keeps_its_layers_and_their_pages(tmp_path):
     write(transformers.LlamaConfig(**SHAPE | {"num_hidden_layers": 4}), 5, tmp_path)
     bytes_of = {}
@@ -168,8 +196,55 @@ def test_a_request_that_is_aborted_leaves_the_others_alone(model_dir):
     assert "while pipeline stages share them" in refused.error
 
 
+HYBRID = ("jamba", "mamba", "lfm2", "qwen3-next", "bamba")
+"""States beside attention, and without any; short convolutions; delta nets; two kinds of states."""
+
+
+@pytest.mark.parametrize(
+    "family", [HYBRID[0], *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRID[1:])]
+)
+def test_each_stage_keeps_the_states_of_its_layers(family, tmp_path):
+    config = NATIVE[family]()
+    config.num_hidden_layers = 4
+    if family in ("lfm2", "qwen3-next"):
+        config.layer_types = [*config.layer_types[:2], *config.layer_types[:2]]
+    if family == "bamba":
+        config.attn_layer_indices = [1, 3]
+    write(config, len(family), tmp_path)
+    one = Serving(tmp_path)
+    two = Serving(tmp_path, build=build_stages(2), overlap=True)
+    expected = one.generate(PROMPTS, max_new_tokens=12)
+
+    assert two.generate(PROMPTS, max_new_tokens=12) == expected
+    assert two.generate(PROMPTS, max_new_tokens=12) == expected  # from the cache
+    two.close()
+
+
+@pytest.mark.parametrize("right", [1.0, 0.6])
+def test_guesses_are_verified_by_the_last_stage(model_dir, right):
+    expected = Serving(model_dir).generate(PROMPTS, max_new_tokens=12)
+    answers = {tuple(p): out for p, out in zip(PROMPTS, expected, strict=True)}
+    guesser = Guesser(answers, VOCAB, right=right)
+    build = build_stages(2)
+    two = Serving(model_dir, build=build, overlap=True, capabilities=(guesser,))
+
+    assert two.generate(PROMPTS, max_new_tokens=12) == expected
+    assert guesser.guessed > 0
+    two.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3-embed", "llama-classify"])
+def test_the_last_stage_makes_vectors_and_labels(name, tmp_path):
+    make(name, tmp_path)
+    one = serve(tmp_path, runner="eager")
+    two = serve(tmp_path, runner="eager", build=build_stages(2), overlap=True)
+
+    for vector, expected in zip(two.embed(PROMPTS), one.embed(PROMPTS), strict=True):
+        assert np.abs(vector - expected).max() < CLOSE
+    two.close()
+
+
 REFUSED = {
-    "jamba": (2, "keeps recurrent states"),
     "zamba2": (2, "runs through transformers"),
     "llama": (4, "this model has 3 layers; use at most as many stages"),
 }

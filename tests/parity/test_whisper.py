@@ -75,8 +75,8 @@ class Ears:
 
     def serving(self, **options):
         [control] = media_control(MediaConfig(vector_bytes=1 << 20), self.config)
-        made = Serving(self.folder, capabilities=(control,), workers=(media_worker,), **options)
-        return made, control
+        options = {"workers": (media_worker,)} | options
+        return Serving(self.folder, capabilities=(control,), **options), control
 
     def answers(self, serving: Serving, tag: str) -> list[list[int]]:
         rids = [f"{tag}{i}" for i in range(len(PROMPTS))]

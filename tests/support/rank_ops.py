@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +40,13 @@ def experts_of(numbers: tuple[int, ...], dtype: torch.dtype) -> ExpertWeights:
     return ExpertWeights(gate_up=up[list(numbers)].clone(), down=down[list(numbers)].clone())
 
 
-def divided(ranks: Communicator, dtype: torch.dtype) -> ExpertWeights:
-    """Those of a rank of two."""
+def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> ExpertWeights:
+    """Those of a rank of two; `by_share`: each adds up some of the rows."""
     slots = [[s for s, e in enumerate(PLACED[0] + PLACED[1]) if e == x] for x in range(EXPERTS)]
     table = torch.tensor([[own[0], own[-1]] for own in slots], dtype=torch.int32)
-    spread = ExpertRanks(ranks=ranks, groups=2, per_group=len(PLACED[0]), slots_EC=table)
+    spread = ExpertRanks(
+        ranks=ranks, groups=2, per_group=len(PLACED[0]), slots_EC=table, all_to_all=by_share
+    )
     return replace(experts_of(PLACED[ranks.rank], dtype), spread=spread)
 
 
@@ -52,10 +55,11 @@ def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Ten
     logits = random(ROWS, EXPERTS, dtype=torch.float32, seed=42)
     rows = random(ROWS, COLS, dtype=dtype, seed=43)
     found: list[torch.Tensor] = []
-    for scales in (False, True):
+    for scales, by_share in itertools.product((False, True), repeat=2):
         routing = Routing(top_k=CHOSEN, normalise=True, scale_inputs=scales)
         whole = ranks.size == 1
-        weights = experts_of(tuple(range(EXPERTS)), dtype) if whole else divided(ranks, dtype)
+        every = tuple(range(EXPERTS))
+        weights = experts_of(every, dtype) if whole else divided(ranks, dtype, by_share=by_share)
         load = torch.zeros(EXPERTS, dtype=torch.int64)
         given = routing, weights, load
         found.append(compute(lambda x, y, given=given: ops.experts(x, y, *given), rows, logits))

@@ -54,7 +54,9 @@ def on_ranks(size: int, run):
     return in_threads([lambda mesh=mesh: run(mesh) for mesh in meshes])
 
 
-def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0, mesh_of=Mesh):
+def build_ranks(
+    size: int, build=build_standard, timeout_s: float = 60.0, mesh_of=Mesh, queued: int = 0
+):
     """A function like `build_standard` that makes `size` ranks.
 
     Args:
@@ -62,6 +64,7 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0, mesh_o
         build: Makes the executor of each; called in a thread of its own, with `mesh`.
         timeout_s: For each collective.
         mesh_of: Makes the mesh of a rank.
+        queued: See `Follower`.
     """
 
     def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:
@@ -76,7 +79,7 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0, mesh_o
         executor.lost, executor.threads = [], []
         for rank, (follower, _) in enumerate(made[1:]):
             ends = Duplex(up[rank], down[rank])
-            target = _following(follower, ends, executor.lost)
+            target = _following(follower, ends, executor.lost, queued)
             thread = threading.Thread(target=target, daemon=True)
             thread.start()
             executor.threads.append(thread)
@@ -85,10 +88,10 @@ def build_ranks(size: int, build=build_standard, timeout_s: float = 60.0, mesh_o
     return make
 
 
-def _following(executor: Executor, ends: Duplex, lost: list[RankLostError]):
+def _following(executor: Executor, ends: Duplex, lost: list[RankLostError], queued: int):
     def run() -> None:
         try:
-            Follower(executor, ends, codec(), lambda: None).run()
+            Follower(executor, ends, codec(), lambda: None, queued=queued).run()
         except RankLostError as error:
             lost.append(error)
         finally:

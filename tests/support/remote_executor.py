@@ -19,6 +19,7 @@ from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
+from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 
@@ -28,6 +29,7 @@ CAPABILITIES = (
     RecurrentStates,
     GrammarControl,
     Lora,
+    Multimodal,
 )
 
 

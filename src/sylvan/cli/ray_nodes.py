@@ -29,6 +29,7 @@ from sylvan.config.address import split_address
 from sylvan.config.env import variable, without_settings
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
+from sylvan.config.parallel import GPUS
 from sylvan.config.schema import SERVE
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.restart import Backoff
@@ -174,25 +175,38 @@ def _free_address(host: str) -> str:
 
 
 def _reserve(cluster: _Cluster, config: Config) -> Any:
-    """A placement group with cores for the ranks of each machine."""
-    parallel, threads = config.parallel, config.threads
-    assert isinstance(threads, int), "a resolved configuration has no auto"
+    """A placement group with cores, and GPUs if any, for the ranks of each machine."""
+    parallel = config.parallel
     assert parallel.address is not None
-    cores = threads * parallel.ranks_per_node
+    each = resources(config)
     host = cluster.util.get_node_ip_address()
-    bundles: list[dict[str, float]] = [{"CPU": cores} for _ in range(parallel.nodes)]
+    bundles: list[dict[str, float]] = [dict(each) for _ in range(parallel.nodes)]
     bundles[0][f"node:{host}"] = _PIN
     group = cluster.util.placement_group(bundles, strategy="SPREAD")
     if not group.wait(parallel.join_timeout_s):
         cluster.util.remove_placement_group(group)
-        free = cluster.ray.available_resources().get("CPU", 0)
+        free = cluster.ray.available_resources()
         raise ConfigError(
             f"parallel.placement=ray: the cluster has no room for {parallel.nodes} machines of "
-            f"{cores} cores each within {parallel.join_timeout_s:g} s ({free:g} cores are free); "
+            f"{_listed(each)} each within {parallel.join_timeout_s:g} s "
+            f"({_listed({name: free.get(name, 0) for name in each})} are free); "
             "reduce threads or parallel.nodes, or add machines to the cluster"
         )
     logger.info("node 0 at %s: the other machines join there", split_address(parallel.address)[0])
     return group
+
+
+def resources(config: Config) -> dict[str, float]:
+    """What the ranks of a machine need of Ray: cores, and a GPU each where they have one."""
+    threads, ranks = config.threads, config.parallel.ranks_per_node
+    assert isinstance(threads, int), "a resolved configuration has no auto"
+    cores: dict[str, float] = {"CPU": threads * ranks}
+    return cores | ({"GPU": ranks} if config.device in GPUS else {})
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    names = {"CPU": "cores", "GPU": "GPUs"}
+    return " and ".join(f"{count:g} {names[name]}" for name, count in amounts.items())
 
 
 def _start(cluster: _Cluster, group: Any, given: Config, resolved: Config) -> list[Any]:
@@ -205,7 +219,11 @@ def _start(cluster: _Cluster, group: Any, given: Config, resolved: Config) -> li
             group, placement_group_bundle_index=node
         )
         actor = keeper.options(
-            num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=place
+            num_cpus=0,
+            num_gpus=resources(resolved).get("GPU", 0),  # Ray hides all others
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=place,
         ).remote()
         actor.run.remote(tree, node)
         actors.append(actor)

@@ -31,9 +31,6 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
     elif facts.model.state_numbers:
         cause = "PyTorch computes recurrent layers, and its results depend on the batch"
         found = DeterminismBlocker(cause, "leave deterministic at auto")
-    elif config.parallel.expert_exchange == "all_to_all":
-        cause = "PyTorch computes experts whose outputs are exchanged all to all"
-        found = DeterminismBlocker(cause, "leave parallel.expert_exchange at all_gather")
     elif config.parallel.attention_groups > 1:
         cause = "ranks with different requests attend through PyTorch, whose results depend on it"
         found = DeterminismBlocker(cause, "use parallel.attention_dp=1")

@@ -9,6 +9,9 @@ import msgspec
 from sylvan.config.section import Section
 from sylvan.config.values import Auto
 
+GPUS = frozenset({"cuda", "rocm"})
+"""Devices whose ranks exchange numbers by NCCL."""
+
 
 class ParallelConfig(Section, frozen=True):
     """Several processes or devices that share one model."""
@@ -19,6 +22,11 @@ class ParallelConfig(Section, frozen=True):
     pp: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Pipeline stages, of `parallel.tp` ranks each: every stage holds some of the layers, and as
     many batches are under way."""
+    pp_batch: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    """Most decoding requests of a batch with pipeline stages. Default: an equal share, so that each
+    stage has a batch; with as many as there are, stages work one after the other on all of them."""
+    pp_ahead: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
+    """Batches under way beyond one for each stage, which hide slow links between them."""
     ep: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
     expert; divides `parallel.tp`."""
@@ -26,6 +34,9 @@ class ParallelConfig(Section, frozen=True):
     """Groups of these ranks that attend for different requests, each with the KV of its own ones
     alone, instead of heads of all; all other layers are divided as before. `auto`: each rank is a
     group. Divides `parallel.tp`. On JAX: groups of `parallel.devices`, each with a whole model."""
+    moe_dense_tp: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """Ranks that share a feed-forward block without experts, in models with experts; 1: each rank
+    computes all of it, and sends nothing. Default: all ranks. Divides `parallel.tp`."""
     redundant_experts: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     """Copies of experts beyond one of each, for the busiest ones; needs `parallel.ep`."""
     expert_placement: str | None = None
@@ -38,17 +49,17 @@ class ParallelConfig(Section, frozen=True):
     """Steps between two movements of experts."""
     expert_exchange: Literal["all_gather", "all_to_all"] = "all_gather"
     """Where outputs of experts go: to all ranks, or only to the rank that adds up a row. The latter
-    sends fewer bytes; it needs `parallel.ep` = `parallel.tp`, and steps run operation by
-    operation."""
+    sends fewer bytes; it needs `parallel.ep` = `parallel.tp`."""
     same_bits: bool = False
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
     weights and native steps."""
     devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Devices of one process, on JAX. They divide the model as ranks would, or they form
     `parallel.attention_dp` groups that have different requests."""
-    backend: Literal["auto", "shared", "gloo"] = "auto"
-    """Communication between ranks: shared memory, which needs the compiled kernels, or gloo, which
-    several machines use."""
+    backend: Literal["auto", "shared", "gloo", "nccl"] = "auto"
+    """Communication between ranks: shared memory, which on a CPU needs the compiled kernels; gloo,
+    which several machines use; on GPUs `nccl` alone, while `shared` also adds up short messages in
+    memory that all GPUs of a machine see."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Machines that the ranks are divided among, equally and in order; each is started with the
     same settings."""

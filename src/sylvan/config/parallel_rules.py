@@ -4,7 +4,29 @@ from __future__ import annotations
 
 from sylvan.config.address import split_address
 from sylvan.config.facts import ON_JAX
+from sylvan.config.parallel import GPUS
 from sylvan.config.rules import Rule, RuleCase
+from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
+
+
+def _on_gpus(case: RuleCase) -> list[str]:
+    """What ranks that have a GPU each cannot do."""
+    config = case.config
+    if config.parallel.ranks == 1 or config.device not in GPUS:
+        return []
+    broken = {
+        "{parallel.attention_dp}": config.parallel.attention_groups > 1,
+        "{parallel.expert_exchange}": config.parallel.expert_exchange != "all_gather",
+        "{parallel.backend}": config.parallel.backend == "gloo",
+        "tiers": config.tiers is not None,
+        "disagg": config.disagg is not None,
+        "pdmux": config.pdmux is not None,
+    }
+    return [
+        f"{{device}}: ranks with a GPU each do not work with {what}; leave it out"
+        for what, is_broken in broken.items()
+        if is_broken
+    ]
 
 
 def _without_same_bits(case: RuleCase) -> list[str]:
@@ -32,15 +54,16 @@ def _without_stages(case: RuleCase) -> list[str]:
     config = case.config
     if config.parallel.pp == 1:
         return []
+    given = config.speculative
+    heads = given is not None and given.algorithm in (*DRAFT_HEADS, OWN_HEAD)
     broken = {
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
-        "speculative": config.speculative is not None,
         "pdmux": config.pdmux is not None,
-        "{task}": config.task != "generate",
+        "{speculative.algorithm} (heads read layers of several stages)": heads,
     }
     return [
-        f"{{parallel.pp}}: pipeline stages do not work with {what} yet; use parallel.pp=1"
+        f"{{parallel.pp}}: pipeline stages do not work with {what}; use parallel.pp=1"
         for what, is_broken in broken.items()
         if is_broken
     ]
@@ -51,20 +74,21 @@ def _without_groups(case: RuleCase) -> list[str]:
     config = case.config
     if config.parallel.attention_groups == 1:
         return []
+    given = config.speculative
+    heads = given is not None and given.algorithm in (*DRAFT_HEADS, OWN_HEAD)
     broken = {
         "{parallel.pp}": config.parallel.pp > 1,
         "{parallel.same_bits}": config.parallel.same_bits,
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
         "lora": config.lora is not None,
-        "speculative": config.speculative is not None,
+        "{speculative.algorithm}": heads,
         "pdmux": config.pdmux is not None,
         "kv_events": config.kv_events is not None,
         "{observe.record}": config.observe.record is not None,
-        "{task}": config.task != "generate",
     }
     return [
-        f"{{parallel.attention_dp}}: groups with different requests do not work with {what} yet; "
+        f"{{parallel.attention_dp}}: groups with different requests do not work with {what}; "
         "use parallel.attention_dp=1"
         for what, is_broken in broken.items()
         if is_broken
@@ -106,9 +130,25 @@ PARALLEL_RULES = (
     Rule(
         "ranks on this device",
         ("parallel.tp", "device"),
-        lambda c: c.config.parallel.tp > 1 and c.config.device != "cpu",
-        "{parallel.tp}: ranks can share a model only on the CPU so far, not on {device}; use "
-        "parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
+        lambda c: c.config.parallel.tp > 1 and c.config.device not in ("cpu", *GPUS),
+        "{parallel.tp}: ranks share a model on CPUs and on GPUs of NVIDIA and AMD, not on "
+        "{device}; use parallel.tp=1 (with parallel.devices on JAX), or device=cpu",
+    ),
+    Rule(
+        "ranks on GPUs",
+        (
+            *("device", "parallel.tp", "parallel.attention_dp", "parallel.expert_exchange"),
+            *("parallel.backend", "tiers", "disagg", "pdmux"),
+        ),
+        lambda c: bool(_on_gpus(c)),
+        lambda c: "\n".join(_on_gpus(c)),
+    ),
+    Rule(
+        "ranks without GPUs",
+        ("parallel.backend", "device"),
+        lambda c: c.config.parallel.backend == "nccl" and c.config.device not in GPUS,
+        "{parallel.backend}: NCCL connects GPUs, not {device}; leave it at auto (and out "
+        "--disable-custom-all-reduce)",
     ),
     Rule(
         "machines without an address",
@@ -132,7 +172,7 @@ PARALLEL_RULES = (
     ),
     Rule(
         "stages with others",
-        ("parallel.pp", "tiers", "disagg", "speculative.algorithm", "pdmux", "task"),
+        ("parallel.pp", "tiers", "disagg", "speculative.algorithm", "pdmux"),
         lambda c: bool(_without_stages(c)),
         lambda c: "\n".join(_without_stages(c)),
     ),
@@ -158,7 +198,7 @@ PARALLEL_RULES = (
         "groups of attention with others",
         (
             *("parallel.attention_dp", "parallel.pp", "parallel.same_bits", "tiers", "disagg"),
-            *("lora", "speculative.algorithm", "pdmux", "kv_events", "observe.record", "task"),
+            *("lora", "speculative.algorithm", "pdmux", "kv_events", "observe.record"),
         ),
         lambda c: bool(_without_groups(c)),
         lambda c: "\n".join(_without_groups(c)),
@@ -207,6 +247,13 @@ PARALLEL_RULES = (
         lambda c: c.config.parallel.tp % c.config.parallel.ep != 0,
         "{parallel.ep}: {parallel.tp} ranks do not divide into that many groups; choose a "
         "parallel.ep that divides parallel.tp",
+    ),
+    Rule(
+        "ranks of dense blocks",
+        ("parallel.moe_dense_tp", "parallel.tp"),
+        lambda c: c.config.parallel.tp % (c.config.parallel.moe_dense_tp or 1) != 0,
+        "{parallel.moe_dense_tp}: {parallel.tp} ranks do not divide into groups of that size; "
+        "choose a parallel.moe_dense_tp that divides parallel.tp",
     ),
     Rule(
         "copies of experts without groups",

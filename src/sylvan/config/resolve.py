@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sylvan.config.exact import obstacle
 from sylvan.config.facts import DTYPE_BYTES, KEEPS_CODES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
+from sylvan.config.parallel import GPUS
 from sylvan.config.plan import (
     CPU_SHARE,
     GPU_SHARE,
@@ -91,6 +92,18 @@ class _State:
         return self.facts.devices.get(self.config.device, DeviceFacts(kind=self.config.device))
 
     @property
+    def all_devices(self) -> DeviceFacts:
+        """The memory of all ranks together, where each has a device of its own."""
+        device, ranks = self.device, self.config.parallel.ranks
+        if device.kind == "cpu" or ranks == 1:
+            return device
+        return replace(
+            device,
+            total_bytes=device.total_bytes * ranks,
+            available_bytes=device.available_bytes * ranks,
+        )
+
+    @property
     def attention(self) -> AttentionFacts:
         """The chosen backend; one without limits if the name is unknown, which `check` reports."""
         unknown = AttentionFacts(devices=frozenset({self.config.device}))
@@ -126,11 +139,20 @@ def _device(state: _State) -> None:
         why = f"a rank's share of the cores, with {ranks} ranks"
     here = max(1, ranks // state.config.parallel.nodes)
     state.decide("threads", max(1, state.device.cores // here), why)
+    if state.config.device in GPUS:
+        state.decide("parallel.backend", *_backend_of_gpus(state.config))
+        return
     compiled = "program" in state.device.runners
     why = "faster than gloo" if compiled else "no kernels are compiled"
     if state.config.parallel.nodes > 1:
         compiled, why = False, "machines share no memory"
     state.decide("parallel.backend", "shared" if compiled else "gloo", why)
+
+
+def _backend_of_gpus(config: Config) -> tuple[str, str]:
+    if config.parallel.nodes > 1:
+        return "nccl", "machines share no memory"
+    return "shared", "short messages are faster in memory that all GPUs see"
 
 
 def _dtype(state: _State) -> None:
@@ -252,7 +274,7 @@ def _load_cache(state: _State) -> None:
 
 def _recurrent(state: _State) -> None:
     """Slots for running requests and as many cached prefixes, within a share of the memory."""
-    model, device = state.facts.model, state.device
+    model, device = state.facts.model, state.all_devices
     if not model.state_numbers:
         state.decide("cache.max_states", 1, "all layers attend")
         return
@@ -399,7 +421,7 @@ def _kv_tokens(
     state: _State, weights: int, work: int, groups: tuple[GroupBytes, ...], load: PlannedLoad
 ) -> tuple[int, int]:
     """Total memory budget in bytes, and tokens of the KV cache set by `cache.memory`."""
-    device, memory = state.device, state.config.cache.memory
+    device, memory = state.all_devices, state.config.cache.memory
     if isinstance(memory, float):
         room = int(memory * device.total_bytes - weights)
         return device.available_bytes, fitting_tokens(groups, room, load)

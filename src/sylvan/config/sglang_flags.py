@@ -33,6 +33,7 @@ NO_EFFECT: Mapping[str, str] = {
         "disable_aiter_allreduce_fusion_in_prefill enforce_disable_flashinfer_allreduce_fusion "
         "disable_flashinfer_cutlass_moe_fp4_allgather engine_info_bootstrap_port=6789"
     ),
+    "short messages go by symmetric memory where GPUs have any": "enable_torch_symm_mem",
     "the scheduler reads new requests before each step": "scheduler_recv_interval=1",
     "certificates are always renewed from files that changed": "enable_ssl_refresh",
     "metrics are those of the only scheduler": "enable_metrics_for_all_schedulers",
@@ -135,9 +136,8 @@ REFUSED: Mapping[str, str] = {
         "enable_kv_cache_sharding enable_dp_lm_head enable_tp_lm_head_all_to_all= "
         "enable_attn_tp_input_scattered enable_shared_experts_attn_tp shared_experts_tp_size= "
         "enable_dense_mlp_attn_tp enable_layernorm_sp enable_megamoe_for_layernorm_sp "
-        "moe_dense_tp_size= moe_dp_size=1 dwdp_size=1 boundary_reduction=auto"
+        "moe_dp_size=1 dwdp_size=1 boundary_reduction=auto"
     ),
-    "pipeline parallelism": "pp_async_batch_depth=0 pp_max_micro_batch_size=",
     "several replicas": (
         "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
     ),
@@ -156,7 +156,7 @@ REFUSED: Mapping[str, str] = {
         "enable_two_batch_overlap enable_single_batch_overlap tbo_token_distribution_threshold=0.48"
     ),
     "collectives of GPUs": (
-        "enable_nccl_nvls enable_symm_mem enable_mscclpp enable_torch_symm_mem "
+        "enable_nccl_nvls enable_symm_mem enable_mscclpp "
         "enable_quant_communications flashinfer_allreduce_fusion_backend= "
         "enable_aiter_allreduce_fusion enable_fused_moe_sum_all_reduce"
     ),

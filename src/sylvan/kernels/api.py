@@ -195,8 +195,8 @@ class ExpertRanks:
         ranks: All ranks.
         groups: Number of groups.
         per_group: Slots of a group; those of group g are g * per_group and the following ones.
-        slots_EC: int32 (E, C) on the CPU: the slots of each expert, repeated up to C. The numbers
-            may change between steps.
+        slots_EC: int32 (E, C) on the model's device: the slots of each expert, repeated up to C.
+            The numbers may change between steps.
         all_to_all: Whether outputs go only to the rank that adds them up (`experts.exchange`).
     """
 

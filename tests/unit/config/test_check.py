@@ -87,11 +87,23 @@ BROKEN = {
     ),
     "stages with others": (
         {"parallel.pp": 2, "tiers": TiersConfig()},
-        "parallel.pp=2: pipeline stages do not work with tiers yet",
+        "parallel.pp=2: pipeline stages do not work with tiers; use",
     ),
     "ranks on this device": (
-        {"parallel.tp": 2, "device": "cuda"},
-        "parallel.tp=2: ranks can share a model only on the CPU so far, not on device=cuda",
+        {"parallel.tp": 2, "device": "mps"},
+        "parallel.tp=2: ranks share a model on CPUs and on GPUs of NVIDIA and AMD, not on device=m",
+    ),
+    "ranks on GPUs": (
+        {"parallel.tp": 2, "device": "cuda", "tiers": TiersConfig()},
+        "device=cuda: ranks with a GPU each do not work with tiers; leave it out",
+    ),
+    "ranks without GPUs": (
+        {"parallel.tp": 2, "parallel.backend": "nccl"},
+        "parallel.backend=nccl: NCCL connects GPUs, not device=cpu; leave it at auto",
+    ),
+    "ranks of dense blocks": (
+        {"parallel.tp": 4, "parallel.moe_dense_tp": 3},
+        "parallel.moe_dense_tp=3: parallel.tp=4 ranks do not divide into groups of that size",
     ),
     "devices of one process": (
         {"parallel.devices": 2},
@@ -146,7 +158,7 @@ BROKEN = {
     ),
     "groups of attention with others": (
         {"parallel.tp": 2, "parallel.attention_dp": 2, "tiers": TiersConfig()},
-        "parallel.attention_dp=2: groups with different requests do not work with tiers yet",
+        "parallel.attention_dp=2: groups with different requests do not work with tiers; use",
     ),
     "placement of one machine": (
         {"parallel.placement": "ray"},

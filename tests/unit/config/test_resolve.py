@@ -273,3 +273,16 @@ def test_context_shrinks_to_the_cache_only_if_auto(facts):
 
     assert resolved.config.context_len == 1024
     assert "holds no more" in resolved.decisions["context_len"].reason
+
+
+def test_ranks_with_a_gpu_each_use_the_memory_of_all_of_them():
+    """A model that is too large for one."""
+    facts = dataclasses.replace(gpu_facts(20), model=make_model(num_params=30_000_000_000))
+    one = resolve(config_with(device="cuda", dtype="bfloat16"), facts)
+    four = resolve(config_with(device="cuda", dtype="bfloat16", parallel__tp=4), facts)
+
+    assert one.plan.num_tokens == 0
+    assert four.plan.num_tokens > 0
+    assert four.config.parallel.backend == "shared"
+    nodes = {"parallel__tp": 4, "parallel__nodes": 2, "parallel__address": "h:1"}
+    assert resolve(config_with(device="cuda", **nodes), facts).config.parallel.backend == "nccl"

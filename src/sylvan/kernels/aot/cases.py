@@ -14,6 +14,7 @@ import torch
 
 from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, KVScales, Rope, Routing
+from sylvan.kernels.collective.triton_sum import Rooms, one_shot, two_shot
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
@@ -447,6 +448,19 @@ def _scan_cases() -> list[CompileCase]:
     ]
 
 
+def _sum_cases() -> list[CompileCase]:
+    found: list[CompileCase] = []
+    for size in (2, 6, 8):
+        addresses = _empty(size, dtype=torch.int64)
+        rooms = Rooms(addresses, addresses, 0, 1 << 20)
+        short, long = (_empty(n, dtype=F32) for n in (4 * 4096, 64 * 4096))
+        found += [
+            CompileCase(f"sum of {size} ranks, one shot", partial(one_shot, short, rooms)),
+            CompileCase(f"sum of {size} ranks, two shots", partial(two_shot, long, rooms)),
+        ]
+    return found
+
+
 def cases(fp8: torch.dtype | None) -> list[CompileCase]:
     """All cases; `fp8` is the chip's dtype for an FP8 cache, if it has one."""
     return [
@@ -463,4 +477,5 @@ def cases(fp8: torch.dtype | None) -> list[CompileCase]:
         *_expert_cases(),
         *_lora_cases(),
         *_scan_cases(),
+        *_sum_cases(),
     ]

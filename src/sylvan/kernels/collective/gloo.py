@@ -1,4 +1,4 @@
-"""Collectives between processes by gloo: TCP on one machine or between machines."""
+"""Collectives between processes by groups of torch.distributed; gloo connects them by TCP."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from sylvan.kernels.collective.reference import tree_sum
 from sylvan.protocol.errors import RankLostError
 
 _LOOPBACK = "127.0.0.1"
 _OPTIONS, _DEVICES, _TIMEOUT = "_Options", "_devices", "_timeout"
+_FEW_RANKS = 3  # fewer send as much either way
+_SHARED_SUM = 1024
+"""Numbers a share: adding up shares takes two exchanges, which pays for long messages only."""
 
 
-class GlooRanks:
+class GroupRanks:
     """Implements `Communicator` over a process group of torch.distributed.
 
     Args:
-        group: A `ProcessGroupGloo`; the caller has made it for these ranks alone.
+        group: A backend, such as `ProcessGroupGloo`, made for these ranks alone.
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -44,7 +48,9 @@ class GlooRanks:
         return found.view(x.dtype).view(x.shape)
 
     def all_sum(self, x: torch.Tensor) -> torch.Tensor:
-        return tree_sum(self.all_gather(x))
+        if self.size < _FEW_RANKS or x.numel() < _SHARED_SUM * self.size:
+            return tree_sum(self.all_gather(x))
+        return self._sum_by_shares(x)
 
     def check(self) -> None:
         """Do nothing: no native program runs collectives."""
@@ -52,6 +58,14 @@ class GlooRanks:
     def close(self) -> None:
         """Leave the group; ranks that wait for this one get RankLostError."""
         self._group = None
+
+    def _sum_by_shares(self, x: torch.Tensor) -> torch.Tensor:
+        """Each rank adds up a share of the numbers, and tells the others; less is sent."""
+        flat = x.reshape(-1)
+        each = -(-flat.numel() // self.size)
+        parts = functional.pad(flat, (0, each * self.size - flat.numel())).view(self.size, each)
+        sums = self.all_gather(tree_sum(self.all_to_all(parts)))
+        return sums.view(-1)[: flat.numel()].view(x.shape)
 
     def _wait(self, start: Any) -> None:
         try:
@@ -67,7 +81,7 @@ def join_ranks(
     timeout_s: float,
     step_timeout_s: float,
     host: str = _LOOPBACK,
-) -> GlooRanks:
+) -> GroupRanks:
     """Form a group with the other ranks through a store of its own.
 
     Args:
@@ -82,6 +96,23 @@ def join_ranks(
         RankLostError: Ranks did not join in time; names them.
     """
     gloo = importlib.import_module("torch.distributed").ProcessGroupGloo
+    await_ranks(store, rank, size, timeout_s)
+    options = getattr(gloo, _OPTIONS)()  # the public constructor listens on any interface
+    setattr(options, _DEVICES, [gloo.create_device(hostname=host)])
+    setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
+    try:
+        return GroupRanks(gloo(store, rank, size, options), rank, size)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RankLostError(f"{size} ranks found no way to each other: {reason}") from error
+
+
+def await_ranks(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    """Wait until all ranks are at a store.
+
+    Raises:
+        RankLostError: some did not come; names the first.
+    """
     missing = 0
     try:
         store.set(f"rank-{rank}", b"here")
@@ -91,14 +122,6 @@ def join_ranks(
         raise RankLostError(
             f"rank {missing} of {size} did not join within {timeout_s:g} s"
         ) from error
-    options = getattr(gloo, _OPTIONS)()  # the public constructor listens on any interface
-    setattr(options, _DEVICES, [gloo.create_device(hostname=host)])
-    setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
-    try:
-        return GlooRanks(gloo(store, rank, size, options), rank, size)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RankLostError(f"{size} ranks found no way to each other: {reason}") from error
 
 
 def file_store(path: str, size: int) -> Any:

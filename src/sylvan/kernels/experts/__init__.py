@@ -39,5 +39,8 @@ def experts(
     assert isinstance(logits, torch.Tensor)
     stacks = weights.gate_up, weights.down
     known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
-    compute = _experts.on(x) if known and weights.spread is None else reference.experts
+    spread = weights.spread
+    if spread is not None:
+        known = known and not spread.all_to_all and weights.lora is None and x.device.type != "cpu"
+    compute = _experts.on(x) if known else reference.experts
     return compute(x, logits, routing, weights, load)[0]

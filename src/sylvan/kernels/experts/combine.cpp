@@ -17,6 +17,31 @@ template <class T> vf made_by(const Ranks& ranks, int group, int width, int64_t 
     return parts[0];
 }
 
+// Rows of `n` that rank `r` adds up, if each adds up a share.
+struct Share {
+    int64_t from, to;
+    Share(int64_t n, int r, int size) {
+        int64_t each = (n + size - 1) / size;
+        from = std::min(r * each, n);
+        to = std::min(from + each, n);
+    }
+};
+
+// Tell the others the sums of this rank's rows, and take theirs. False: a rank is lost.
+template <class T> bool exchange_sums(Ranks& ranks, T* out, int64_t n, int64_t width) {
+    T* room = reinterpret_cast<T*>(ranks.begin());
+    Share own(n, ranks.rank(), ranks.size());
+    std::copy(out + own.from * width, out + own.to * width, room + own.from * width);
+    if (ranks.meet_or_lose()) return false;
+    for (int other = 0; other < ranks.size(); other++) {
+        if (other == ranks.rank()) continue;
+        Share share(n, other, ranks.size());
+        const T* sums = reinterpret_cast<const T*>(ranks.room(other));
+        std::copy(sums + share.from * width, sums + share.to * width, out + share.from * width);
+    }
+    return true;
+}
+
 // Pair p of the rows that are exchanged at a time lies at p * width in the room of its ranks.
 template <class T> void expert_combine(const ExpertCombine& op, const Step& s, int, void*) {
     Ranks ranks = of(op.ranks, s);
@@ -36,7 +61,8 @@ template <class T> void expert_combine(const ExpertCombine& op, const Step& s, i
             if (place[p] >= 0) memcpy(room + p * width, x + place[p] * width, width * sizeof(T));
         }
         if (ranks.meet_or_lose()) return;
-        for (int64_t r = 0; r < n; r++) {
+        Share mine(n, op.by_share ? ranks.rank() : 0, op.by_share ? ranks.size() : 1);
+        for (int64_t r = mine.from; r < mine.to; r++) {
             const float* weight = weights ? weights + (first + r) * chosen : nullptr;
             for (int64_t i = 0; i < width; i += LANES) {
                 vf total{};
@@ -48,6 +74,7 @@ template <class T> void expert_combine(const ExpertCombine& op, const Step& s, i
                 put(out + (first + r) * width + i, total);
             }
         }
+        if (op.by_share && !exchange_sums(ranks, out + first * width, n, width)) return;
     }
 }
 

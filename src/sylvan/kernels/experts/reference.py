@@ -46,7 +46,7 @@ def experts(
         lora_experts(inner, outputs, pairs, out_of)
     if spread is not None and spread.all_to_all:
         whole = sum_by_owner(spread, ids_TK, outputs, order, shares.view_as(ids_TK))
-        return whole.to(x_TD.dtype), load_E
+        return whole.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
     if spread is None:
         back = torch.empty_like(outputs)
         back[order] = outputs

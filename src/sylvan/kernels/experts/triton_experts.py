@@ -185,6 +185,8 @@ def experts(
     load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ids_TK, shares_TK = route(logits_TE, routing)
+    if weights.spread is not None:
+        return _spread_experts(x_TD, ids_TK, shares_TK, routing, weights, load)
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]
     average = ceil_div(num_rows * top_k, num_experts)
@@ -230,6 +232,43 @@ def experts(
         BLOCK=_SUM_BLOCK,
     )
     return out_TD, places.load_E if load is None else load.add_(places.load_E)
+
+
+def _spread_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    shares_TK: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    load: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`experts` of which this rank has some: it adds up theirs, and then all ranks add up.
+
+    Pairs of other ranks go to an expert after the last one, whose tiles have no owner.
+    """
+    assert weights.spread is not None
+    top_k, count = ids_TK.shape[1], weights.down.shape[0]
+    held_TK = weights.spread.dispatch(ids_TK)
+    held_TK = torch.where(held_TK < 0, count, held_TK).to(torch.int32)
+    op = "experts" if isinstance(weights.gate_up, torch.Tensor) else "coded experts"
+    average = ceil_div(ids_TK.numel(), count * weights.spread.groups)
+    sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
+    places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
+    places.owners.masked_fill_(places.owners == count, -1)
+    scaled = shares_TK if routing.scale_inputs else None
+    gate = _Gate(weights.act, weights.alpha, weights.limit)
+    into, out_of = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
+    h_PF = _product(x_TD.contiguous(), into, places, sizes, top_k, shares=scaled, gate=gate)
+    pairs_PD = _product(h_PF, out_of, places, sizes, 1)
+    own_TK = (held_TK < count)[..., None]  # others were not written
+    outputs = torch.where(own_TK, pairs_PD.unflatten(0, held_TK.shape).float(), 0.0)
+    if scaled is None:
+        outputs = outputs * shares_TK[..., None]
+    total_TD = weights.spread.ranks.all_sum(outputs.sum(1))
+    if load is None:
+        load = ids_TK.new_zeros(len(weights.spread.slots_EC), dtype=torch.int64)
+    ones = torch.ones_like(ids_TK, dtype=torch.int64).flatten()
+    return total_TD.to(x_TD.dtype), load.scatter_add_(0, ids_TK.flatten().long(), ones)
 
 
 _DENSE = {"CODE": "", "FOUR": False, "GROUP": 0, "ZEROS": False, "SHIFTS": False}

@@ -49,8 +49,6 @@ def trace_experts(
     """
     x, logits = rows
     _check(builder, rows, weights, routing)
-    if weights.spread is not None and weights.spread.all_to_all:
-        raise Unsupported("experts whose outputs are exchanged all to all")
     experts, shares = _route(builder, logits, weights.num_experts, routing)
     counts = _counts(load, weights.num_experts)
     scale_inputs = routing.scale_inputs
@@ -206,6 +204,7 @@ def _combine(
         cols=out.cols,
         top_k=align.top_k,
         width=spread.width,
+        by_share=spread.all_to_all,
     )
 
 

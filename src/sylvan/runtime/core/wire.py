@@ -92,7 +92,7 @@ class StepCodec:
             raise ExecutorError(f"a step names unknown capabilities: {sorted(unknown)}")
         try:
             return {
-                name: msgspec.convert(part, types[name], strict=False, dec_hook=_check)
+                name: msgspec.convert(part, types[name] | None, strict=False, dec_hook=_check)
                 for name, part in parts.items()
             }
         except msgspec.ValidationError as error:

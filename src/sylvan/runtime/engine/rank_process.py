@@ -62,7 +62,9 @@ def main() -> int:
         executor, close = build_rank(config, mesh)
         samples = child.rank == sampler_of(mesh)
         check = mesh.check
-        follower = Follower(executor, cast(Any, channel), step_codec(), check, samples=samples)
+        queued = 0 if config.device == "cpu" else 1
+        steps = cast(Any, channel)
+        follower = Follower(executor, steps, step_codec(), check, samples=samples, queued=queued)
 
     code = run_start(replies, start)
     if follower is not None:

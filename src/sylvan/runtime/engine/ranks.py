@@ -35,6 +35,7 @@ from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.lora.control import Lora
+from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapability
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
@@ -49,6 +50,9 @@ from sylvan.utils.numa import bind_to_node
 
 logger = logging.getLogger(__name__)
 
+Join = Callable[[str, int, int], Communicator]
+"""Joins a group, given its name, the rank in it, and its size."""
+
 _WITH_WORKERS = (
     EmbeddingCapability,
     PromptLogprobsCapability,
@@ -59,6 +63,7 @@ _WITH_WORKERS = (
     PrefillRole,
     DecodeRole,
     KVTiers,
+    Multimodal,
 )
 """Control halves whose work is sent to every rank."""
 
@@ -165,10 +170,13 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
         store: By which ranks of several machines find each other; None: there is one machine.
 
     Raises:
-        ConfigError: Shared memory is configured, but no kernels are compiled.
+        ConfigError: Shared memory is configured, but no kernels are compiled; or there are fewer
+            GPUs than ranks.
         RankLostError: Some did not join in time; the message names the first.
     """
     _bind_to_node(config, rank)
+    if config.device != "cpu":
+        return _join_devices(config, meeting, rank, store)
     size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
     if store is not None:
@@ -203,6 +211,29 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
     return _mesh(config, rank, over_gloo)
 
 
+def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -> Mesh:
+    """`join_mesh` for ranks that have a GPU each."""
+    from sylvan.kernels.collective.nccl import Seat, choose_gpu, join_gpus  # not on a CPU
+
+    parallel = config.parallel
+    each = parallel.ranks_per_node
+    device = choose_gpu(rank % each, each)
+    if store is None:
+        store = file_store(str(meeting), parallel.ranks)
+    short = parallel.nodes == 1 and parallel.backend != "nccl"
+
+    def over_nccl(name: str, rank: int, size: int) -> Communicator:
+        return join_gpus(
+            part_of_store(store, name),
+            Seat(f"sylvan{name}", rank, size, device),
+            parallel.join_timeout_s,
+            config.scheduler.hang_timeout_s,
+            short=short,
+        )
+
+    return _mesh(config, rank, over_nccl)
+
+
 def _bind_to_node(config: Config, rank: int) -> None:
     """Stay near the memory of this rank, where the machine has several NUMA nodes."""
     threads = config.threads if isinstance(config.threads, int) else 1
@@ -211,7 +242,7 @@ def _bind_to_node(config: Config, rank: int) -> None:
         logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
 
 
-def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicator]) -> Mesh:
+def _mesh(config: Config, rank: int, join: Join) -> Mesh:
     """Join the groups that a rank is in.
 
     Ranks are numbered stage by stage. All of them meet first, so that one that is missing is named.
@@ -219,7 +250,7 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     Args:
         config: How the model is served.
         rank: Of this process.
-        join: Joins a group, given its name, the rank in it, and its size.
+        join: Joins a group.
     """
     parallel = config.parallel
     path = Path(parallel.expert_placement) if parallel.expert_placement else None
@@ -227,15 +258,14 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
     every = join("", rank, parallel.ranks)
     a2a = parallel.expert_exchange == "all_to_all"
     whole = Mesh(every, parallel.ep, placement, parallel.same_bits, all_to_all=a2a)
+    if parallel.moe_dense_tp not in (None, parallel.tp):
+        whole = replace(whole, dense=_part(join, "dense", rank, parallel.moe_dense_tp))
     if (groups := parallel.attention_groups) > 1:
-        size = parallel.tp // groups
-        group, place = divmod(rank, size)
-        attention = join(f"-attention-{group}", place, size) if size > 1 else Alone()
-        return replace(whole, attention=attention)
+        return replace(whole, attention=_part(join, "attention", rank, parallel.tp // groups))
     if parallel.pp == 1:
         return whole
     number, place = divmod(rank, parallel.tp)
-    tp = join(f"-stage-{number}", place, parallel.tp) if parallel.tp > 1 else Alone()
+    tp = _part(join, "stage", rank, parallel.tp)
     before = after = None
     if number > 0:
         before = join(f"-link-{number}-{place}", 1, 2)
@@ -243,6 +273,12 @@ def _mesh(config: Config, rank: int, join: Callable[[str, int, int], Communicato
         after = join(f"-link-{number + 1}-{place}", 0, 2)
     stage = Stage(number, parallel.pp, before=before, after=after)
     return replace(whole, tp=tp, stage=stage)
+
+
+def _part(join: Join, name: str, rank: int, size: int) -> Communicator:
+    """Join the group of `size` consecutive ranks that a rank is in."""
+    group, place = divmod(rank, size)
+    return join(f"-{name}-{group}", place, size) if size > 1 else Alone()
 
 
 def sampler_of(mesh: Mesh) -> int:

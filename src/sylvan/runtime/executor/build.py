@@ -226,9 +226,10 @@ def _in_memory(
     mesh = plan.build.mesh
     worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    alone = mesh.attention is None and options.data_groups == 1
-    chains = chains and stage.count == 1 and alone
+    chains = chains and (stage.count == 1 or not config.states) and options.data_groups == 1
     masked = made.attention.caps.tree_mask and not config.states
+    alone = stage.count == 1 and mesh.attention is None
+    branching = chains and alone and (trees is not None or masked)
     caps = ExecutorCaps(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
@@ -239,7 +240,7 @@ def _in_memory(
         fills=config.diffusion is not None,
         max_samples=plan.limits.most_samples,
         draft_chains=chains,
-        draft_trees=chains and (trees is not None or masked),
+        draft_trees=branching,
         tree_paths=options.tree_paths,
         stages=stage.count,
         attention_dp=mesh.attention_dp * options.data_groups,
@@ -578,6 +579,7 @@ def _on_device(
                 weights=weights,
                 checkpoints=plan.checkpoints,
                 on_built=late.built,
+                ranks=plan.build.mesh.tp,
             )
         )
     except torch.OutOfMemoryError as error:

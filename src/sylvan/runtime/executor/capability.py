@@ -111,7 +111,7 @@ class CapabilityWorker:
         reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
             sampled; such a step is not replayed from a captured graph.
         in_layers: Whether it acts within layers, so that every pipeline stage needs it. Stages
-          before the last call `prepare` and `before_forward` only.
+          before the last call `prepare`, `join` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
         beside: Pages of this capability, which mirror the pages of the model's first KV group: same

@@ -40,6 +40,11 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
         raise ConfigError(
             f"parallel.ep={mesh.ep}: {config.architecture} has no experts; leave parallel.ep at 1"
         )
+    if mesh.dense is not None and config.moe is None:
+        raise ConfigError(
+            f"parallel.moe_dense_tp={mesh.dense.size}: {config.architecture} has no experts; leave "
+            "it out"
+        )
     _check_attention_dp(config, mesh)
     if not (why := _obstacle(config, mesh, size)):
         return
@@ -64,6 +69,10 @@ def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
     there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
+    if mesh.dense is not None:
+        if size % mesh.dense.size:
+            return f"{size} ranks do not divide into parallel.moe_dense_tp={mesh.dense.size}"
+        there = replace(there, dense=NoRanks(mesh.dense.size))
     if (groups := mesh.attention_dp) > 1:
         if size % groups:
             return f"{size} ranks do not divide into parallel.attention_dp={groups} groups"
@@ -83,7 +92,12 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
     """
     if mesh.attention is None:
         return
-    why = why_together(config)
+    reasons = {
+        "keeps recurrent states": bool(config.states),
+        "reads texts both ways": not config.causal,
+        "reads images or sounds": config.media is not None,
+    }
+    why = next((why for why, is_so in reasons.items() if is_so), "")
     alone = _on_meta(Mesh(attention=NoRanks(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
         why = "has attention layers of another kind"

@@ -13,6 +13,7 @@ from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import ops_digest
 from sylvan.runtime.executor.early.key import checkpoint_files, code_digest
 from sylvan.runtime.executor.parts import ModelPlan
+from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.shards import picked
 from sylvan.runtime.models.slots import slots
 
@@ -42,7 +43,7 @@ def kept_weights(plan: ModelPlan, variant: str) -> KeptWeights | None:
         "quantization": options.quantization,
         "load_format": options.load_format,
         "headless": options.headless,
-        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp),
+        "rank": (mesh.rank, mesh.size, plan.build.mesh.attention_dp, _dense(plan.build.mesh)),
         "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }
@@ -51,6 +52,11 @@ def kept_weights(plan: ModelPlan, variant: str) -> KeptWeights | None:
     inherited = plan.memory is not None and plan.memory.file == folder / name
     blob = plan.memory.weights if plan.memory is not None and inherited else None
     return KeptWeights.open(CacheFiles(folder, options.load_cache_share), name, blob)
+
+
+def _dense(mesh: Mesh) -> int:
+    """Number of ranks that share dense feed-forward blocks."""
+    return (mesh.dense or mesh.tp).size
 
 
 def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:

@@ -279,10 +279,13 @@ class ModelPlan:
     def _state_parts(self) -> Sequence[StatePart]:
         """Recurrent states of this rank's shard of the layers."""
         whole = self.config.states
-        if self.build.mesh.tp.size == 1:
+        if self.build.mesh.tp.size == 1 and self.stage.count == 1:
             return whole
         mine = state_shapes(self.skeleton())
-        return [StatePart(mine[number], part.exact) for number, part in enumerate(whole)]
+        elsewhere = (0,)  # layers of other stages; so parts have the same numbers everywhere
+        return [
+            StatePart(mine.get(number, elsewhere), part.exact) for number, part in enumerate(whole)
+        ]
 
 
 def suits_device(plan: ModelPlan) -> bool:

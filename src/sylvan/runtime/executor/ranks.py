@@ -276,6 +276,8 @@ class Follower:
         codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
         samples: Its results count: it is the sampler of `RankedExecutor`.
+        queued: Steps that may be launched before the first of them is waited for: more than 0 on
+            devices, which would stand still in between.
     """
 
     def __init__(
@@ -284,14 +286,15 @@ class Follower:
         first: DuplexChannel[FromRank, ToRank],
         codec: StepCodec,
         check: Callable[[], None],
-        agree_timeout_s: float = AGREE_TIMEOUT_S,
         *,
         samples: bool = False,
+        queued: int = 0,
     ) -> None:
-        self._check, self._samples = check, samples
+        self._check, self._samples, self._queued = check, samples, queued
         self._executor, self._first, self._codec = executor, first, codec
-        self._agree_timeout_s = agree_timeout_s
         self._ahead: deque[RunStep] = deque()  # launched before an earlier one was known to fail
+        self._pending: deque[tuple[int, Pending]] = deque()  # launched here, by number
+        self._failed = -1  # the newest step that the first rank said had failed, if it was pending
 
     def run(self) -> None:
         """Follow the first rank until it closes.
@@ -301,34 +304,46 @@ class Follower:
         """
         while True:
             message = self._ahead.popleft() if self._ahead else self._first.receive(_POLL_S)
+            if not isinstance(message, RunStep | StepFailed):
+                self._finish(0)
             match message:
                 case None:
                     continue
                 case RunStep(data=data):
-                    self._step(self._codec.plan(data))
+                    self._launch(self._codec.plan(data))
+                    self._finish(self._queued)
                 case RunCommand(data=data):
                     found = self._executor.control(self._codec.command(data)).wait()
                     self._first.send(CommandDone(self._codec.encode(found)))
+                case StepFailed(number=number) if any(number == n for n, _ in self._pending):
+                    self._failed = number
+                    self._finish(0)
                 case StepFailed():
                     self._first.send(message)
                 case Close():
                     return
 
-    def _step(self, plan: StepPlan) -> None:
-        try:
-            result = self._executor.launch(plan).wait()
-            if self._samples:
-                self._first.send(StepDone(plan.number, self._codec.encode(result)))
-        except ExecutorError as error:
-            if not self._has_failed_elsewhere(plan.number):
-                raise RankLostError(f"step {plan.number} failed on this rank only") from error
-            logger.warning("step %d failed on all ranks: %s", plan.number, error)
-            self._first.send(StepFailed(plan.number))
-        self._check()
+    def _launch(self, plan: StepPlan) -> None:
+        self._pending.append((plan.number, self._executor.launch(plan)))
+
+    def _finish(self, left: int) -> None:
+        """Wait for launched steps until so many are left."""
+        while len(self._pending) > left:
+            number, step = self._pending.popleft()
+            try:
+                result = step.wait()
+                if self._samples:
+                    self._first.send(StepDone(number, self._codec.encode(result)))
+            except ExecutorError as error:
+                if number != self._failed and not self._has_failed_elsewhere(number):
+                    raise RankLostError(f"step {number} failed on this rank only") from error
+                logger.warning("step %d failed on all ranks: %s", number, error)
+                self._first.send(StepFailed(number))
+            self._check()
 
     def _has_failed_elsewhere(self, number: int) -> bool:
         """Whether the first rank says so, possibly after steps that it had launched before."""
-        until = time.monotonic() + self._agree_timeout_s
+        until = time.monotonic() + AGREE_TIMEOUT_S
         while True:
             message = self._first.receive(max(0.0, until - time.monotonic()))
             if not isinstance(message, RunStep):

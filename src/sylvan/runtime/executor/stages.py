@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from sylvan.protocol.errors import ExecutorError
-from sylvan.runtime.core.step import StepPlan, StepResult
-from sylvan.runtime.executor.capability import CapabilityWorker, StepContext
+from sylvan.runtime.core.step import Join, StepPlan, StepResult
+from sylvan.runtime.executor.capability import CapabilityWorker, StepContext, overriding
 from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.pool.ahead import PagesAhead
+
+logger = logging.getLogger(__name__)
 
 
 class StageStep:
@@ -49,6 +52,7 @@ class StageWorker:
         self._backend, self._gate, self._ahead = backend, gate, ahead
         self._capabilities = tuple(capabilities)
         self._in_layers = {worker.name: worker for worker in capabilities if worker.in_layers}
+        self._joiners = overriding(tuple(self._in_layers.values()), "join")
 
     def launch(self, plan: StepPlan) -> StageStep:
         """Compute this stage's part of a step.
@@ -75,6 +79,9 @@ class StageWorker:
         work = [(w, plan.work[name]) for name, w in self._in_layers.items() if name in plan.work]
         for worker, own in work:
             worker.prepare(own)
+        for join in plan.joins:
+            for worker in self._joiners:
+                self._join(worker, join)
         self._backend.update(plan)
         if not plan.num_slices:
             return
@@ -83,3 +90,10 @@ class StageWorker:
         for worker, own in work:
             worker.before_forward(StepContext(plan, self._backend, may_use_graph=False), own)
         self._backend.forward(plan, graph=False)
+
+    def _join(self, worker: CapabilityWorker, join: Join) -> None:
+        """Let a request enter; the last stage, where it fails alike, fails the request."""
+        try:
+            worker.join(join)
+        except FAILURES as error:
+            logger.debug("a request failed as it entered slot %d: %s", join.slot, error)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import CrossSpan, ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,26 +42,28 @@ class CrossAttention(nn.Module):
     Step programs call it through PyTorch, request by request, and each row is a text of its own
     to PyTorch, so that rows depend neither on the batch nor on how an answer is cut.
 
+    Ranks share the heads.
+
     Args:
         build: Build options.
         layer: Index among the layers.
         shape: Sizes and switches.
 
     Raises:
-        ConfigError: there is more than one rank.
+        ConfigError: the heads do not divide by the number of ranks.
     """
 
     def __init__(self, build: Build, layer: int, shape: CrossShape) -> None:
         super().__init__()
-        if build.mesh.tp.size > 1:
-            raise ConfigError("attention to an encoder's vectors cannot be divided among ranks")
         self.layer, self.shape = layer, shape
-        self._heads = shape.num_heads, shape.head_dim
-        dim, width = shape.dim, shape.num_heads * shape.head_dim
-        self.q_proj = Linear(build, dim, (width,), bias=shape.bias)
-        self.k_proj = Linear(build, dim, (width,), bias=shape.key_bias)
-        self.v_proj = Linear(build, dim, (width,), bias=shape.bias)
-        self.out_proj = Linear(build, width, (dim,), bias=shape.bias)
+        heads = build.mesh.query_heads(shape.num_heads)
+        self._heads = heads.size, shape.head_dim
+        self._ranks = build.mesh.sharing(heads)
+        dim, columns = shape.dim, heads.times(shape.head_dim)
+        self.q_proj = ColumnParallel(build, dim, Split(columns), bias=shape.bias)
+        self.k_proj = ColumnParallel(build, dim, Split(columns), bias=shape.key_bias)
+        self.v_proj = ColumnParallel(build, dim, Split(columns), bias=shape.bias)
+        self.out_proj = RowParallel(build, columns, dim, bias=shape.bias)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -76,10 +78,11 @@ class CrossAttention(nn.Module):
             [memory] = span.memories
             if self.layer not in memory.layers:
                 memory.layers[self.layer] = self.project(memory.vectors_ND.to(q_TNH))
-            if span.watch is not None:
+            if span.watch is not None and self.layer in span.watch.heads:
                 scale = self.shape.scale or self._heads[1] ** -0.5
-                keys_NSH = memory.layers[self.layer][0]
-                span.watch.see(self.layer, q_TNH[span.rows], keys_NSH, scale)
+                q_NTH = self._whole(q_TNH[span.rows].transpose(0, 1))
+                keys_NSH = self._whole(memory.layers[self.layer][0])
+                span.watch.see(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self.layer])
             out_TN1H = functional.scaled_dot_product_attention(
@@ -92,3 +95,7 @@ class CrossAttention(nn.Module):
         """Keys and values of an item. Shape: (N, S, H) each."""
         keys = self.k_proj(vectors_SD).unflatten(-1, self._heads).transpose(0, 1)
         return keys, self.v_proj(vectors_SD).unflatten(-1, self._heads).transpose(0, 1)
+
+    def _whole(self, heads: torch.Tensor) -> torch.Tensor:
+        """The heads of all ranks, which are the first dimension."""
+        return self._ranks.all_gather(heads.contiguous()).flatten(0, 1)

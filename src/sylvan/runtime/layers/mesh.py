@@ -184,6 +184,8 @@ class Mesh:
           for any number of ranks, so that results are bit-identical.
         stage: Layers that these ranks hold (pipeline parallelism).
         all_to_all: Whether outputs of experts go only to the rank that adds them up.
+        dense: Ranks that share a feed-forward block without experts, in models with experts; None:
+          all of `tp`.
         attention: Ranks that share the heads of the same requests (attention data parallelism);
           None: all of `tp`, which then have the same KV.
     """
@@ -195,12 +197,14 @@ class Mesh:
     stage: Stage = WHOLE_MODEL
     attention: Communicator | None = None
     all_to_all: bool = False
+    dense: Communicator | None = None
 
     def check(self) -> None:
         """Raise RankLostError if a collective or a link has failed."""
         self.tp.check()
-        if self.attention is not None:
-            self.attention.check()
+        for group in (self.attention, self.dense):
+            if group is not None:
+                group.check()
         self.stage.check()
 
     @property
@@ -332,6 +336,11 @@ def _share(ranks: Communicator, total: int, what: str) -> Share:
     if total % size:
         raise ConfigError(f"{what} ({total}) does not divide by {size} ranks")
     return Share(total, total // size * ranks.rank, total // size)
+
+
+def among_experts(mesh: Mesh) -> Mesh:
+    """The ranks as feed-forward blocks without experts see them, in models with experts."""
+    return mesh if mesh.dense is None else Mesh(mesh.dense, same_bits=mesh.same_bits)
 
 
 ONE_RANK = Mesh()

@@ -16,7 +16,7 @@ from sylvan.kernels.api import ActivationKind, LinearWeight, X
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.layers.mesh import Mesh, Picked, Split
+from sylvan.runtime.layers.mesh import Picked, Split
 from sylvan.runtime.layers.mlp import GatedMLP
 from sylvan.runtime.layers.placement import LayerSlots
 
@@ -70,7 +70,7 @@ class Experts(nn.Module):
         count: int | Split = shape.num_experts
         slots = mesh.experts(shape.num_experts, shape.layer)
         if slots is not None:
-            self.spread = _spread(mesh, slots)
+            self.spread = _spread(build, slots)
             count = Picked(shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks))
         inner = mesh.expert_columns(shape.inner, "columns of an expert")
         both = Split(inner, inner)
@@ -97,9 +97,10 @@ class Experts(nn.Module):
         )
 
 
-def _spread(mesh: Mesh, slots: LayerSlots) -> ExpertRanks:
+def _spread(build: Build, slots: LayerSlots) -> ExpertRanks:
+    mesh = build.mesh
     copies = mesh.ep if mesh.placement is not None and mesh.placement.copies else 1
-    table = torch.from_numpy(slots.table(copies))
+    table = torch.from_numpy(slots.table(copies)).to(build.device)
     return ExpertRanks(
         ranks=mesh.tp,
         groups=mesh.ep,

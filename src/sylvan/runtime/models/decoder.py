@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -29,7 +30,7 @@ from sylvan.runtime.layers.attention import (
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding, VocabEmbedding
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel, VocabHead
-from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.mesh import Split, among_experts
 from sylvan.runtime.layers.mlp import MLP, GatedMLP
 from sylvan.runtime.layers.moe import MoE, MoEShape
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
@@ -105,6 +106,8 @@ def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     """The family's feed-forward block of a layer."""
     if config.moe is not None and layer in config.moe.layers:
         return MoE(build, _moe_shape(config.moe, config, layer))
+    if config.moe is not None:
+        build = replace(build, mesh=among_experts(build.mesh))
     sizes = config.hidden_size, config.intermediate_size
     kind = GatedMLP if config.gated_mlp else MLP
     return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)

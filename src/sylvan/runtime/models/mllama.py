@@ -19,11 +19,11 @@ from torch.nn import functional
 from sylvan.kernels import ops
 from sylvan.kernels.api import HeadNorm, X
 from sylvan.kernels.paged.reference import head_norm
-from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import CrossMemory, ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import VocabEmbedding
-from sylvan.runtime.layers.linear import Linear
+from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
+from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, make_mlp, make_norm
 from sylvan.runtime.models.multimodal import placeholders
@@ -63,21 +63,17 @@ class NormedHeads(nn.Module):
 
 
 class ImageAttention(nn.Module):
-    """Attention of rows to images: heads are normed, and there are no positions.
-
-    Raises:
-        ConfigError: there is more than one rank.
-    """
+    """Attention of rows to images: heads are normed, and there are no positions."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
-        if build.mesh.tp.size > 1:
-            raise ConfigError("attention to an encoder's vectors cannot be divided among ranks")
         self._layer, self._dim, dim = layer, config.head_dim, config.hidden_size
-        self.q_proj = Linear(build, dim, (config.q_dim,), bias=False)
-        self.k_proj = Linear(build, dim, (config.kv_dim,), bias=False)
-        self.v_proj = Linear(build, dim, (config.kv_dim,), bias=False)
-        self.o_proj = Linear(build, config.q_dim, (dim,), bias=False)
+        heads = build.mesh.heads(config.num_attention_heads, config.num_key_value_heads)
+        queries, keys = (share.times(config.head_dim) for share in heads)
+        self.q_proj = ColumnParallel(build, dim, Split(queries))
+        self.k_proj = ColumnParallel(build, dim, Split(keys))
+        self.v_proj = ColumnParallel(build, dim, Split(keys))
+        self.o_proj = RowParallel(build, queries, dim)
         self.q_norm = NormedHeads(build, config.head_dim, config.rms_norm_eps)
         self.k_norm = NormedHeads(build, config.head_dim, config.rms_norm_eps)
 

@@ -38,12 +38,12 @@ def check_stages(config: ModelConfig, count: int) -> None:
     if count == 1:
         return
     pp = f"parallel.pp={count}"
+    media = config.media
     reasons = {
         "runs through transformers": config.path != "native",
-        "keeps recurrent states": bool(config.states),
-        "makes vectors or labels": not config.causal or config.head != "lm",
-        "reads images or sounds": config.media is not None,
-        "has attention in some layers only": config.attention_layers is not None,
+        "reads texts both ways": not config.causal,
+        "attends to what an encoder makes": media is not None and media.cross,
+        "adds pictures in several layers": media is not None and bool(media.edited_layers),
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
     if why:
@@ -56,7 +56,8 @@ def check_stages(config: ModelConfig, count: int) -> None:
         raise ConfigError(f"{pp}: this model has {layers} layers; use at most as many stages")
     if not num_last_layers(config, count):
         raise ConfigError(
-            f"{pp}: some stages would have no layers with a window, or none without; use fewer"
+            f"{pp}: some stages would have no layers with a window, none without, or none that "
+            "attend; use fewer"
         )
 
 
@@ -67,7 +68,7 @@ def num_last_layers(config: ModelConfig, count: int) -> int:
     model has; 0 if one does even so.
     """
     layers, kinds = config.num_hidden_layers, [group.window for group in kv_groups(config)]
-    head = config.vocab_size * config.hidden_size / _layer_weights(config)
+    head = config.vocab_size * config.hidden_size / max(1, _layer_weights(config))
 
     def longest(last: int) -> tuple[float, int]:
         return max(last + head, ceil((layers - last) / (count - 1))), -last
@@ -93,10 +94,13 @@ def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
     """Config that describes the stage's layers only, for the layout of its KV."""
     if stage.count == 1:
         return config
-    own = stage.layers
+    own, attending = stage.layers, config.attention_layers
+    if attending is not None:
+        attending = tuple(layer - own.start for layer in attending if layer in own)
     return msgspec.structs.replace(
         config,
         num_hidden_layers=len(own),
+        attention_layers=attending,
         layer_windows=config.layer_windows[own.start : own.stop],
     )
 
@@ -118,13 +122,15 @@ def cut(model: Any, stage: Stage) -> Any:
     whole = _modules_read(model)
     left: Any = model  # placeholders replace the removed modules
     layers, own = model.layers, stage.layers
+    attending = model.config.attention_layers or range(len(layers))
+    before = sum(layer < own.start for layer in attending)
     for layer in range(len(layers)):
         if layer in own:
-            _move_pages(layers[layer], own.start)
+            _move_pages(layers[layer], before)
         else:
             layers[layer] = AbsentLayer()
     if not stage.is_last:
-        left.norm, left.lm_head = AbsentLayer(), None
+        left.norm, left.lm_head, left.score = AbsentLayer(), None, None
     if not stage.is_first:
         model.embed_positions = None
         if not (stage.is_last and model.config.tie_word_embeddings):
@@ -140,7 +146,7 @@ def _modules_read(model: nn.Module) -> set[str]:
 
 
 def _move_pages(block: nn.Module, first: int) -> None:
-    """Number the KV of a stage's layers from 0."""
+    """Number the KV of a stage's layers from 0; `first`: layers with KV before them."""
     for module in block.modules():
         for name, value in [*vars(module).items()]:
             if isinstance(value, AttentionLayer):

@@ -20,7 +20,7 @@ from sylvan.runtime.layers.attention import SpecialAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.cross import CrossAttention, CrossShape
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
-from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.mesh import Share, Split
 from sylvan.runtime.models.config import (
     ModelConfig,
     architecture_of,
@@ -91,12 +91,12 @@ class DistanceBias(nn.Module):
     """Biases of each head's scores by distance; the last one also applies to greater distances.
 
     Attributes:
-        weight: (num_heads * distances,).
+        weight: (heads of this rank * distances,).
     """
 
-    def __init__(self, build: Build, heads: int, distances: int) -> None:
+    def __init__(self, build: Build, heads: Share, distances: int) -> None:
         super().__init__()
-        self.weight = build.empty(heads * distances)
+        self.weight = build.empty(Split(heads.times(distances)))
 
 
 class BiasedAttention(nn.Module):
@@ -113,7 +113,7 @@ class BiasedAttention(nn.Module):
         self.o_proj = RowParallel(build, queries, config.hidden_size)
         if bias is None:
             distances = _number(config.raw, _FARTHEST) + 1
-            bias = DistanceBias(build, config.num_attention_heads, distances)
+            bias = DistanceBias(build, heads.queries, distances)
             self.relative_attention_bias = bias
         spec = AttentionLayer(
             index=config.kv_index(layer),

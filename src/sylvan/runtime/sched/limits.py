@@ -21,6 +21,7 @@ class SchedulerLimits:
     """Upper bounds of a step, of the queue, and of waiting.
 
     `inflight`: most launched steps without a result; 2 plans a step while the previous one runs.
+    `stage_batch`: most decoding requests of a step with pipeline stages; None: an equal share.
     `chunk_tokens`: most prompt tokens per step, so that prefill does not delay decoding.
     `age_limit_s`: requests that have waited longer come first within their priority, under any
     policy, which bounds starvation. `load_timeout_s`: a request whose load takes longer recomputes
@@ -33,6 +34,7 @@ class SchedulerLimits:
     max_running_reqs: int = 256
     max_waiting_reqs: int = 4096
     inflight: int = 1
+    stage_batch: int | None = None
     queue_timeout_s: float | None = None
     load_timeout_s: float = 30.0
     age_limit_s: float = 10.0

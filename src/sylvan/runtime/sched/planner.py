@@ -198,8 +198,10 @@ class Planner:
         """Decodes of one step, so that each pipeline stage has a batch; None: all of them."""
         if self._stages == 1:
             return None
+        if self._limits.stage_batch is not None:
+            return self._limits.stage_batch
         decoding = sum(req.computed >= req.prompt_len for req in self._running)
-        return -(-decoding // self._stages)
+        return -(-decoding // self._limits.inflight)
 
     def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
         """Plan a slice of a running request; `draft` are its guesses, if any."""

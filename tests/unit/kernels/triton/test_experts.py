@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
-from sylvan.kernels.experts import ExpertWeights, Routing, reference
+from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
 from tests.support import tensors
 from tests.support.chosen import more
@@ -136,3 +136,36 @@ def test_adapters_change_the_experts_of_their_rows(name: str) -> None:
     others = [*range(3), *range(9, 19)]
     assert torch.equal(home(got)[others], home(plain)[others])
     assert (home(got)[3:9] != home(plain)[3:9]).any(1).all()
+
+
+class Partial:
+    """One of two ranks, alone: a sum over ranks is its part of it."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def all_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("count", [1, 19])
+@pytest.mark.parametrize("scale_inputs", [False, True])
+def test_each_rank_adds_up_the_experts_that_it_has(count: int, scale_inputs: bool) -> None:
+    whole = ExpertWeights(gate_up=random(6, 80, 36, seed=1), down=random(6, 36, 40, seed=2))
+    routing = Routing(top_k=1 if scale_inputs else 3, scale_inputs=scale_inputs)
+    x, logits = 4 * random(count, 36), random(count, 6, seed=9) * 4
+    expected, load = reference.experts(home(x), home(logits), routing, home(whole))
+    slots = put(torch.arange(6, dtype=torch.int32)[:, None])
+    total = torch.zeros_like(x)
+    for rank in range(2):
+        own = slice(3 * rank, 3 * rank + 3)
+        spread = ExpertRanks(ranks=Partial(rank), groups=2, per_group=3, slots_EC=slots)
+        mine = replace(whole, gate_up=whole.gate_up[own], down=whole.down[own], spread=spread)
+
+        part, seen = experts(x, logits, routing, mine)
+
+        total += part
+        assert torch.equal(home(seen), load)
+    assert (home(total) - expected).abs().max() < 1e-4

@@ -118,7 +118,7 @@ class ExpertCombine(Op):
     """`ExpertSum` over the experts of all ranks: each sends the outputs of its pairs to the others.
 
     The `width` ranks of a group have columns of the same experts: what they make is added first,
-    over a fixed tree.
+    over a fixed tree. `by_share`: each rank adds up a share of the rows, and tells the others.
     """
 
     ranks: RankMemory
@@ -130,3 +130,4 @@ class ExpertCombine(Op):
     cols: int
     top_k: int
     width: int
+    by_share: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from sylvan.kernels.api import Communicator
 from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.protocol.commands import MemoryTag
 from sylvan.runtime.cache.groups import KVGroup
@@ -32,6 +33,7 @@ from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import StepWorker
+from sylvan.runtime.layers.mesh import Alone
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
@@ -61,6 +63,7 @@ class DevicePlan:
         make_pool: Builds a KV cache of the given number of pages.
         kv_groups: KV groups of a cache of the given number of pages.
         states: Memory for recurrent states, if the model has such layers.
+        ranks: Those that share the model; each has as many pages as the one with the least memory.
         page_bytes: Bytes of a page in all layers.
         num_pages: Requested number of pages, padding page included; None to fill memory.
         most_pages: Maximum number of pages when filling memory.
@@ -96,6 +99,7 @@ class DevicePlan:
     media_ids: int = 0
     on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
     states: QueuedStates | None = None
+    ranks: Communicator = field(default_factory=Alone)
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
@@ -133,6 +137,8 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     platform.trim()
     least = min(limits.max_pages_per_req, _PROBE_PAGES) + 1
     report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.most_pages)
+    counts = plan.ranks.all_gather(torch.tensor([report.num_pages], device=platform.device))
+    report = replace(report, num_pages=int(counts.min()))
     del pool
     batch.kv = plan.make_pool(report.num_pages)
     runner: ModelRunner = eager

@@ -35,7 +35,7 @@ class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `questions` are the hooks that capabilities implement, including "running gate" if running
     requests are gated too. `num_slots` is the executor's number of request slots.
-    `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: UTC start time, set by the
+    `stages`, `max_samples` and `draft_*`: see `ExecutorCaps`. `started`: UTC start time, set by the
     recorder.
     """
 
@@ -51,6 +51,7 @@ class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
     pools_all: bool = False
     num_slots: int = 0
     lockstep: bool = False
+    stages: int = 1
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False

@@ -311,6 +311,7 @@ class _TapeExecutor:
             max_batch_tokens=2**31,
             max_running_reqs=setup.num_slots or 2**16,
             lockstep=setup.lockstep,
+            stages=setup.stages,
             max_samples=setup.max_samples,
             draft_chains=setup.draft_chains,
             draft_trees=setup.draft_trees,

@@ -47,12 +47,14 @@ class MultimodalWorker(CapabilityWorker):
 
     name: ClassVar = Multimodal.name
     edits_inputs: ClassVar = True
+    in_layers: ClassVar = True
 
     def __init__(self, site: ModelSite, encoder: MediaEncoder) -> None:
         self._site, self._encoder = site, encoder
+        self._is_first = site.build.mesh.stage.is_first  # other stages get rows, not tokens
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
-        self._vectors: dict[bytes, Sequence[np.ndarray]] = {}
+        self._vectors: dict[bytes, Future[Sequence[np.ndarray]]] = {}
         assert site.config.media is not None
         self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
         self._scale = site.config.media.vector_scale
@@ -89,19 +91,21 @@ class MultimodalWorker(CapabilityWorker):
         for key in work.drop:
             self._vectors.pop(key, None)
         for job in work.encode:
-            self._running[self._pool.submit(self._encode, job)] = job
+            made = self._pool.submit(self._encode, job)
+            self._running[made] = job
+            self._vectors[job.key] = made
 
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
         if self._apart:
-            step.items.update({part.row: self._vectors[part.key][0][0] for part in work.rows})
+            step.items.update({part.row: self._encoded(part.key)[0][0] for part in work.rows})
             return
         batch = step.batch
         step.may_use_graph &= not (work.rows or work.cross)
         batch.input_embeds = tuple(
             InputEmbeds(part.row, vectors[part.first : part.first + part.count], layer)
-            for part in work.rows
-            for layer, vectors in zip(self._layers, self._vectors[part.key], strict=False)
+            for part in (work.rows if self._is_first else ())
+            for layer, vectors in zip(self._layers, self._encoded(part.key), strict=False)
         )
         if work.positions is not None:
             batch.rotary_positions = self._placed(step, work.positions)
@@ -160,7 +164,7 @@ class MultimodalWorker(CapabilityWorker):
         known = self._cross
         keys = dict.fromkeys(key for part in parts for key in part.keys)
         self._cross = {
-            key: known.get(key) or CrossMemory(self._on_device(self._vectors[key][0]))
+            key: known.get(key) or CrossMemory(self._on_device(self._encoded(key)[0]))
             for key in keys
         }
         return tuple(
@@ -171,6 +175,10 @@ class MultimodalWorker(CapabilityWorker):
             )
             for part in parts
         )
+
+    def _encoded(self, key: bytes) -> Sequence[np.ndarray]:
+        """Embeddings of an item, which another rank may have had before this one."""
+        return self._vectors[key].result()
 
     def _on_device(self, vectors: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(vectors).to(self._site.device)
@@ -205,8 +213,9 @@ class MultimodalWorker(CapabilityWorker):
                 vectors = future.result()
             except FAILURES as error:
                 failed[job.key] = f"the {job.kind} cannot be encoded: {error}"
+                if self._vectors.get(job.key) is future:
+                    del self._vectors[job.key]
                 continue
-            self._vectors[job.key] = vectors
             encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 

@@ -23,6 +23,7 @@ class RecurrentStatesWorker(CapabilityWorker):
     """Runs if the model has a pool of states (`ForwardBatch.states`)."""
 
     name: ClassVar = RecurrentStates.name
+    in_layers: ClassVar = True
 
     def __init__(self) -> None:
         self._accepted: dict[int, int] = {}  # drafts of slices of the newest step

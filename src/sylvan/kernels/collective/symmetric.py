@@ -1,0 +1,73 @@
+"""Sums of short messages over symmetric memory, which all GPUs of a machine address.
+
+They do so by NVLink or PCIe; `torch.distributed` makes it. Never run on several devices.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from sylvan.kernels.collective.gloo import part_of_store
+from sylvan.kernels.collective.triton_sum import (
+    ONE_SHOT_BYTES,
+    PROGRAMS,
+    Rooms,
+    one_shot,
+    two_shot,
+)
+
+ROOM_NUMBERS = 1 << 20
+"""float32 numbers of a rank's room: messages beyond 4 MB are summed by NCCL."""
+_ROOM = "_SymmetricMemory"
+
+
+class ShortSums:
+    """Adds up messages that fit into a room.
+
+    Args:
+        memory: This rank's room, and the pad behind it; kept alive here.
+        rooms: What the kernels need of all ranks.
+    """
+
+    def __init__(self, memory: torch.Tensor, rooms: Rooms) -> None:
+        self._memory, self._rooms = memory, rooms
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether x is short enough."""
+        return 0 < x.numel() <= self._rooms.capacity
+
+    def all_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Communicator.all_sum`."""
+        flat = x.contiguous().view(-1)
+        way = one_shot if flat.nbytes <= ONE_SHOT_BYTES else two_shot
+        return way(flat, self._rooms).view(x.shape)
+
+
+def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device) -> ShortSums:
+    """Make the room of this rank, and learn where those of the others are.
+
+    Args:
+        store: Where the ranks find each other.
+        name: Of the group, within this process.
+        rank: Of this process.
+        size: Number of ranks.
+        device: The GPU of this rank.
+
+    Raises:
+        RuntimeError: a driver or a link cannot do so, or this torch.
+    """
+    memory: Any = getattr(importlib.import_module("torch._C._distributed_c10d"), _ROOM, None)
+    if memory is None:
+        raise RuntimeError(f"torch {torch.__version__} has none")
+    memory.set_group_info(name, rank, size, part_of_store(store, "symmetric"))
+    numbers = ROOM_NUMBERS + PROGRAMS * size  # with the pad of signals
+    room: torch.Tensor = memory.empty_strided_p2p((numbers,), (1,), torch.float32, device, name)
+    room.zero_()
+    torch.cuda.synchronize(device)  # no signal may come before this
+    handle = memory.rendezvous(room, name)
+    addresses = [handle.get_buffer(r, (numbers,), torch.float32).data_ptr() for r in range(size)]
+    rooms_N = torch.tensor(addresses, dtype=torch.int64, device=device)
+    return ShortSums(room, Rooms(rooms_N, rooms_N + 4 * ROOM_NUMBERS, rank, ROOM_NUMBERS))
