@@ -206,7 +206,8 @@ def metrics() -> str:
                 "histograms. Left out are labels that every metric of a server has "
                 "(`model_name`, `engine_type`, the ranks, and your own of "
                 "`observe.custom_labels`). Metrics of KV tiers, of prefill and decode roles, of "
-                "windows and states and of buckets (JAX) appear where a server has them. The prefix `sglang:` is "
+                "windows and states and of buckets (JAX) "
+                "appear where a server has them. The prefix `sglang:` is "
                 "`observe.metrics_prefix`.",
                 "## Servers",
                 _families(_server_registry()),
