@@ -27,7 +27,12 @@ from sylvan.kernels.native.opset import OPS
 from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import SchedulerLoad
 from sylvan.protocol.tiers import TierLoad
-from sylvan.runtime.engine.chips import COLUMNS, chip_rows
+from sylvan.runtime.engine.chips import (
+    ATTENTION_COLUMNS,
+    COLUMNS,
+    attention_rows,
+    chip_rows,
+)
 from sylvan.runtime.engine.engine import Engine
 from sylvan.runtime.platform.find import load_kinds
 from sylvan.runtime.server.metrics import Accounts
@@ -200,8 +205,8 @@ def metrics() -> str:
                 "Prometheus appends `_total` to counters, and `_bucket`, `_sum` and `_count` to "
                 "histograms. Left out are labels that every metric of a server has "
                 "(`model_name`, `engine_type`, the ranks, and your own of "
-                "`observe.custom_labels`). Metrics of KV tiers, of prefill and decode roles and "
-                "of windows and states appear where a server has them. The prefix `sglang:` is "
+                "`observe.custom_labels`). Metrics of KV tiers, of prefill and decode roles, of "
+                "windows and states and of buckets (JAX) appear where a server has them. The prefix `sglang:` is "
                 "`observe.metrics_prefix`.",
                 "## Servers",
                 _families(_server_registry()),
@@ -223,7 +228,12 @@ class _Placing:
 
 
 def _server_registry() -> CollectorRegistry:
-    load = SchedulerLoad(swa_total_tokens=1, tiers=TierLoad(), disagg=DisaggLoad(mode="prefill"))
+    load = SchedulerLoad(
+        swa_total_tokens=1,
+        bucket_padded_rows=1,
+        tiers=TierLoad(),
+        disagg=DisaggLoad(mode="prefill"),
+    )
     facts = ServedModelInfo(model_path="", served_name="", context_len=0, vocab_size=0)
     client = SimpleNamespace(load=load, facts=facts, replica=0)
     router = SimpleNamespace(clients=(client,), observers=[])
@@ -279,7 +289,8 @@ def chips() -> str:
         "is refused at the start, in one sentence. *State* says whether any of it ever ran there. "
         "Columns: `dtype`, `quantization` (of checkpoints and while loading), `cache.dtype`, "
         "`attention`, `runner` (`graph` replays captured steps, `program` is one call a step), "
-        "`parallel.tp` (ranks) or `parallel.devices`, `speculative.algorithm` (`eagle3` stands "
+        "`parallel.tp` (ranks) or `parallel.devices`, and `parallel.attention_dp` (groups), "
+        "`speculative.algorithm` (`eagle3` stands "
         "for all that have a model or head of their own), adapters.",
         f"| {head} |\n|{'---|' * (2 + len(COLUMNS))}\n"
         + "\n".join(
@@ -290,6 +301,17 @@ def chips() -> str:
         ),
         "| `device` | needs |\n|---|---|\n"
         + "\n".join(f"| `{row.name}` | {row.how} |" for row in rows),
+        "## Attention",
+        "What some device takes of each value of `attention`. *Latents*: of DeepSeek V2 and V3. "
+        "Every backend computes sliding windows; `flashinfer` and `aiter` have no sinks.",
+        f"| `attention` | {' | '.join(ATTENTION_COLUMNS)} |\n"
+        f"|{'---|' * (1 + len(ATTENTION_COLUMNS))}\n"
+        + "\n".join(
+            f"| `{row.name}` | "
+            + " | ".join(row.cells[column] or "no" for column in ATTENTION_COLUMNS)
+            + " |"
+            for row in attention_rows(kinds)
+        ),
         "Other packages add kinds of devices without a change here: "
         "[extend](../extend/index.md#a-platform), `examples/platform_ascend` for Ascend NPUs, "
         "`examples/platform_gaudi` for Gaudi.",

@@ -210,13 +210,14 @@ def main() -> int:
         wheel = args.wheel.resolve() if args.wheel else build(folder)
         replay = Replay(folder, port, wheel)
         order = ("packages", "services", "proxies", "images", "kubernetes")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # as of `timeout`
         try:
             for page in args.pages or order:
                 replay.page(PAGES / f"{page}.md")
         finally:
             replay.stop()
-        print("\n== sizes and times\n", *replay.table(), sep="\n")
-    print(f"\n{replay.counts}")
+            print("\n== sizes and times\n", *replay.table(), sep="\n")
+            print(f"\n{replay.counts}", flush=True)
     return 1 if replay.counts["failed"] else 0
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from sylvan.config.env import calm_threads
 from tests.support import chosen
 
+os.environ.setdefault("SYLVAN_LOAD_CACHE", "none")  # each test starts from nothing, or asks
 calm_threads()  # as in the processes of a server; before anything imports PyTorch
 # Nothing here measures time: a slow machine must not fail a test. In CI a run is repeatable.
 settings.register_profile(

@@ -4,6 +4,7 @@
     python benchmarks/peers/compare.py --check            # do the converted models answer alike?
     python benchmarks/peers/compare.py                    # all peers, all shapes; hours
     python benchmarks/peers/compare.py --shapes 10M 0.5B --minutes 20 --resume --write
+    python benchmarks/peers/compare.py --shapes 0.5B -- --variant avx512    # not the best kernels
 
 Environments, converted models, results and logs are kept under `--cache`. A peer that cannot be
 installed, fails or takes too long is left out with its reason, and the rest continues. `--resume`

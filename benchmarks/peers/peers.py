@@ -26,7 +26,8 @@ LONGEST = 4096
 class Job:
     """The model that a worker loads. `extra` is the converted model, if a peer needs one.
 
-    Processes that must be ended separately are added to `endings`.
+    Processes that must be ended separately are added to `endings`. `variant`: of Sylvan's kernels;
+    None: the best one that works here.
     """
 
     model: Path
@@ -34,6 +35,7 @@ class Job:
     threads: int
     extra: Path
     prefix_cache: bool
+    variant: str | None = None
     endings: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -43,7 +45,7 @@ class Job:
 
     @property
     def quantization(self) -> str | None:
-        """What Sylvan is told to round to; None: the file says it."""
+        """Format to which Sylvan quantises; None: that of the file."""
         return None if self.format in ("bf16", *FILES) else self.format
 
 
@@ -67,8 +69,12 @@ class Peer:
 
 def _sylvan(job: Job) -> Generate:
     """In this process; the workload with a shared prefix, over HTTP."""
+    if job.prefix_cache and job.variant:
+        sys.exit("no variant can be forced over HTTP")
     if job.prefix_cache:
         return _sylvan_served(job)
+    if job.variant:
+        _force(job.variant)
     from sylvan import Engine
 
     engine = Engine(
@@ -89,6 +95,17 @@ def _sylvan(job: Job) -> Generate:
         return [list(reply["output_ids"]) for reply in replies]
 
     return generate
+
+
+def _force(variant: str) -> None:
+    """Let this process see no other kernels."""
+    from sylvan.kernels.native import library
+
+    obstacles = library.usable()
+    if why := obstacles[variant]:
+        sys.exit(f"kernels for {variant}: {why}")
+    others = {name: why or f"{variant} is forced" for name, why in obstacles.items()}
+    library.usable = lambda *folder: others | {variant: ""}
 
 
 def _sylvan_served(job: Job) -> Generate:

@@ -116,6 +116,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("extra", type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--variant", help="of Sylvan's kernels, as avx512; the best is the default")
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument(
         "--new", type=int, default=64, help="tokens decoded; more if that is soon over"
@@ -141,7 +142,9 @@ def main() -> None:
     say(version=f"{peer.distribution} {version(peer.distribution)}")
     start = time.perf_counter()
     shared = options.job == "shared"
-    job = Job(options.model, options.format, options.threads, options.extra, shared)
+    job = Job(
+        options.model, options.format, options.threads, options.extra, shared, options.variant
+    )
     try:
         work(counted(peer.load(job)), options, start)
     finally:

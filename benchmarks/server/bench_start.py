@@ -168,8 +168,9 @@ def measure(setup: Setup, cache: Path, runs: int) -> dict[str, Any]:
     rounding = setup.rounding
     warm = (*rounding, "--load-cache", str(cache))
     _, tokens = serve(setup, *warm)
-    ways = {"off": rounding, "load_cache": warm} | ({"read": ()} if rounding else {})
-    wanted = {name: serve(setup)[1] if name == "read" else tokens for name in ways}
+    none = ("--load-cache", "none")
+    ways = {"off": (*rounding, *none), "load_cache": warm} | ({"read": none} if rounding else {})
+    wanted = {name: serve(setup, *none)[1] if name == "read" else tokens for name in ways}
     torch_s: list[float] = []
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(runs):

@@ -135,6 +135,7 @@ def test_a_language_is_found_out(server):
     assert said == found
 
 
+@pytest.mark.slow
 def test_long_sounds_are_heard_in_windows(server):
     data = wav(31.0)
     whole = ask(server, data, response_format="verbose_json").json()

@@ -158,6 +158,7 @@ def test_the_field_is_named_as_the_client_spelt_it(http, case):
         assert detail["param"] == field
 
 
+@pytest.mark.slow
 def test_a_response_made_in_the_background_says_it_too(http):
     path, body = responses(text=TEXT, background=True)
     reply = http.post(path, json=body).json()
@@ -195,6 +196,7 @@ HARD = {
 LAZY = ["(a|b)*a(a|b){200}", "((a+)+)+b", "(.*.*.*.*.*.*.*.*x){50}", "[a-z]{1,100000}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", LAZY)
 def test_what_is_exponential_only_for_others_is_held(http, regex):
     """Their automata as a whole fit nowhere; only the states on the way are made."""

@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = "import sys; from sylvan.cli import main; sys.exit(main())"
 SMALL = ("--requests", 6, "--input-tokens", 24, "--output-tokens", 5, "--random-range-ratio", 1)
 
@@ -21,7 +23,6 @@ def bench(url, *words, key="secret"):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("api", ["native", "completions", "chat"])
 def test_each_api_is_measured(server, tmp_path, api):
     file = tmp_path / "runs.jsonl"

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.conftest import running
 from tests.support.random_model import write_random_model
 
+pytestmark = pytest.mark.slow
+
 SAME = "the quick brown fox jumps over the lazy dog "
 OWN = {"acme": "where do we keep the blue paint", "other": "seven kettles stand on a shelf"}
 

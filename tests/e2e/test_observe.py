@@ -414,6 +414,7 @@ def test_requests_are_logged_without_secrets(observed: Observed) -> None:
 # ---- profiles
 
 
+@pytest.mark.slow
 def test_a_profile_tells_what_ops_take(observed: Observed) -> None:
     folder = observed.folder / "profiles"
     body = {"output_dir": str(folder), "profile_id": "one"}
@@ -493,6 +494,7 @@ def test_a_profile_to_a_full_disk_leaves_the_server_serving(
 # ---- what goes wrong
 
 
+@pytest.mark.slow
 def test_ten_times_too_much_keeps_the_server_live(observed: Observed) -> None:
     """Forty requests at a time where four can run, and a dashboard that is open meanwhile."""
     seen: list[int] = []
@@ -504,6 +506,7 @@ def test_ten_times_too_much_keeps_the_server_live(observed: Observed) -> None:
     assert all(call.result().status_code == 200 for call in calls)
 
 
+@pytest.mark.slow
 def test_however_many_values_of_a_label_come_a_hundred_are_distinguished(
     observed: Observed,
 ) -> None:

@@ -65,6 +65,7 @@ def test_example_gets_the_right_answer(url, marker, expected):
     assert expected in text
 
 
+@pytest.mark.slow
 def test_engine_example_runs():
     assert run(*example("sylvan.Engine()")).strip()
 

@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.conftest import running
 from tests.support.random_model import write_random_model
 
+pytestmark = pytest.mark.slow
+
 TENANTS = ("acme", "other")
 SYSTEM = "You are the assistant of a large shop. " * 12
 

@@ -15,6 +15,8 @@ from tests.support.draft_heads import write_head
 from tests.support.random_model import write_random_model
 from tests.support.transfer import until
 
+pytestmark = pytest.mark.slow
+
 COPY = "Say this again: the red fox ran over the hill, and the red fox ran over the hill, and"
 SAPLING = model_dir("sapling")
 PROMPTS = [COPY, "Write a poem about rain.", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,", "Hello!"]
@@ -103,7 +105,6 @@ def told(reply):
     return reply["text"], reply["output_ids"], [meta.get(name) for name in names]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("all_at_once", [False, True], ids=["alone", "together"])
 def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once):
     found = answers(speculating, all_at_once)
@@ -112,7 +113,6 @@ def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once)
         assert told(got) == told(want), body
 
 
-@pytest.mark.slow
 def test_texts_to_guess_from_come_and_go(speculating):
     odd = {"max_new_tokens": 40, "temperature": 1.5, "sampling_seed": 3, "ignore_eos": True}
     body = {"text": "Hi there", "sampling_params": odd}  # what the model does not mostly say
@@ -150,7 +150,6 @@ def test_texts_to_guess_from_come_and_go(speculating):
     assert gone.status_code == 404
 
 
-@pytest.mark.slow
 def test_a_head_that_knows_nothing_changes_no_answer(wanted, tmp_path_factory):
     head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
     flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
@@ -200,7 +199,6 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
     assert not [name for name in reply["meta_info"] if name.startswith("spec_")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

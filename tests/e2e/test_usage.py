@@ -8,6 +8,8 @@ import json
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CHAT = [{"role": "user", "content": "Hello"}]
 
 

@@ -358,6 +358,7 @@ def long_stream(caller: Caller, seen: threading.Event) -> dict:
     return last
 
 
+@pytest.mark.slow
 def test_streams_survive_while_the_memory_is_away(caller, want):
     whole = long_stream(caller, threading.Event())["output_ids"]
     results: list[dict] = []

@@ -24,6 +24,7 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 DP2 = ParallelConfig(tp=2, attention_dp=2, join_timeout_s=60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "flags"),
     [

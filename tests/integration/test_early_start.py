@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +15,10 @@ import numpy as np
 import pytest
 
 from sylvan.config import Config
+from sylvan.config.load_cache import PROGRAM, WEIGHTS
 from sylvan.config.sources import from_keywords, gather
 from sylvan.kernels import describe
+from sylvan.kernels.cache_files import CacheFiles
 from sylvan.protocol.arrays import EMPTY_IDS
 from sylvan.protocol.commands import CheckHealth, HashWeights
 from sylvan.protocol.messages import TokenOutput
@@ -24,8 +28,6 @@ from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.compose import resolved
 from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.early_start import early_start
-from sylvan.runtime.executor.early import file as saved_file
-from sylvan.runtime.executor.early.key import SUFFIX
 from tests.support.random_model import write_random_model
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
@@ -212,6 +214,7 @@ sys.modules["torch"] = None
 import msgspec
 import numpy as np
 from sylvan.config import Config
+from sylvan.config.load_cache import PROGRAM, WEIGHTS
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.early_start import early_start
@@ -239,7 +242,7 @@ def test_what_is_damaged_is_made_again(model_dir, tmp_path, damage, caplog):
     with Server(config, early=False) as server:
         server.add("a", PROMPT, {})
         want = server.run()
-    [program] = (tmp_path / "cache").glob(f"*{SUFFIX}")
+    [program] = (tmp_path / "cache").glob(f"*{PROGRAM}")
     [weights] = (tmp_path / "cache").glob("*.weights")
     whole = program.read_bytes()
     if damage == "no weights":
@@ -300,15 +303,37 @@ def test_a_failure_of_pytorch_fails_what_needs_it(saved, monkeypatch):
     assert "none left" in refusal.message
 
 
-def test_programs_that_were_not_used_for_longest_go(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_file, "MOST_FILES", 1)
-    config, _ = saved
-    model_dir = Path(config.model)
-    for tokens in (48, 64):
-        changed = config_of(model_dir, tmp_path / "cache", scheduler__max_batch_tokens=tokens)
-        Server(changed, early=False).built.close()
+def test_what_makes_room_for_others_is_made_again(saved, tmp_path, monkeypatch):
+    config, want = saved
+    folder = tmp_path / "cache"
+    shutil.copytree(config.load_cache, folder)
+    config = config_of(Path(config.model), folder)
+    held = sum(file.stat().st_size for file in folder.iterdir())
+    for file in folder.iterdir():
+        os.utime(file, (1, 1) if file.suffix == PROGRAM else None)
+    files = CacheFiles(folder, (held + 50) / shutil.disk_usage(folder).total)
 
-    assert len(list((tmp_path / "cache").glob(f"*{SUFFIX}"))) == 1
-    with Server(changed, early=True) as server:
-        server.add("a", PROMPT, {})
-        assert server.run()
+    files.write("other.weights", {}, [np.zeros(60, np.uint8)])
+
+    assert sorted(file.suffix for file in folder.iterdir()) == [WEIGHTS, WEIGHTS]
+    assert early_start(config, list.clear) is None
+    with Server(config, early=False) as server:
+        server.add("alone-0", *REQUESTS[0][:2])
+        assert server.run()["alone-0"] == want["alone-0"]
+    with Server(config, early=True) as server:
+        server.add("alone-0", *REQUESTS[0][:2])
+        assert server.run()["alone-0"] == want["alone-0"]
+
+
+def test_a_cache_that_is_only_readable_is_read(saved, monkeypatch):
+    """As one that an image brings along."""
+    config, want = saved
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("a read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with Server(config, early=True) as server:
+        server.add("alone-0", *REQUESTS[0][:2])
+        assert server.run()["alone-0"] == want["alone-0"]
+        assert not server.whole

@@ -46,6 +46,7 @@ from tests.parity.serving import Serving
 from tests.support.on_device import OnDevice
 from tests.support.random_model import write_random_model
 from tests.support.remote_executor import RemoteExecutor, codec
+from tests.support.transfer import until
 from tests.support.updates import PROMPTS, as_bytes, carry_out, changed, weights_in, write_changed
 
 FORMATS = [
@@ -102,6 +103,7 @@ def test_after_an_update_all_is_as_in_a_fresh_executor(old_dir, new_dir, runner,
 def test_packed_weights_of_an_earlier_start_are_updated_and_given_back(old_dir, new_dir, tmp_path):
     options = {"load_cache": tmp_path / "cache"}
     before = Serving(old_dir, runner="auto", options=options).generate(PROMPTS)
+    until(lambda: [*(tmp_path / "cache").glob("*.weights")])  # written while it serves
     [kept] = (tmp_path / "cache").iterdir()
     data = kept.read_bytes()
     serving = Serving(old_dir, runner="auto", options=options)
@@ -156,9 +158,18 @@ def test_families_that_store_weights_in_their_own_way(family, runner, tmp_path):
 
 
 @pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
-@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2"])
-def test_weights_of_programs_that_call_pytorch_back(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2", "jamba"])
+def test_weights_of_recurrent_layers(family, tmp_path):
+    weights_change_as_if_loaded(family, tmp_path, "program (")
+
+
+@pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
+def test_weights_of_programs_that_call_pytorch_back(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    weights_change_as_if_loaded("longcat-flash", tmp_path, ", PyTorch in ZeroMoE")
+
+
+def weights_change_as_if_loaded(family, tmp_path, runner):
     one, two = tmp_path / "one", tmp_path / "two"
     write(ALL[family](), 1, one)
     write(ALL[family](), 2, two)
@@ -167,7 +178,7 @@ def test_weights_of_programs_that_call_pytorch_back(family, tmp_path, monkeypatc
 
     [result] = carry_out(serving, UpdateWeights(DiskTensors(str(two)), partial=False))
 
-    assert "PyTorch in" in serving.facts.runner
+    assert runner in serving.facts.runner
     assert not result.error
     assert checksums(serving) == checksums(fresh)
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)

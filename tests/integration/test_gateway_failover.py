@@ -223,6 +223,7 @@ async def test_a_stream_outlives_a_server_that_hangs(pair):
         assert await read(front.http, *REQUESTS["sampled"], at=40, act=act) == wanted
 
 
+@pytest.mark.slow
 async def test_a_whole_answer_outlives_its_server(pair):
     path, body = "/v1/completions", dict(REQUESTS["sampled"][1])
     async with gateway(*(p.url for p in pair), failover__stall_s=5.0) as front:
@@ -310,6 +311,7 @@ async def test_requests_wait_for_a_server_that_restarts(model):
     assert again == [wanted] * 3
 
 
+@pytest.mark.slow
 async def test_requests_wait_no_longer_than_they_may(model):
     path, body = "/v1/completions", {**LONG, "max_tokens": 16}
     with serving(model) as only:

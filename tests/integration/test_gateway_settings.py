@@ -67,7 +67,9 @@ async def test_limits_and_keys_change_and_go_back(checkpoint):
     ("body", "why"),
     [
         ({}, "nothing to change"),
-        ({"routing": {"policy": "random"}}, "routing.policy: cannot change while"),
+        ({"routing": {"cache_events": True}}, "routing.cache_events: cannot change while"),
+        ({"routing": {"policy": "randon"}}, "randon"),
+        ({"routing": {"load_factor": 0.5}}, "routing.load_factor: expected"),
         ({"limits": {"queue_size": -1}}, "limits.queue_size: expected"),
         ({"control": {"api_keys": ["x"]}}, "expected id:name:role:KEY"),
     ],
@@ -81,11 +83,42 @@ async def test_bad_changes_name_the_setting_and_change_nothing(body, why):
 
 
 async def test_sources_are_read_again_by_operators_only():
-    wanted = replaced(BASE, {"limits.queue_size": 7, "routing.policy": "random"})
+    wanted = replaced(BASE, {"limits.queue_size": 7, "routing.cache_events": True})
     async with gateway(base=BASE, sources=lambda: wanted) as front:
         refused = await front.post("/config/reload", {}, headers=client())
         assert refused.status_code in (401, 403)
         reply = await front.post("/config/reload", {}, headers=OPS)
 
-        assert reply.json()["restart"] == ["routing.policy"]
+        assert reply.json()["restart"] == ["routing.cache_events"]
         assert reply.json()["changes"] == [{"path": "limits.queue_size", "old": 100, "new": 7}]
+
+
+async def test_the_routing_policy_changes_for_later_requests(checkpoint):
+    base = replaced(BASE, {"routing.policy": "consistent_hashing"})
+    async with (
+        scripted(checkpoint) as one,
+        scripted(checkpoint) as two,
+        gateway(one.url, two.url, base=base, sources=lambda: base) as front,
+    ):
+
+        async def spread() -> int:
+            """How many workers serve requests of one routing key."""
+            for worker in (one, two):
+                worker.calls.clear()
+            headers = client() | {"X-SMG-Routing-Key": "same"}
+            for _ in range(6):
+                reply = await front.post("/generate", {"text": "x"}, headers=headers)
+                assert reply.status_code == 200, reply.text
+            return sum(bool(worker.paths("/generate")) for worker in (one, two))
+
+        assert await spread() == 1
+        patch = {"routing": {"policy": "round-robin"}}
+        for dry_run, want in (("?dry_run=true", 1), ("", 2)):
+            reply = await front.http.patch(f"/config{dry_run}", json=patch, headers=OPS)
+            assert reply.json()["changes"] == [
+                {"path": "routing.policy", "old": "consistent_hashing", "new": "round_robin"}
+            ], reply.text
+            assert await spread() == want
+
+        assert (await front.post("/config/revert", {"to": 0}, headers=OPS)).status_code == 200
+        assert await spread() == 1

@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lora" / "finetune.py"
 pytest.importorskip("peft")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # peft's own, about transformers and torch
 def test_the_adapter_says_what_it_was_taught(tmp_path):
     spec = importlib.util.spec_from_file_location("finetune", EXAMPLE)

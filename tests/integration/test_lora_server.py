@@ -348,6 +348,7 @@ async def test_a_tenant_sees_its_own_adapters_only(model_dir, folders, tmp_path)
                 assert reply.status_code == (200 if name in names else 400)
 
 
+@pytest.mark.slow
 async def test_files_that_were_sent_stay_while_they_are_read(model_dir, folders, tmp_path):
     kept = ServerConfig(data_dir=str(tmp_path / "data"))
     config = json.loads((folders["first"] / "adapter_config.json").read_text())

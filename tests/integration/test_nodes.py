@@ -54,6 +54,7 @@ async def test_two_machines_answer_as_one(cluster: Cluster, expected: list[list[
     assert set(cluster.agent.pids) == {"rank-1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("scheduler", marks=pytest.mark.slow), "rank-1"])
 async def test_a_rank_that_is_killed_on_either_is_replaced_and_streams_continue(
     cluster: Cluster, expected: list[list[int]], name: str

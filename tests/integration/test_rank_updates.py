@@ -73,7 +73,7 @@ def answers_as(serving: Serving, folder: Path) -> None:
     fresh.close()
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("flat", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_from_a_group_in_which_each_rank_has_a_place(two, new_dir, free_port, flat):
     new = weights_in(new_dir)
 
@@ -101,7 +101,7 @@ def test_from_a_group_in_which_each_rank_has_a_place(two, new_dir, free_port, fl
     answers_as(two, new_dir)
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_from_a_socket_which_gives_each_file_once(two, new_dir, tmp_path, kept):
     new, address = weights_in(new_dir), f"ipc://{tmp_path}/socket"
     names = [*new]
@@ -134,6 +134,7 @@ def test_from_a_socket_which_gives_each_file_once(two, new_dir, tmp_path, kept):
     answers_as(two, new_dir)
 
 
+@pytest.mark.slow
 def test_rounded_as_a_fresh_server_rounds(old_dir, new_dir):
     """The scale of a row is that of all of its inputs, of which each rank has some."""
     old, fresh = (
@@ -170,9 +171,11 @@ WRONG = {
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        *(("bytes", name) for name in WRONG),
-        ("files", "a number of the second rank"),
-        ("group", "a number of the second rank"),
+        ("bytes", "a number of the second rank"),
+        pytest.param("bytes", "a number of the first rank", marks=pytest.mark.slow),
+        pytest.param("bytes", "a shape", marks=pytest.mark.slow),
+        pytest.param("files", "a number of the second rank", marks=pytest.mark.slow),
+        pytest.param("group", "a number of the second rank", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_wrong_on_one_rank_changes_nothing_on_any(

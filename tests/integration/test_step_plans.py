@@ -94,6 +94,7 @@ def grammar_here(grammar):
     return build
 
 
+@pytest.mark.slow
 def test_a_decoding_step_is_a_few_hundred_bytes(model_dir):
     serving = Serving(model_dir, build=remote)
     serving.generate([[1, 2, 3]], max_new_tokens=2)

@@ -127,6 +127,7 @@ async def test_a_role_is_restarted_as_its_policy_says(toy: ProcessRole, recorder
         await recorder.until("ready", "lost", "ready", "lost", "given up")
 
 
+@pytest.mark.slow
 async def test_a_role_with_a_heartbeat_limit_is_replaced_when_it_hangs(
     toy: ProcessRole, recorder: Recorder
 ) -> None:

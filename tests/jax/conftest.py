@@ -1,4 +1,4 @@
-"""JAX's CPU backend with two virtual devices; without the package nothing here runs."""
+"""JAX's CPU backend with four virtual devices; without the package nothing here runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import os
 import tempfile
 
-FLAG = "--xla_force_host_platform_device_count=2"
+FLAG = "--xla_force_host_platform_device_count=4"
 
 if importlib.util.find_spec("jax") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -13,7 +13,7 @@ from jax import export
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.paged import reference
-from sylvan.kernels.xla.attention import HeadSpec, Tiles, attend, store
+from sylvan.kernels.xla.attention import Biases, HeadSpec, Tiles, attend, store
 from sylvan.kernels.xla.pallas import PallasAttend
 
 PAGE, PAGES = 16, 24
@@ -50,11 +50,17 @@ def case(spec, rows, dtype=jnp.float32):
 def biases(spec, name):
     rng = np.random.default_rng(5)
     some = jnp.asarray(rng.normal(size=spec.num_heads), jnp.float32)
-    return {"none": (None, None), "sinks": (some, None), "slopes": (None, jnp.abs(some))}[name]
+    far = jnp.asarray(rng.normal(size=(spec.num_heads, 9)), jnp.float32)
+    return {
+        "none": Biases(),
+        "sinks": Biases(sinks=some),
+        "slopes": Biases(slopes=jnp.abs(some)),
+        "distances": Biases(distances=far),
+    }[name]
 
 
 @pytest.mark.parametrize("rows", [1, 8], ids=["decode", "extend"])
-@pytest.mark.parametrize("bias", ["none", "sinks", "slopes"])
+@pytest.mark.parametrize("bias", ["none", "sinks", "slopes", "distances"])
 @pytest.mark.parametrize("name", SPECS)
 def test_kernels_compute_what_jnp_computes(name, bias, rows):
     spec, (q, keys, values, tiles) = SPECS[name], case(SPECS[name], rows)
@@ -67,11 +73,12 @@ def test_kernels_compute_what_jnp_computes(name, bias, rows):
     np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("bias", ["none", "sinks", "slopes"])
+@pytest.mark.parametrize("bias", ["none", "sinks", "slopes", "distances"])
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "chunk"])
 def test_jnp_computes_what_pytorch_computes(name, bias):
     spec, (q, keys, values, tiles) = SPECS[name], case(SPECS[name], 8)
-    sinks, slopes = biases(spec, bias)
+    given = biases(spec, bias)
+    sinks, slopes, far = (None if x is None else torch.tensor(np.asarray(x)) for x in given)
     layer = AttentionLayer(
         index=0,
         num_heads=spec.num_heads,
@@ -81,10 +88,12 @@ def test_jnp_computes_what_pytorch_computes(name, bias):
         scale=spec.scale,
         window=spec.window or None,
         softcap=spec.softcap or None,
-        sinks=None if sinks is None else torch.tensor(np.asarray(sinks)),
+        sinks=sinks,
+        slopes=slopes,
+        biases=None if far is None else far.flatten(),
     )
 
-    found = np.asarray(attend(q, keys, values, tiles, spec, (sinks, slopes)))
+    found = np.asarray(attend(q, keys, values, tiles, spec, given))
 
     for tile, length in enumerate(LENGTHS):
         count = min(8, length)
@@ -92,8 +101,7 @@ def test_jnp_computes_what_pytorch_computes(name, bias):
         k = tokens(keys, table, length)
         v = k[..., : spec.value_dim] if values is None else tokens(values, table, length)
         rows = torch.tensor(np.asarray(q[tile, :count]))
-        lean = None if slopes is None else torch.tensor(np.asarray(slopes))
-        wanted = reference.attend(rows, k, v, layer, lean)
+        wanted = reference.attend(rows, k, v, layer)
         np.testing.assert_allclose(
             found[tile, :count].reshape(count, -1), wanted.numpy(), atol=2e-5, rtol=2e-5
         )
@@ -127,7 +135,7 @@ def test_kernels_are_lowered_for_tpus(heads, dtype, rows):
 
     def run(q, keys, values, places, ends, tables):
         tiled = Tiles(tiles.rows, places, ends, tables)
-        return PallasAttend(interpret=False)(q, keys, values, tiled, spec, (None, None))
+        return PallasAttend(interpret=False)(q, keys, values, tiled, spec, Biases())
 
     given = q, keys, values, tiles.places, tiles.ends, tiles.tables
     made = export.export(jax.jit(run), platforms=["tpu"])(*given)

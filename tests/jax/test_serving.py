@@ -239,7 +239,7 @@ def test_commands_that_need_host_memory_are_refused(serving):
         ({"deterministic": True}, "bits depend on the batch"),
         ({"quantization": "w8a8"}, "leave it at none"),
         ({"kv_dtype": "int8"}, "cache.dtype=int8"),
-        ({"devices": 3}, "parallel.devices=3: JAX sees 2 devices"),
+        ({"devices": 5}, "parallel.devices=5: JAX sees 4 devices"),
         ({"page_size": 24}, "cache.page_size=24"),
     ],
 )
@@ -268,3 +268,16 @@ def test_an_engine_serves_on_jax(model_dir, prompts, expected):
     buckets = state["buckets"]
     assert buckets["recompiled"] == 0
     assert buckets["steps"] > 4
+
+
+def test_what_is_compiled_during_a_step_is_counted(serving, prompts):
+    functions = serving.executor._worker._backend._runner._functions
+    before = serving.facts.use()["recompiled"]
+    kept = dict(functions._steps)
+    functions._steps.clear()  # as if a bucket had been left out
+    try:
+        serving.generate(prompts[:1], max_new_tokens=2)
+        assert serving.facts.use()["recompiled"] > before
+    finally:
+        functions._steps |= kept
+        serving.executor._worker._backend._runner.use.recompiled = before

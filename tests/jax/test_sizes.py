@@ -51,6 +51,14 @@ def test_decoding_steps_take_the_next_power_of_two():
     assert sizes == [1, 2, 4, 8, 16, 24, 24]
 
 
+def test_a_row_of_a_prompt_needs_a_bucket_of_prompts():
+    buckets = StepBuckets(limits(reqs=4))
+    step = StepSizes(3, 3, 3, 1)
+
+    assert buckets.of(step).decodes
+    assert not buckets.of(step, prompts=True).decodes
+
+
 def test_steps_beyond_the_limits_are_refused():
     with pytest.raises(ValueError, match="no bucket"):
         StepBuckets(limits()).of(StepSizes(500, 1, 1, 1))
@@ -61,7 +69,11 @@ def test_waste_is_the_share_of_padding():
 
     for rows in (3, 4):
         step = StepSizes(rows, rows, rows, 1)
-        use.count(step, buckets.of(step))
+        use.count(rows, buckets.of(step))
 
     assert (use.steps, use.rows, use.padded_rows, use.waste) == (2, 7, 8, 1 / 8)
     assert use.numbers()["waste"] == 0.125
+
+    use.count(3, buckets.of(StepSizes(2, 2, 2, 1)), groups=2)  # two rows and one
+
+    assert (use.rows, use.padded_rows) == (10, 12)

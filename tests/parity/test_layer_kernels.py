@@ -19,13 +19,11 @@ from tests.parity.serving import Serving
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
 ATTENDING, LINEARS = "eager (native linears and attention, ", "eager (native linears, "
-PARTIAL = {
-    "lfm2": "ShortConv",
-    "qwen3-next": "GateAttention, GatedDelta",
-    "granite4": "Mamba2",
-    "mamba2": "Mamba2",
-    "jamba": "Mamba",
-}
+PARTIAL = {"longcat-flash": "ZeroMoE"}
+RECURRENT = (
+    *("bamba", "falcon-mamba", "granite4", "jamba", "lfm2", "lfm2-moe", "mamba", "mamba2"),
+    *("minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv"),
+)
 VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt")
 REFUSED = {
     "llama-tied-bias": ATTENDING,
@@ -60,6 +58,19 @@ def test_a_partial_program_equals_transformers(family, tmp_path):
 
     assert found.runner.startswith("program (")
     assert found.runner.endswith(f", PyTorch in {PARTIAL[family]}")
+    assert not found.modes
+    assert found.excess <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_layers_are_in_programs(family, tmp_path):
+    model = write(ALL[family](), len(family), tmp_path)
+
+    found = compare(tmp_path, model, new=24)
+
+    assert found.runner.startswith("program (")
+    assert "PyTorch" not in found.runner
     assert not found.modes
     assert found.excess <= 1
 
@@ -111,12 +122,12 @@ def test_kernels_give_way_to_what_was_chosen(options, runner, tmp_path):
     serving = Serving(tmp_path, runner="auto", page_size=page, options=options)
 
     assert serving.facts.runner.startswith(runner)
-    assert not serving.facts.exact
+    assert serving.facts.exact == runner.startswith("program")
     assert serving.generate([[5, 6, 7]], max_new_tokens=4)
 
 
 def test_a_partial_program_is_not_deterministic(tmp_path):
-    write(ALL["lfm2"](), 3, tmp_path)
+    write(ALL["longcat-flash"](), 3, tmp_path)
 
     with pytest.raises(ConfigError, match="deterministic=true cannot be kept: PyTorch computes"):
         Serving(tmp_path, runner="auto", options={"deterministic": True})
@@ -130,7 +141,7 @@ def test_runner_eager_is_pytorch_alone(tmp_path):
 
 def test_without_calm_threads_it_is_pytorch_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    write(ALL["lfm2"](), 3, tmp_path)
+    write(ALL["longcat-flash"](), 3, tmp_path)
 
     serving = Serving(tmp_path, runner="auto")
 

@@ -44,7 +44,7 @@ CASES = {
     "llama with its ends": (FAMILIES["llama"], ENDS),
     "tied ends": (FAMILIES["llama-tied-bias"], TIED_ENDS),
     "scaled ends": (DENSE["gemma2"], TIED_ENDS),
-    "lfm2": (ALL["lfm2"], {}),  # a partial program: adapters within it, and beside it
+    "lfm2": (ALL["lfm2"], {}),  # projections around a convolution
 }
 ADAPTERS = {
     "first": {"r": 4, "lora_alpha": 8},

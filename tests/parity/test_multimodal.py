@@ -100,9 +100,6 @@ class Eyes:
         joined = {name: torch.cat(parts, dims.get(name, 0)) for name, parts in features.items()}
         inputs = torch.tensor([ids])
         told = self._told(inputs)
-        if self.family.end is not None:
-            for item in media:
-                inputs[0, item.stop - 1] = self.family.end
         if self.family.cross and media:
             told["cross_attention_mask"] = self._cross_mask(ids, media)
         found = self.model.generate(
@@ -330,7 +327,7 @@ def test_a_thousand_images_leave_memory_as_it_was(eyes):
 
 
 def test_tenants_share_nothing_that_could_be_measured(eyes):
-    """Neither KV, nor vectors, nor what the encoder did: each is as if it were the first."""
+    """KV, vectors and encoder results are not shared: each is computed as for the first."""
     told: list[tuple] = []
     serving, control = eyes.serving(runner="program")
     for tenant in ("acme/", "bravo/", "acme/"):

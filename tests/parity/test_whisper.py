@@ -169,7 +169,7 @@ SPEECH = (START, 7, 9, *range(30, 44), 2)  # three tokens before the text, and t
 
 
 def attended(ears, sound, ids, most) -> np.ndarray:
-    """What OpenAI's code makes of transformers' weights, (heads' mean of tokens, vectors)."""
+    """OpenAI's alignment from transformers' weights, (heads' mean of tokens, vectors)."""
     with torch.inference_mode():
         found = ears.model(
             input_features=torch.from_numpy(sound),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -13,32 +12,21 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from sylvan.cli.help import shown_sections
 from sylvan.config.schema import BENCH, ROUTE, SERVE, SIMULATE
-from tests.repo.test_house import SOURCES
+from tests.support.sources import ELLIPSIS, source_files
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ELLIPSIS = "…"
 
 
 @cache
 def sources():
     """Every text in the sources, with `…` for what is put into it; and the names of classes."""
-    texts, classes = [], set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = [
-                    part.value if isinstance(part, ast.Constant) else ELLIPSIS
-                    for part in node.values
-                ]
-                texts.append("".join(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
-            elif isinstance(node, ast.ClassDef):
-                classes.add(node.name)
-    return "\0".join([*texts, ""]), classes
+    texts = [text for file in source_files() for text in file.texts]
+    return "\0".join([*texts, ""]), {kind for file in source_files() for kind in file.classes}
 
 
 def quoted():
@@ -129,6 +117,7 @@ def test_names_of_the_glossary_exist():
     assert len(rows) >= 60
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     """Every page is in the navigation, and every link and anchor leads somewhere."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]

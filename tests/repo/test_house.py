@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import statistics
 import subprocess
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import SOURCES, source_files
+
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_SUPPRESSIONS = 40  # may only fall
 # As wide as the list of ops, the public contract, or the hooks of a capability.
@@ -47,26 +47,18 @@ def test_cpp_has_100_columns():
 
 
 def test_classes_have_few_public_methods():
-    crowded = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                public = [
-                    f
-                    for f in node.body
-                    if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
-                    and not f.name.startswith("_")
-                ]
-                if len(public) > 15 and node.name not in WIDE_BY_NATURE:
-                    crowded[f"{name(path)}:{node.name}"] = len(public)
+    crowded = {
+        f"{file.name}:{kind}": count
+        for file in source_files()
+        for kind, count in file.classes.items()
+        if count > 15 and kind not in WIDE_BY_NATURE
+    }
     assert crowded == {}
 
 
 def test_packages_say_what_they_are():
-    silent = [
-        name(p) for p in SOURCES if p.name == "__init__.py" and not ast.get_docstring(_tree(p))
-    ]
-    assert silent == []
+    packages = [file for file in source_files() if file.path.name == "__init__.py"]
+    assert [file.name for file in packages if not file.documented] == []
 
 
 def test_suppressions_may_only_fall():
@@ -76,14 +68,7 @@ def test_suppressions_may_only_fall():
 
 
 def test_broad_excepts_stand_only_where_a_process_must_continue():
-    broad = [
-        f"{name(p)}:{node.lineno}"
-        for p in SOURCES
-        for node in ast.walk(_tree(p))
-        if isinstance(node, ast.ExceptHandler)
-        and (node.type is None or _names(node.type) & {"Exception", "BaseException"})
-        and not any(isinstance(n, ast.Raise) for n in node.body)
-    ]
+    broad = [f"{file.name}:{line}" for file in source_files() for line in file.broad_excepts]
     assert len(broad) <= 6, "\n".join(broad)
 
 
@@ -95,7 +80,7 @@ def test_threads_are_called_where_no_exception_is_lost():
 
 def test_nothing_is_pickled():
     words = re.compile(r"\b(pickle|dill|cloudpickle|marshal|shelve|recv_pyobj|send_pyobj)\b")
-    found = [name(p) for p in SOURCES if any(words.search(line) for line in _imports(p))]
+    found = [f.name for f in source_files() if any(words.search(line) for line in f.imports)]
     assert found == []
 
 
@@ -122,20 +107,6 @@ def test_links_in_docs_lead_somewhere():
             if not (page.parent / target).exists():
                 broken.append(f"{name(page)} -> {target}")
     assert broken == []
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def _imports(path: Path) -> list[str]:
-    return [
-        ast.unparse(n) for n in ast.walk(_tree(path)) if isinstance(n, ast.Import | ast.ImportFrom)
-    ]
-
-
-def _names(node: ast.expr) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def test_the_page_about_capabilities_shows_the_code_that_is_tested():

@@ -103,7 +103,6 @@ SHARED_NAMES = {
     "LayerNorm": "an op and the module",
     "Linear": "an op and the module",
     "ShortConv": "an op and the module",
-    "StateSlots": "operands of ops, and who owns the slots",
     "Xielu": "an op and the module",
 }
 # Methods that a library declares: PyTorch, logging, asyncio.Protocol, httptools.

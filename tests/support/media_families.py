@@ -65,7 +65,6 @@ class Family:
         path: Of the text part.
         cross: Whether layers attend to items, each of which one token stands for.
         saved: A part of tensor names as transformers writes it, and as published.
-        end: What transformers is told at the last place of an item, if another token.
     """
 
     config: Callable[[], Any]
@@ -80,7 +79,6 @@ class Family:
     path: str = "native"
     cross: bool = False
     saved: tuple[str, str] = ("", "")
-    end: int | None = None
 
 
 def pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:

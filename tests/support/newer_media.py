@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
@@ -34,61 +33,6 @@ from tests.support.media_families import (
     text,
     tiles,
 )
-
-_GEMMA3N = TEXT | {
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "sliding_window": 12,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "head_dim": 16,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": IMAGE,  # none for what encoders embed, as published
-    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
-    "altup_num_inputs": 3,
-    "laurel_rank": 8,
-    "intermediate_size": [112] * 4,
-}
-_BESIDE = {
-    "text_config": _GEMMA3N,
-    "vision_config": {
-        "architecture": "test_resnet",
-        "hidden_size": 96,
-        "vocab_size": 8,
-        "vocab_offset": IMAGE,
-    },
-    "audio_config": {
-        "vocab_size": 8,
-        "vocab_offset": IMAGE + 8,
-        "input_feat_size": 16,
-        "hidden_size": 32,
-        "conf_num_attention_heads": 2,
-        "conf_num_hidden_layers": 1,
-        "sscp_conv_channel_size": (8, 4),
-    },
-    "vision_soft_tokens_per_image": 4,
-    "audio_soft_tokens_per_image": 9,
-    "image_token_id": IMAGE,
-    "eoi_token_id": IMAGE + 1,
-    "audio_token_id": IMAGE + 8,
-    "eoa_token_id": IMAGE + 9,
-}
-_TIMM: Mapping[str, Family] = {
-    "gemma3n": Family(
-        made("Gemma3n", **_BESIDE), image(1, 3, 64, 64), end=IMAGE + 1, path="transformers"
-    ),
-    "gemma3n-audio": Family(
-        made("Gemma3n", **_BESIDE),
-        lambda rng: {
-            "input_features": pixels(rng, 1, 24, 16),
-            "input_features_mask": np.ones((1, 24), bool),
-        },
-        kind="audio",
-        token=IMAGE + 8,
-        end=IMAGE + 9,
-        path="transformers",
-    ),
-}
-"""Models with an encoder of the timm library."""
 
 NEWER: Mapping[str, Family] = MappingProxyType(
     {
@@ -353,5 +297,4 @@ NEWER: Mapping[str, Family] = MappingProxyType(
             cross=True,
         ),
     }
-    | (_TIMM if find_spec("timm") else {})
 )

@@ -15,6 +15,8 @@ from sylvan.cli.main import Spec, version
 from sylvan.cli.settings import load_settings
 from sylvan.config.fields import size_text
 from sylvan.config.flags import Option, Parsed
+from sylvan.config.load_cache import PROGRAM, WEIGHTS, default_directory, load_cache_dir
+from sylvan.config.tree import Config
 from sylvan.utils.machine import inspect_machine
 
 SPEC = Spec(
@@ -35,11 +37,12 @@ Limits = Callable[[int], tuple[int, int]]
 
 
 def run(args: Parsed) -> int:
-    server = load_settings(args, position=None).config.server
+    config = load_settings(args, position=None).config
     found = [
-        *check_machine(inspect_machine(), server),
+        *check_machine(inspect_machine(), config.server),
         *check_limits(),
         *check_system(),
+        check_load_cache(config),
         *check_versions(),
     ]
     return report(found, as_json=args.has("json"))
@@ -80,6 +83,22 @@ def check_system(root: Path = Path("/")) -> Iterable[Finding]:
     if scope:
         cost = "prefill and decode servers here copy KV twice: kernel.yama.ptrace_scope=0"
         yield Finding("ok" if scope == "0" else "slow", "cross-memory", f"scope {scope}", cost)
+
+
+def check_load_cache(config: Config) -> Finding:
+    """Check whether later starts find what the first one packed."""
+    if config.load_cache is None:
+        return Finding("ok", "load cache", "off")
+    folder = default_directory() if config.load_cache == "auto" else load_cache_dir(config)
+    cost = "each start packs the weights again: --load-cache DIR, with a directory you can write"
+    if folder is None:
+        return Finding("slow", "load cache", "no directory", cost)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(there, os.W_OK):
+        return Finding("slow", "load cache", f"{folder} is only readable", cost)
+    files = folder.iterdir() if folder.is_dir() else ()
+    held = sum(file.stat().st_size for file in files if file.suffix in (PROGRAM, WEIGHTS))
+    return Finding("ok", "load cache", f"{folder}: {size_text(held)}")
 
 
 def check_versions() -> Iterable[Finding]:

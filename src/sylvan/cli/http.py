@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -10,15 +11,14 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from sylvan.cli.certificates import Certificates, Encryption
 from sylvan.cli.main import INTERRUPTED
-from sylvan.config.values import Secret
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import BoundedProtocol, Connections
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLOSE_S = 5
 _POLL_S = 0.01
+_TICK_S = 0.1
+"""uvicorn counts ticks of this length, for the date in its headers."""
 
 
 class StopSignal:
@@ -88,27 +90,12 @@ class StopSignal:
             self._event.set()
 
 
-class Encryption(Protocol):
+class HttpAddress(Encryption, Protocol):
     """Listening address and TLS settings: a section of a configuration."""
 
     @property
     def uds(self) -> str | None:
         """Unix socket, if it listens on one."""
-        ...
-
-    @property
-    def ssl_certfile(self) -> str | None:
-        """Certificate chain; enables TLS."""
-        ...
-
-    @property
-    def ssl_keyfile(self) -> str | None:
-        """Private key file."""
-        ...
-
-    @property
-    def ssl_keyfile_password(self) -> Secret | None:
-        """Password of the private key."""
         ...
 
     @property
@@ -132,7 +119,7 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
-        server: Encryption,
+        server: HttpAddress,
         sock: socket.socket | None,
         connections: Connections,
     ) -> None:
@@ -165,6 +152,8 @@ class HttpServer:
         self._server = _Server(config)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None
+        self._certificates = Certificates(config.ssl, server) if config.ssl else None
+        self._watch: asyncio.Task[None] | None = None
         self.port: int = sock.getsockname()[1] if sock else 0
 
     async def __aenter__(self) -> Self:
@@ -172,6 +161,8 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets))
         while not (self._server.started or self._task.done()):
             await asyncio.sleep(_POLL_S)
+        if self._certificates is not None:
+            self._watch = asyncio.create_task(self._certificates.watch())
         return self
 
     async def __aexit__(
@@ -180,14 +171,51 @@ class HttpServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.should_exit = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._server.stop()
         assert self._task is not None, "entered before it is left"
         await self._task
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to `StopSignal`."""
+    """A server that leaves signals to `StopSignal`, and stops without uvicorn's fixed pauses."""
 
-    @contextmanager
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Have `serve` end."""
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopped.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.server_state
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(_POLL_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

@@ -27,6 +27,7 @@ from sylvan.cli.settings import Settings, load_settings, resolve_settings
 from sylvan.config.flags import Option, Parsed
 from sylvan.config.live import LiveSettings
 from sylvan.config.load import LoadedConfig, dump
+from sylvan.config.load_cache import may_hold_program
 from sylvan.config.schema import SERVE
 from sylvan.config.tree import Config, ServerConfig
 from sylvan.protocol.errors import ConfigError
@@ -71,7 +72,7 @@ def run(args: Parsed) -> int:
     started_s = monotonic()
     args, roles = read_roles(as_torchrun_says(args))
     loaded = load_settings(args)
-    early = loaded.config.load_cache is not None
+    early = may_hold_program(loaded.config)
     with closing(PrewarmedScheduler(early=early)) as prewarmed, ExitStack() as start:
         start.enter_context(garbage.postponed())
         start.callback(garbage.spare)

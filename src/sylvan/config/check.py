@@ -9,6 +9,7 @@ from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
 from sylvan.config.facts import KEEPS_CODES, Facts
 from sylvan.config.fields import get, nearest, size_text
+from sylvan.config.foreign import FOREIGN
 from sylvan.config.jax_rules import JAX_RULES
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
@@ -59,6 +60,9 @@ def _unknown_options(case: RuleCase) -> Sequence[str]:
         known = case.facts.options.get(path)
         value = str(get(case.config, path))
         if known is not None and value not in (*known, "auto", "none"):
+            if way := FOREIGN.get(path, {}).get(value):
+                lines.append(f"{path}={value} is not here: {way}")
+                continue
             hint = nearest(value, known) or f"; there is {', '.join(known) or 'none yet'}"
             lines.append(f"{path}: unknown {value!r}{hint}")
     return lines

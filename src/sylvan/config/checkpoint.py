@@ -81,7 +81,7 @@ def model_dir(model: str) -> Path:
     if not path.is_dir():
         raise ConfigError(
             f"model: there is no directory {model!r}{_near(path)}. A model is a directory with "
-            f"{NEEDED}, a GGUF file, a URL of either (s3://..., https://...), or "
+            f"{NEEDED}, a GGUF file, a URL of either ({_url(model)}, s3://..., https://...), or "
             f"{BUILT_IN_MODEL!r}, the built-in one"
         )
     if not (path / "config.json").is_file():
@@ -317,6 +317,11 @@ def _stored_sizes(
                 packed = packed or (entry.dtype == "U8" and bits < 8)
                 words = _BITS.get(entry.dtype, bits) // bits if packed else 1
                 yield words * math.prod(entry.shape)
+
+
+def _url(model: str) -> str:
+    """The URL of the model that has such a name on a hub."""
+    return f"hf://{model}" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else "hf://..."
 
 
 def _near(path: Path) -> str:

@@ -141,6 +141,7 @@ class Facts:
         quantizations: Methods that have kernels.
         absent: Unavailable kinds of devices -> the reason, and what to do.
         not_installed: Attention backends whose package is missing -> how to install it.
+        load_cache: Default directory for packed weights; None if it cannot be used.
         missing: Path of a section or field whose feature does not exist -> the feature.
     """
 
@@ -154,6 +155,7 @@ class Facts:
     quantizations: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     not_installed: Mapping[str, str] = field(default_factory=dict[str, str])
+    load_cache: str | None = None
 
     def shared_by(self, count: int) -> Facts:
         """The facts for one of `count` servers that share this machine."""

@@ -14,6 +14,16 @@ JAX_RULES: tuple[Rule, ...] = (
         "{device}; use device=jax or tpu, or leave parallel.devices out",
     ),
     Rule(
+        "groups of devices of one process",
+        ("parallel.attention_dp", "parallel.devices", "device"),
+        lambda c: (
+            c.config.device in ON_JAX
+            and c.config.parallel.devices % c.config.parallel.attention_groups != 0
+        ),
+        "{parallel.attention_dp}: {parallel.devices} on {device} do not divide into that many "
+        "groups; choose a parallel.attention_dp that divides parallel.devices",
+    ),
+    Rule(
         "8-bit keys on JAX",
         ("device", "cache.dtype"),
         lambda c: c.config.cache.dtype != "model" and c.config.device in ON_JAX,

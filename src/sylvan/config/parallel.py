@@ -33,7 +33,7 @@ class ParallelConfig(Section, frozen=True):
     attention_dp: Annotated[int, msgspec.Meta(ge=1, le=64)] | Auto = 1
     """Groups of these ranks that attend for different requests, each with the KV of its own ones
     alone, instead of heads of all; all other layers are divided as before. `auto`: each rank is a
-    group. Divides `parallel.tp`."""
+    group. Divides `parallel.tp`. On JAX: groups of `parallel.devices`, each with a whole model."""
     moe_dense_tp: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     """Ranks that share a feed-forward block without experts, in models with experts; 1: each rank
     computes all of it, and sends nothing. Default: all ranks. Divides `parallel.tp`."""
@@ -54,7 +54,8 @@ class ParallelConfig(Section, frozen=True):
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
     weights and native steps."""
     devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    """Devices of one process that share the model, on JAX: tensor parallelism without ranks."""
+    """Devices of one process, on JAX. They divide the model as ranks would, or they form
+    `parallel.attention_dp` groups that have different requests."""
     backend: Literal["auto", "shared", "gloo", "nccl"] = "auto"
     """Communication between ranks: shared memory, which on a CPU needs the compiled kernels; gloo,
     which several machines use; on GPUs `nccl` alone, while `shared` also adds up short messages in
@@ -77,8 +78,9 @@ class ParallelConfig(Section, frozen=True):
 
     @property
     def attention_groups(self) -> int:
-        """Groups of ranks with different requests; needs a resolved section."""
-        return self.attention_dp if isinstance(self.attention_dp, int) else self.tp
+        """Groups of ranks or devices with different requests."""
+        every = max(self.tp, self.devices)
+        return self.attention_dp if isinstance(self.attention_dp, int) else every
 
     @property
     def ranks(self) -> int:

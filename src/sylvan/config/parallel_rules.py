@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sylvan.config.address import split_address
+from sylvan.config.facts import ON_JAX
 from sylvan.config.parallel import GPUS
 from sylvan.config.rules import Rule, RuleCase
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
@@ -69,7 +70,7 @@ def _without_stages(case: RuleCase) -> list[str]:
 
 
 def _without_groups(case: RuleCase) -> list[str]:
-    """Reject settings that attention data parallelism does not support."""
+    """Reject settings that groups with different requests do not support."""
     config = case.config
     if config.parallel.attention_groups == 1:
         return []
@@ -87,7 +88,7 @@ def _without_groups(case: RuleCase) -> list[str]:
         "{observe.record}": config.observe.record is not None,
     }
     return [
-        f"{{parallel.attention_dp}}: ranks with different requests do not work with {what}; "
+        f"{{parallel.attention_dp}}: groups with different requests do not work with {what}; "
         "use parallel.attention_dp=1"
         for what, is_broken in broken.items()
         if is_broken
@@ -178,7 +179,10 @@ PARALLEL_RULES = (
     Rule(
         "groups of attention",
         ("parallel.attention_dp", "parallel.tp"),
-        lambda c: c.config.parallel.tp % c.config.parallel.attention_groups != 0,
+        lambda c: (
+            c.config.device not in ON_JAX
+            and c.config.parallel.tp % c.config.parallel.attention_groups != 0
+        ),
         "{parallel.attention_dp}: {parallel.tp} ranks do not divide into that many groups; choose "
         "a parallel.attention_dp that divides parallel.tp",
     ),

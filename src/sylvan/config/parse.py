@@ -19,9 +19,11 @@ SWITCH_WORDS = _TRUE | _FALSE
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
-# Words of other servers, mapped to ours.
+# Words of other servers and common ones, mapped to ours.
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16"},
+    "load_cache": {"off": "none"},
+    "attention": {"torch_native": "torch", "intel_amx": "native"},
     "scheduler.policy": {"shortest-prefill-first": "shortest_prefill"},
     "observe.log_level": {"warn": "warning", "critical": "error"},
 }
@@ -69,8 +71,10 @@ def _read(field: Field, raw: object) -> object:
         if field.is_secret and not raw.strip():  # such as an empty variable
             raise ValueError("expected a secret that is not empty; leave it out to have none")
         return _from_text(field, raw)
-    if isinstance(raw, bool) and "on" in field.choices:
-        return "on" if raw else "off"  # YAML reads the words on and off as booleans
+    if isinstance(raw, bool):  # YAML reads the words on and off as booleans
+        word = "on" if raw else "off"
+        if word in field.choices or word in SYNONYMS.get(field.path, {}):
+            return _from_text(field, word)
     if isinstance(raw, list):
         try:
             return _from_list(field, cast("list[object]", raw))

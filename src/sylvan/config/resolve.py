@@ -131,7 +131,8 @@ def _task(state: _State) -> None:
 def _device(state: _State) -> None:
     kind = next((name for name in state.facts.devices if name != "cpu"), "cpu")
     state.decide("device", kind, "there is no GPU" if kind == "cpu" else "there is a GPU")
-    state.decide("parallel.attention_dp", state.config.parallel.tp, "each rank is a group")
+    groups = state.config.parallel.attention_groups
+    state.decide("parallel.attention_dp", groups, "each rank or device is a group")
     ranks = state.config.parallel.ranks
     why = "all cores available to this process"
     if ranks > 1:
@@ -257,6 +258,18 @@ def _names(state: _State) -> None:
 def _pages(state: _State) -> None:
     size = state.attention.page_size
     state.decide("cache.page_size", size, f"suits {state.config.attention} attention")
+
+
+def _load_cache(state: _State) -> None:
+    obstacles = {
+        f"weights are packed for CPUs, not for {state.config.device}": state.config.device != "cpu",
+        "the weights are random": state.config.load_format == "dummy",
+        "weights are packed for step programs only": state.config.runner != "program",
+        "the user's cache directory cannot be used": state.facts.load_cache is None,
+    }
+    why = next((why for why, holds in obstacles.items() if holds), "")
+    folder = None if why else state.facts.load_cache
+    state.decide("load_cache", folder, why or "later starts take what this one leaves there")
 
 
 def _recurrent(state: _State) -> None:
@@ -458,6 +471,7 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _runner,
     _deterministic,
     _names,
+    _load_cache,
     _pages,
     _recurrent,
     _batch,

@@ -45,7 +45,8 @@ class FrontConfig(Section, frozen=True):
     )
     """Headers that may carry the request id; the first one present wins."""
     ssl_certfile: str | None = None
-    """PEM file with the certificate chain; turns on TLS."""
+    """PEM file with the certificate chain; turns on TLS. New connections use what is in the files
+    ten seconds after they changed."""
     ssl_keyfile: str | None = None
     """PEM file with the private key of `server.ssl_certfile`."""
     ssl_keyfile_password: Secret | None = None

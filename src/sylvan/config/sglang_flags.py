@@ -35,6 +35,7 @@ NO_EFFECT: Mapping[str, str] = {
     ),
     "short messages go by symmetric memory where GPUs have any": "enable_torch_symm_mem",
     "the scheduler reads new requests before each step": "scheduler_recv_interval=1",
+    "certificates are always renewed from files that changed": "enable_ssl_refresh",
     "metrics are those of the only scheduler": "enable_metrics_for_all_schedulers",
     "request times are in meta_info and in metrics": (
         "show_time_cost enable_request_time_stats_logging"
@@ -80,7 +81,6 @@ REFUSED: Mapping[str, str] = {
         "enable_http2 http2_max_concurrent_streams=200 http2_initial_connection_window_size=1048576"
     ),
     "several processes on one port": "enable_http_worker_reuseport",
-    "new certificates without a restart": "enable_ssl_refresh",
     "chat templates in requests": "trust_request_chat_template",
     "choosing one of several chat templates at the start (requests do: chat_template)": (
         "hf_chat_template_name="

@@ -156,7 +156,8 @@ class ServerConfig(Section, frozen=True):
     access_log: bool = False
     """Log one line per HTTP request."""
     ssl_certfile: str | None = None
-    """PEM file with the certificate chain; turns on TLS."""
+    """PEM file with the certificate chain; turns on TLS. New connections use what is in the files
+    ten seconds after they changed."""
     ssl_keyfile: str | None = None
     """PEM file with the private key of `server.ssl_certfile`."""
     ssl_keyfile_password: Secret | None = None
@@ -468,9 +469,12 @@ class Config(Section, frozen=True):
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """Format of the weights; `auto` takes safetensors or GGUF, whichever exists; `pt` reads
     PyTorch's .bin files (tensors only, no code); `dummy` uses random weights (for benchmarks)."""
-    load_cache: str | None = None
-    """Directory that caches packed weights, so that later starts on a CPU read them instead of
-    packing the checkpoint again; needs about as much disk as the weights take memory."""
+    load_cache: str | None = "auto"
+    """Directory that caches packed weights and step programs, so that later starts on a CPU read
+    them instead of packing the checkpoint again, and serve before PyTorch is imported; needs about
+    as much disk as the weights take memory. `auto` takes `sylvan/load` in the user's cache
+    directory (`XDG_CACHE_HOME`, or `~/.cache`) if it can be written, and at most a quarter of its
+    disk; `none`: nothing is cached."""
     trust_remote_code: bool = False
     """Run Python files of the checkpoint (`auto_map`) if nothing else can serve it. They can do
     anything you can: only use directories from people you trust."""

@@ -176,6 +176,8 @@ class GatewayRuntime:
             ),
             self.families,
         )
+        if live is not None:
+            live.add(lambda changed: self._placing.prepare(changed.routing))
         self._on_lost = [self._placing.forget]
         self.registry.on_add.append(self._watch_breaker)
 

@@ -17,10 +17,16 @@ _CONNECTIONS = (
     *("connections", "connections_per_address", "head_bytes", "head_s", "body_s"),
     "slow_client_s",
 )
+_ROUTING = (
+    *("policy", "prefill_policy", "decode_policy", "cache_threshold", "balance_abs_threshold"),
+    *("balance_rel_threshold", "prefix_tokens", "load_factor", "assignment", "max_idle_s"),
+    "bucket_adjust_s",
+)
 LIVE = frozenset(
     {
         *("server.api_key", "server.api_key_file", "server.drain_s", "control.api_keys"),
         *(f"limits.{name}" for name in (*_LIMITS, *_CONNECTIONS)),
+        *(f"routing.{name}" for name in _ROUTING),
         "observe.log_level",
     }
 )

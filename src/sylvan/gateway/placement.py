@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.policies.api import (
@@ -64,20 +65,31 @@ class RequestPlacer:
     """
 
     def __init__(self, registry: Registry, parts: PolicyParts, families: Families) -> None:
-        config = parts.config
         self._registry = registry
         self._parts = parts
         self._families = families
-        self._names: dict[Kind, str] = {
-            "regular": config.policy,
-            "prefill": config.prefill_policy or config.policy,
-            "decode": config.decode_policy or config.policy,
-        }
-        for name in self._names.values():
-            load(policies, name)
+        self._names = _names(parts.config)
         self.on_place: list[PlaceListener] = []
         self._policies: dict[tuple[str, Kind], tuple[str, RoutingPolicy]] = {}
         registry.on_remove.append(self.forget)
+
+    def prepare(self, config: RoutingConfig) -> Callable[[], None]:
+        """Check other settings; the result makes them those of later requests.
+
+        Requests under way stay with the policies that placed them. The new ones know nothing yet.
+
+        Raises:
+            ConfigError: A policy does not exist.
+        """
+        names = _names(config)
+
+        def take() -> None:
+            if config != self._parts.config:
+                self._parts = replace(self._parts, config=config)
+                self._names = names
+                self._policies.clear()
+
+        return take
 
     @property
     def policies(self) -> Sequence[RoutingPolicy]:
@@ -159,3 +171,14 @@ class RequestPlacer:
             return name, load(policies, name).create(self._parts)
         except ConfigError:  # an unknown policy in a label must not stop requests
             return otherwise, load(policies, otherwise).create(self._parts)
+
+
+def _names(config: RoutingConfig) -> Mapping[Kind, str]:
+    names: dict[Kind, str] = {
+        "regular": config.policy,
+        "prefill": config.prefill_policy or config.policy,
+        "decode": config.decode_policy or config.policy,
+    }
+    for name in names.values():
+        load(policies, name)
+    return names

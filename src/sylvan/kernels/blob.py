@@ -6,13 +6,16 @@ multiple of 4096 on. In the body each array is aligned to 4096 bytes, small ones
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import xxhash
@@ -24,6 +27,7 @@ _PAGE, _LINE = 4096, 64
 _CHUNK = 32 << 20
 _THREADS = 4
 _MOST_HEADER = 64 << 20
+_PART = ".part"
 
 
 class BlobError(Exception):
@@ -51,34 +55,77 @@ class Blob:
     digest: str = ""
 
 
-def write_blob(path: Path, about: Mapping[str, Any], arrays: Sequence[Bytes]) -> int:
+def write_blob(
+    path: Path,
+    about: Mapping[str, Any],
+    arrays: Sequence[Bytes],
+    ended: Callable[[], bool] = lambda: False,
+) -> int:
     """Write a file atomically; return its size in bytes.
 
     Args:
         path: File to write. An existing file is replaced atomically; open readers keep the old one.
         about: JSON values.
-        arrays: Contiguous.
+        arrays: Contiguous. If they change meanwhile, the file counts as damaged.
+        ended: Whether to stop; asked before each array.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, `ended` (`errno.ECANCELED`), or another process is writing it
+          (`errno.EBUSY`).
     """
     places, size = _places(arrays)
     sums = _sums(arrays, places, size)
     header = _Header(dict(about), places, size, sums)
     first = msgspec.json.encode(header)
     start = _start(len(first))
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("xb") as file:
-            file.write(MAGIC + len(first).to_bytes(8, "little") + first)
-            for (offset, _), array in zip(places, arrays, strict=True):
-                file.seek(start + offset)
-                file.write(array.data)
-            file.truncate(start + size)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with _draft(path) as file:
+        file.write(MAGIC + len(first).to_bytes(8, "little") + first)
+        for (offset, _), array in zip(places, arrays, strict=True):
+            if ended():
+                raise OSError(errno.ECANCELED, "the server ends", str(path))
+            file.seek(start + offset)
+            file.write(array.data)
+        file.truncate(start + size)
     return start + size
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is one that `write_blob` has begun, and its process has ended since."""
+    if not path.name.startswith(".") or path.suffix != _PART:
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is being written, or has just become the whole file
+        return False
+    return True
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` at the end; its lock ends with the process that writes it."""
+    draft = path.with_name(f".{path.name}{_PART}")
+    with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _busy(path) from None
+        if not draft.exists() or not os.path.samestat(os.fstat(file.fileno()), draft.stat()):
+            raise _busy(path)  # it was finished, or thrown away, before we had the lock
+        finished = False
+        try:
+            file.truncate(0)
+            yield file
+            file.flush()
+            draft.replace(path)
+            finished = True
+        finally:
+            if not finished:
+                draft.unlink(missing_ok=True)
+
+
+def _busy(path: Path) -> OSError:
+    return OSError(errno.EBUSY, "another process is writing it", str(path))
 
 
 def read_blob(path: Path) -> Blob:

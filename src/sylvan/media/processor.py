@@ -33,11 +33,6 @@ _PLACEHOLDERS: Mapping[str, str] = {
 }
 """Attributes of processors with an item's placeholder text, if not `image_token`."""
 
-_EMBEDDED_ENDS: Mapping[str, Mapping[str, str]] = {
-    "Gemma3nProcessor": {"audio": "eoa_token", "image": "eoi_token"},
-}
-"""Attributes of tokenizers with the marks behind items that encoders embed, like their vectors."""
-
 
 class ProcessorError(Exception):
     """The checkpoint's processor is unusable; the message says why."""
@@ -78,10 +73,6 @@ class Processor:
             defaults = _defaults(kind, "audio_kwargs")
             self._sounds = Sounds(model_dir, parts[heard], self._processor, kind.__name__, defaults)
         self._placeholders = self._found_placeholders(kind)
-        self._ends: dict[str, int] = {}
-        for media, name in _EMBEDDED_ENDS.get(kind.__name__, {}).items():
-            text = getattr(self._tokenizer, name)
-            self._ends[media] = self._tokenizer.convert_tokens_to_ids(text)
 
     def prepare(self, order: PrepareItem) -> PreparedItem:
         """Prepare one item.
@@ -106,9 +97,6 @@ class Processor:
             assert self._sounds is not None
             features, text = self._sounds.prepare(order)
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        if (end := self._ends.get(order.kind)) is not None:
-            token = self._placeholders[order.kind]
-            tokens = [token if found == end else found for found in tokens]
         features = {name: _array(value) for name, value in features.items()}
         return PreparedItem(
             id=order.id,

@@ -383,6 +383,9 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     audio_hits: int = 0  # of these, with cached vectors
     encoder_entries: int = 0  # items with cached vectors
     encoder_bytes: int = 0  # bytes of these vectors
+    bucket_rows: int = 0  # token rows of steps that were padded to a bucket
+    bucket_padded_rows: int = 0  # rows of these buckets; 0: steps are not padded
+    recompilations: int = 0  # functions compiled while serving
     paused: bool = False  # nothing is computed until a Resume
     tiers: TierLoad | None = None  # None: no tiers
     disagg: DisaggLoad | None = None  # None: the server has no prefill or decode role
@@ -391,6 +394,11 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     def lora_utilization(self) -> float:
         """Share of the adapter slots in use."""
         return self.lora_slots_used / self.lora_slots_total if self.lora_slots_total else 0.0
+
+    @property
+    def bucket_waste(self) -> float:
+        """Share of the computed rows that were padding."""
+        return 1 - self.bucket_rows / self.bucket_padded_rows if self.bucket_padded_rows else 0.0
 
     @property
     def accept_length(self) -> float:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import resource
 
-from sylvan.cli.doctor import check_limits, check_system
+from sylvan.cli.doctor import check_limits, check_load_cache, check_system
 from sylvan.cli.main import main
+from sylvan.config.fields import replaced
+from sylvan.config.tree import Config
 
 FINE = {
     "proc/sys/kernel/osrelease": "6.1.0",
@@ -83,3 +85,19 @@ def test_this_machine_is_described_as_json(capsys):
 
     found = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
     assert {"CPU", "memory", "port", "open files", "kernel", "sylvan", "numpy"} <= found.keys()
+
+
+def test_what_is_kept_for_later_starts_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert check_load_cache(Config()).detail == f"{tmp_path}/sylvan/load: 0 B"
+    folder = tmp_path / "sylvan/load"
+    folder.mkdir(parents=True)
+    (folder / "a.weights").write_bytes(bytes(3 << 20))
+    (folder / "b.program").write_bytes(bytes(1 << 20))
+    (folder / "notes").write_bytes(bytes(1 << 20))
+    assert check_load_cache(Config()).detail == f"{folder}: 4 MiB"
+    assert check_load_cache(replaced(Config(), {"load_cache": None})).detail == "off"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "notes"))
+
+    assert "--load-cache DIR" in slow([check_load_cache(Config())])["load cache"]

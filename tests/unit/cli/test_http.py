@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 
+from sylvan.cli.certificates import Certificates
 from sylvan.cli.http import HttpServer
 from sylvan.config.tree import LimitsConfig, ServerConfig
 from sylvan.config.values import Secret
@@ -23,16 +26,20 @@ PASSWORD = "of the key"
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Certificate and encrypted key of 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("tls")
+def write_pair(folder: Path, name: str = "127.0.0.1") -> tuple[str, str]:
+    """A certificate and its encrypted key."""
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     command += ["-days", "2", "-passout", f"pass:{PASSWORD}", "-keyout", key, "-out", cert]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Certificate and encrypted key of 127.0.0.1."""
+    return write_pair(tmp_path_factory.mktemp("tls"))
 
 
 def connections():
@@ -72,3 +79,46 @@ async def test_a_certificate_that_is_not_there_is_named(engine, tmp_path):
     missing = str(tmp_path / "none.pem")
     with pytest.raises(ConfigError, match="ssl_certfile"):
         HttpServer(Client(engine).app, config((missing, missing)), None, connections())
+
+
+async def shown(port: int) -> bytes:
+    """The certificate that a new connection gets."""
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=blind)
+    try:
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        writer.close()
+
+
+@needs_openssl
+async def test_new_connections_get_the_certificate_that_is_in_the_files_now(
+    engine, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(Certificates.watch, "__defaults__", (0.01,))
+    cert, key = (Path(name) for name in write_pair(tmp_path))
+    (tmp_path / "new").mkdir()
+    new_cert, new_key = (Path(name) for name in write_pair(tmp_path / "new", "renewed"))
+    old = cert.read_bytes()
+    app = Client(engine).app
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        async with (
+            HttpServer(app, config((str(cert), str(key))), sock, connections()) as server,
+            httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(cert))) as early,
+        ):
+            url = f"https://127.0.0.1:{server.port}/ready"
+            assert (await early.get(url)).status_code == 200
+            before = await shown(server.port)
+            assert before == ssl.PEM_cert_to_DER_cert(old.decode())
+
+            cert.write_bytes(new_cert.read_bytes())  # and not yet its key
+            while "the old certificate stays in use" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert await shown(server.port) == before
+
+            key.write_bytes(new_key.read_bytes())
+            while (after := await shown(server.port)) == before:
+                await asyncio.sleep(0.01)
+            assert after == ssl.PEM_cert_to_DER_cert(new_cert.read_text())
+            assert (await early.get(url)).status_code == 200, "its connection stays"

@@ -110,6 +110,10 @@ BROKEN = {
         "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
+    "groups of devices of one process": (
+        {"device": "jax", "parallel.devices": 4, "parallel.attention_dp": 3},
+        "parallel.attention_dp=3: parallel.devices=4 on device=jax do not divide into that many",
+    ),
     "8-bit keys on JAX": (
         {"device": "jax", "cache.dtype": "int8"},
         "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
@@ -154,7 +158,7 @@ BROKEN = {
     ),
     "groups of attention with others": (
         {"parallel.tp": 2, "parallel.attention_dp": 2, "tiers": TiersConfig()},
-        "parallel.attention_dp=2: ranks with different requests do not work with tiers; use",
+        "parallel.attention_dp=2: groups with different requests do not work with tiers; use",
     ),
     "placement of one machine": (
         {"parallel.placement": "ray"},
@@ -453,6 +457,22 @@ def test_formats_that_keep_rows_are_for_gpus_too():
 
 def test_int8_pages_need_an_attention_that_reads_them(facts):
     assert "and cache.dtype=int8; leave one" in complaint({"cache.dtype": "int8"}, facts)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "way"),
+    [
+        ("attention", "fa3", "attention=fa3 is not here: on GPUs triton computes what it does"),
+        ("attention", "trtllm-mla", "on GPUs triton also attends over latents"),
+        ("device", "npu", "device=npu is not here: install a platform package for it"),
+        ("device", "musa", "no platform package for it is known"),
+    ],
+)
+def test_names_of_other_servers_come_with_what_to_use_instead(setting, name, way):
+    known = {"attention": ("native", "torch"), "device": ("cpu", "cuda")}
+    value = name.replace("-", "_")
+
+    assert way in complaint({setting: value}, make_facts(options=known))
 
 
 def test_a_device_that_is_not_there_says_why():

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from sylvan.kernels import blob
-from sylvan.kernels.blob import BlobError, read_blob, write_blob
+from sylvan.kernels.blob import BlobError, is_unfinished, read_blob, write_blob
 
 
 def arrays(*sizes: int) -> list[np.ndarray]:
@@ -83,4 +86,62 @@ def test_arrays_outside_of_the_file_are_refused(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_there_says_so(tmp_path):
     with pytest.raises(FileNotFoundError):
+        read_blob(tmp_path / "x")
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "wb")
+file.write(b"half of it")
+file.flush()
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(tmp_path):
+    write_blob(tmp_path / "x", {}, arrays(100))
+    draft = tmp_path / ".x.part"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(draft)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(OSError, match="another process") as refused:
+            write_blob(tmp_path / "x", {}, arrays(7))
+        assert refused.value.errno == errno.EBUSY
+        assert not is_unfinished(draft)
+        assert draft.read_bytes() == b"half of it"
+        assert read_blob(tmp_path / "x").arrays[0].nbytes == 100
+
+        other.kill()
+        other.wait()
+    assert is_unfinished(draft)
+
+    write_blob(tmp_path / "x", {}, arrays(7))
+
+    assert os.listdir(tmp_path) == ["x"]
+    assert read_blob(tmp_path / "x").arrays[0].nbytes == 7
+
+
+def test_writing_may_be_given_up(tmp_path):
+    answers = iter([False, True])
+
+    with pytest.raises(OSError, match="ends"):
+        write_blob(tmp_path / "x", {}, arrays(10, 20, 30), lambda: next(answers))
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_arrays_that_change_meanwhile_make_a_damaged_file(tmp_path):
+    first, second = arrays(10, 20)
+
+    def change() -> bool:
+        second[:] ^= 1
+        return False
+
+    write_blob(tmp_path / "x", {}, [first], lambda: False)
+    write_blob(tmp_path / "x", {}, [second], change)
+
+    with pytest.raises(BlobError, match="checksum"):
         read_blob(tmp_path / "x")

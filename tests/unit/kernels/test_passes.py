@@ -1,4 +1,4 @@
-"""Passes over traced programs: packing weights, quantising rows, fusing that into other ops."""
+"""Passes over traced programs: packing weights, quantising rows, fusing, barriers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight, Int4Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import Constants
+from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import Graph, ProgramLimits
 from sylvan.kernels.native.opset import (
     Embed,
@@ -234,3 +235,52 @@ def test_weighted_and_plain_rows_are_gathered_as_they_are():
     assert weighted[Quantise] == plain[Quantise] == weighted[GatherQuantised] == 0
     assert plain[Linear] == 2
     assert plain[Glu] == 1
+
+
+def waiting(traced: NativeTracer) -> list[bool]:
+    return [bool(wait) for wait in compile_graph(traced.graph).records["waits"]]
+
+
+def test_projections_of_the_same_rows_share_a_barrier():
+    traced = tracer()
+    h = normed(traced)
+    gate, up = ops.linear(h, matrix()), ops.linear(h, matrix(2 * D))
+    ops.linear(ops.glu(up, "silu"), matrix(D // 2)[:, :D])
+    traced.pin(gate)
+
+    # the glu reads what the second linear writes, the last linear what the glu does
+    assert waiting(traced) == [False, True, False, True, True]
+
+
+def test_an_op_waits_before_it_overwrites_what_others_read():
+    traced = tracer()
+    x = ops.activation(normed(traced), "silu")
+    ops.activation(x, "silu")  # into the memory of the normed rows, which are not needed any more
+    y = ops.activation(normed(traced), "relu")
+    layout = compile_graph(traced.graph)
+
+    assert layout.home[traced.graph.ops[0].out] == layout.home[traced.graph.ops[2].out]
+    assert waiting(traced)[:4] == [False, True, True, True]
+    assert y.cols == D
+
+
+def test_ops_that_touch_more_than_their_operands_wait_and_are_waited_for():
+    traced = tracer()
+    x = traced.input(D, "f32")
+    ops.linear(x, matrix())
+    ops.take_rows(x, traced.sample_rows)
+    ops.linear(x, matrix(2 * D))
+
+    assert waiting(traced) == [False, True, True]
+
+
+def test_a_part_of_a_program_waits_for_its_own_ops_only():
+    traced = tracer()
+    x = traced.input(D, "f32")
+    first, second = ops.linear(x, matrix()), ops.linear(x, matrix(2 * D))
+    ops.activation(first, "silu")
+    ops.activation(second, "silu")
+    layout = compile_graph(traced.graph)
+
+    assert layout.records["waits"].tolist() == [0, 0, 1, 0]
+    assert layout.records_of([0, 1, 3])["waits"].tolist() == [0, 0, 1], "nothing else is between"

@@ -86,6 +86,11 @@ containers:
       {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__API_KEY" "secret" $secret "key" "gateway-key") | nindent 6 }}
       {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__GATEWAY_KEY" "secret" $secret "key" "gateway-key") | nindent 6 }}
       {{- include "sylvan.keyEnv" (dict "name" "SYLVAN_SERVER__ADMIN_API_KEY" "secret" $secret "key" "admin-key") | nindent 6 }}
+      {{- if not (or $root.Values.cache.existingClaim (hasKey $settings "load_cache")) }}
+      # Packed weights would outlive nothing, and a pod that fills its volume is evicted.
+      - name: SYLVAN_LOAD_CACHE
+        value: none
+      {{- end }}
       {{- with $pool.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}

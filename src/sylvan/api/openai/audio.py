@@ -121,7 +121,7 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
 
 
 def _granularities(parts: Mapping[str, FormPart], form: str) -> frozenset[str]:
-    """What has times: segments unless the form says otherwise."""
+    """Units with times; segments by default."""
     given = [_text(parts, f"timestamp_granularities{end}") for end in ("[]", "")]
     found = frozenset(name.strip() for text in given if text for name in text.split(","))
     unknown = found - {"segment", "word"}

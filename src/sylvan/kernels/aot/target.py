@@ -17,6 +17,7 @@ class ChipTarget:
     """A chip: Triton's name for it, shared memory per program, and its FP8 dtype if any.
 
     `spills`: bytes that a kernel may spill there, because it was measured to be faster with them.
+    `by_default`: whether it is compiled for without being named.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ChipTarget:
     shared_bytes: int
     fp8: torch.dtype | None
     spills: Mapping[str, int] = field(default_factory=dict)
+    by_default: bool = True
 
 
 # A tile of 128 x 64 with 4 warps spills around its loops, and still runs prompts at 419 TFLOP/s on
@@ -34,6 +36,15 @@ _H100 = {"extend_kernel": 384}
 TARGETS = (
     ChipTarget("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
     ChipTarget("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn, _H100),
+    ChipTarget(
+        "sm_89", GPUTarget("cuda", 89, 32), 99 * 1024, torch.float8_e4m3fn, by_default=False
+    ),
+    ChipTarget(
+        "sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, torch.float8_e4m3fn, by_default=False
+    ),
+    ChipTarget(
+        "sm_120", GPUTarget("cuda", 120, 32), 99 * 1024, torch.float8_e4m3fn, by_default=False
+    ),
     ChipTarget("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, torch.float8_e4m3fnuz),
     ChipTarget("gfx950", GPUTarget("hip", "gfx950", 64), 160 * 1024, torch.float8_e4m3fn),
 )

@@ -12,6 +12,8 @@ from sylvan.kernels.gpu.tiles import Arch
 
 EARLY: frozenset[Arch] = frozenset({"sm90"})
 """Architectures whose kernels may start early (programmatic dependent launch)."""
+_DATA_CENTRE = 90, 120
+"""Compute capabilities, tenfold, with 227 KiB of shared memory for a program."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
@@ -60,4 +62,5 @@ def _target() -> Arch:
     target: Any = driver.active.get_current_target()
     if target.backend != "cuda":
         return "gfx9"
-    return "sm90" if int(target.arch) >= 90 else "sm80"
+    # sm_120 and later are chips for desktops: as little shared memory as sm_89
+    return "sm90" if _DATA_CENTRE[0] <= int(target.arch) < _DATA_CENTRE[1] else "sm80"

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
-"""Families that tiles are chosen by. Newer NVIDIA chips are `sm90`, all of AMD's are `gfx9`."""
+"""Families that tiles are chosen by.
+
+`sm90` are Hopper and Blackwell of data centres, `sm80` all other NVIDIA chips, which have less
+shared memory; all of AMD's are `gfx9`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ template <class T> void group_sums(const GroupSums& op, const Step& s, int64_t r
 
 void take_columns(const TakeColumns& op, const Step& s, int64_t r) {
     int size = op.dtype == F32_ROWS ? 4 : 2;
-    const char* x = at<char>(op.x, s) + r * stride(op.cols) * size;
+    const char* x = at<char>(op.x, s) + r * op.x_stride * size;
     char* out = at<char>(op.out, s) + r * stride(op.cols) * size;
     const int32_t* order = at(op.order, s);
     for (int i = 0; i < op.cols; i++) memcpy(out + i * size, x + order[i] * size, size);

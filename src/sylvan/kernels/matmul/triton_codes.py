@@ -177,7 +177,7 @@ def arguments(
     y: torch.Tensor,
     sizes: Tile,
 ) -> tuple[tuple[object, ...], dict[str, Any]]:
-    """What kernels of products with codes are started with: arguments, and constants by name."""
+    """Arguments of kernels for quantised products, and constants by name."""
     tensors, constants = codes_of(weight)
     outputs, inputs = weight.shape
     about = len(x), outputs, inputs, weight.scale.shape[-1], x.stride(0)

@@ -30,7 +30,7 @@ _SUM_BLOCK = 256
 
 @triton.jit
 def _by_input(x, inputs: tl.constexpr, each: tl.constexpr):
-    """What groups (S, N) have, at each of their inputs or pairs of them: (S each, N)."""
+    """Repeat values of groups (S, N) for each of their inputs or pairs: (S each, N)."""
     cols: tl.constexpr = x.shape[1]
     return tl.reshape(tl.broadcast_to(x[:, None, :], [inputs // each, each, cols]), [inputs, cols])
 

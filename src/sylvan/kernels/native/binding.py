@@ -17,6 +17,7 @@ OP = np.dtype(
         ("rows", "i4"),
         ("dtype", "i4"),
         ("times", "i4"),
+        ("waits", "i4"),
         ("operands", "i4", max(len(fields_of(op)) for op in OPS)),
     ]
 )
@@ -44,6 +45,9 @@ class StepRun(ctypes.Structure):
                 "out_rows",
                 "types",
                 "row_ends",
+                "state_slots",
+                "first_saves",
+                "saves",
                 "profile",
                 "inputs",
                 "sample",

@@ -35,6 +35,7 @@ template <class T> struct Buf {
 struct Op {
     int32_t kind, rows, dtype;
     int32_t times;  // rows of the op for each of its run-time row count
+    int32_t waits;  // whether threads wait until the ops before it are complete
 };
 """
 

@@ -150,5 +150,5 @@ class VectorCopy:
         numbers, count = torch.from_numpy(self.data.view(np.float32)), self.shape.numel()
         if not self.width:
             return numbers[:count][None]
-        cols = self.shape[-1]
+        cols = self.shape[1:].numel()
         return numbers.view(-1, self.width)[: count // cols, :cols]

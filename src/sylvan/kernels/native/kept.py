@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,14 @@ import msgspec
 import torch
 
 from sylvan.kernels.api import LinearWeight
-from sylvan.kernels.blob import Blob, BlobError, read_blob, write_blob
+from sylvan.kernels.blob import Blob, BlobError, read_blob
+from sylvan.kernels.cache_files import CacheFiles
 from sylvan.kernels.matmul.codes import Code
 from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.weights import DeferredWeight, Form, PackKind
 from sylvan.kernels.memory import Bytes
 
 logger = logging.getLogger(__name__)
-
-SUFFIX = ".weights"
-MOST_FILES = 8
-"""Maximum number of files in a directory; the least recently used are deleted."""
-_SPARE_BYTES = 1 << 30  # that stay free on the disk
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,30 +46,37 @@ class KeptWeights:
     """The weights of one checkpoint in one way of packing, in a file.
 
     Attributes:
-        path: Its name says all that the contents depend on.
-        numbers: Of the arrays in the file, by their addresses in memory.
+        files: Where the file is.
+        name: Its name, which says all that the contents depend on.
+        numbers: Of the arrays in the file, by their addresses in memory; see `settle`.
+        failed: Whether the file could not be written.
     """
 
-    path: Path
+    files: CacheFiles
+    name: str
+    failed: bool = False
     numbers: dict[int, int] = field(default_factory=dict[int, int])
     _found: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
     _shapes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _new: dict[str, tuple[PackedWeight, list[int]]] = field(
         default_factory=dict[str, tuple[PackedWeight, list[int]]]
     )
+    _entries: list[_Entry] = field(default_factory=list[_Entry])
+    _arrays: list[Bytes] = field(default_factory=list[Bytes])
 
     @classmethod
-    def open(cls, path: Path, blob: Blob | None = None) -> KeptWeights:
+    def open(cls, files: CacheFiles, name: str, blob: Blob | None = None) -> KeptWeights:
         """Read what an earlier start has left; a file that is damaged counts as none.
 
         Args:
-            path: The file.
+            files: Where it is.
+            name: Of the file.
             blob: Its contents, if they have been read already.
         """
-        kept = cls(path)
+        kept = cls(files, name)
         try:
-            kept._read(blob or read_blob(path))
-            os.utime(path)
+            kept._read(blob or read_blob(kept.path))
+            files.used(name)
         except FileNotFoundError:
             pass
         except (BlobError, OSError, msgspec.ValidationError, KeyError, IndexError) as error:
@@ -97,36 +98,42 @@ class KeptWeights:
         if isinstance(weight, DeferredWeight):
             self._new[weight.key] = packed, list(weight.shape)
 
-    def write(self) -> None:
-        """Leave the weights for later starts, if some were packed; a failure is logged only."""
+    @property
+    def path(self) -> Path:
+        """The file, which may not exist."""
+        return self.files.folder / self.name
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._entries)
+
+    def settle(self) -> None:
+        """Give each array its number in the file, when all weights have been packed."""
         if not self._new:
             return
         old = {key: (packed, self._shapes[key]) for key, packed in self._found.items()}
-        entries: list[_Entry] = []
-        arrays: list[Bytes] = []
         for key, (packed, shape) in (old | self._new).items():
-            entries.append(_entry(key, shape, packed, len(arrays)))
-            arrays.extend(packed.parts.values())
-        size = sum(array.nbytes for array in arrays)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._make_room(size)
-            write_blob(self.path, msgspec.to_builtins(_About(entries)), arrays)
-        except OSError as error:
-            logger.warning("load_cache: packed weights are not kept: %s", error)
-        else:
-            self.numbers = {array.ctypes.data: i for i, array in enumerate(arrays)}
-            logger.info("load_cache: kept %.2f GB of packed weights", size / 1e9)
+            self._entries.append(_entry(key, shape, packed, len(self._arrays)))
+            self._arrays.extend(packed.parts.values())
+        self.numbers = {array.ctypes.data: i for i, array in enumerate(self._arrays)}
         self._new.clear()
 
-    def _make_room(self, size: int) -> None:
-        files = sorted(self.path.parent.glob(f"*{SUFFIX}"), key=lambda f: f.stat().st_mtime)
-        for old in files[: max(0, len(files) - MOST_FILES + 1)]:
-            with contextlib.suppress(FileNotFoundError):
-                old.unlink()
-        free = shutil.disk_usage(self.path.parent).free
-        if free < size + _SPARE_BYTES:
-            raise OSError(f"{size:,} bytes are needed, {free:,} are free on the disk")
+    def write(self, ended: Callable[[], bool]) -> None:
+        """Leave the weights for later starts; a failure is logged only.
+
+        Blocks until `ended`. The weights must stay as they are meanwhile.
+        """
+        size = sum(array.nbytes for array in self._arrays)
+        about = msgspec.to_builtins(_About(self._entries))
+        try:
+            self.files.write(self.name, about, self._arrays, ended)
+        except OSError as error:
+            self.failed = True
+            logger.warning("load_cache: packed weights are not kept: %s", error)
+        else:
+            logger.info("load_cache: kept %.2f GB of packed weights", size / 1e9)
+        self._entries, self._arrays = [], []
 
     def _read(self, blob: Blob) -> None:
         self.numbers = {array.ctypes.data: i for i, array in enumerate(blob.arrays)}

@@ -9,6 +9,7 @@ import numpy as np
 
 from sylvan.kernels.api import HostFunction
 from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.native.barriers import waits
 from sylvan.kernels.native.binding import OP
 from sylvan.kernels.native.copies import MatrixCopy, WeightCopy
 from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
@@ -43,6 +44,12 @@ class ProgramLayout:
         """Index of the memory of a virtual buffer or a constant."""
         return ~ref if ref < 0 else self.home[ref]
 
+    def records_of(self, chosen: Sequence[int]) -> np.ndarray:
+        """Some ops as the library reads them, which wait for one another alone."""
+        records = self.records[list(chosen)]
+        records["waits"] = waits([self.ops[i] for i in chosen], self.home, self.memory)
+        return records
+
 
 def plan_memory(graph: Graph) -> ProgramLayout:
     """Assign memory to each virtual buffer that no other live buffer uses."""
@@ -62,6 +69,7 @@ def plan_memory(graph: Graph) -> ProgramLayout:
     for record, op in zip(records, graph.ops, strict=True):
         if not isinstance(op, HostCall):
             _encode(record, op, home)
+    records["waits"] = waits(graph.ops, home, memory)
     return ProgramLayout(
         graph.ops, records, memory, home, graph.copies, graph.functions, graph.sizes, graph.limits
     )

@@ -1,5 +1,5 @@
-// The interpreter: every thread walks the op list with a barrier between ops; within one op,
-// threads claim tiles.
+// The interpreter: every thread walks the op list, with a barrier before ops that must wait; within
+// one op, threads claim tiles.
 #include "../matmul/head.h"
 #include "kernel.h"
 #include "pool.h"
@@ -127,10 +127,15 @@ void walk(void* arg, int thread) {
     Pool& pool = *p.pool;
     void* scratch = pool.scratch(thread);
     int64_t* profile = thread == 0 ? p.step.run->profile : nullptr;
+    bool running = false;  // whether tiles since the last barrier may be under way
     for (size_t i = 0; i < p.ops.size(); i++) {
         int64_t start = profile ? now() : 0;
         const Op& op = p.ops[i].op();
         const Kernel& kernel = kernels[op.kind][op.dtype];
+        if (running && op.waits) {
+            pool.barrier();
+            running = false;
+        }
         bool is_head = p.head.is(op);
         int tiles = is_head ? p.head.units(p.step) : kernel.tiles(op, p.step);
         auto run = [&](int t) {
@@ -141,10 +146,11 @@ void walk(void* arg, int thread) {
             for (int t = 0; t < tiles; t++) run(t);
         else if (tiles) {
             for (int t; (t = p.next[i].fetch_add(1, std::memory_order_relaxed)) < tiles;) run(t);
-            pool.barrier();
+            running = true;
         }
         if (profile) profile[i] += now() - start;
     }
+    if (running) pool.barrier();
     if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.gathered());
 }
 

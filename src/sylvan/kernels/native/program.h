@@ -34,6 +34,11 @@ struct Run {  // everything that changes from step to step
     const int32_t* types;
     // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
     const int32_t* row_ends;
+    // where recurrent layers find the state of each request, and where they save others; null where
+    // a model has none
+    const int32_t* state_slots;   // [seqs]
+    const int32_t* first_saves;   // [seqs + 1] of `saves`
+    const int32_t* saves;         // [][2] rows of the request, and the slot of the state after them
     int64_t* profile;             // [ops] ns spent, added to; or null
     const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
     struct Sample* sample;        // if set, the logits are sampled afterwards

@@ -187,5 +187,5 @@ class _ChosenOps(NativePart):
     """Some ops of a program."""
 
     def __init__(self, library: Library, layout: ProgramLayout, chosen: Sequence[int]) -> None:
-        super().__init__(library, layout.records[list(chosen)], layout.memory)
+        super().__init__(library, layout.records_of(chosen), layout.memory)
         self.ops = [layout.ops[i] for i in chosen]

@@ -61,8 +61,10 @@ from sylvan.kernels.native.opset import (
     Xielu,
 )
 from sylvan.kernels.native.ranks import SharedRanks
+from sylvan.kernels.native.recurrent import StateTracer
 from sylvan.kernels.native.sparse import SparseTracer
 from sylvan.kernels.paged.cache import LayerPages, PageShape, SmallNumbers, allocate_pages
+from sylvan.kernels.recurrent import RecurrentTracer
 
 PARTS_MIB = 8  # room for attention spread over threads
 _TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
@@ -86,7 +88,8 @@ class NativeTracer:
 
     The model stays unchanged; `compile_graph` packs weights.
 
-    `pages` are the layers' KV pages by attention index. Unless a program computes `whole_steps`, no
+    `pages` are the layers' KV pages by attention index, `states` all slots of each recurrent state
+    by its number. Unless a program computes `whole_steps`, no
     op depends on the index of a row.
     """
 
@@ -98,10 +101,12 @@ class NativeTracer:
         constants: Constants,
         *,
         whole_steps: bool = True,
+        states: Sequence[torch.Tensor] = (),
     ) -> None:
         self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
         self._sparse = SparseTracer(self._builder)
+        self._states = StateTracer(self._builder, states) if states else None
         # Inputs of every step: ids, positions, token types; rows that need logits.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
         self.positions = TracedTensor(self, _POSITIONS, 1, "i32")
@@ -267,6 +272,17 @@ class NativeTracer:
         self._builder.emit(op, out)
         return out
 
+    @property
+    def recurrent(self) -> RecurrentTracer:
+        """For layers with recurrent states.
+
+        Raises:
+            Unsupported: there is no memory for states.
+        """
+        if self._states is None:
+            raise Unsupported("recurrent layers without memory for states")
+        return self._states
+
     def attention(
         self,
         qkv: TracedTensor,
@@ -420,6 +436,7 @@ class NativeTracer:
             cols=a.cols,
             a_f32=self._is_wide(a),
             b_f32=self._is_wide(b),
+            out_f32=self._is_wide(a),
             scale=scale,
         )
         self._builder.emit(op, out, dtype=self.dtype)

@@ -15,6 +15,7 @@ from sylvan.kernels.matmul.codes import bits_of
 from sylvan.kernels.matmul.pack import as_bytes, pack, pack_stack
 from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
+from sylvan.kernels.native.builder import ELEMENT_BYTES
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph
 from sylvan.kernels.native.kept import KeptWeights
@@ -105,7 +106,8 @@ def _keep_rows(graph: Graph, ref: int, matrix: LinearWeight) -> None:
     """A float32 copy of the rows of a matrix, each padded to 32 columns."""
     found = matrix.load() if isinstance(matrix, DeferredWeight) else matrix
     assert isinstance(found, torch.Tensor)
-    values = F.pad(found.detach().float(), (0, -found.shape[1] % 32))
+    rows = found.detach().float().flatten(1)  # taps of a convolution have a dimension of 1 before
+    values = F.pad(rows, (0, -rows.shape[1] % 32))
     data = graph.constants[~ref] = as_bytes(values)
     graph.copies.append(VectorCopy(matrix, data, found.shape, values.shape[1]))
 
@@ -149,6 +151,7 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
             order=found.parts["order"],
             out=operands["x"],
             cols=linear.cols,
+            x_stride=linear.x_bytes // ELEMENT_BYTES[linear.dtype],
             **_header(linear),
         )
     if "shifts" in found.parts:

@@ -15,7 +15,7 @@ ROTATED_HEADS = frozenset({32, 64, 128, 256})
 """Head sizes that can be stored in four bits."""
 
 SmallNumbers = Literal["int8", "int4", "fp8_e4m3", "fp8_e5m2"]
-"""What pages may hold, with a float32 scale for each token and head; int4 heads are rotated."""
+"""Types of pages with a float32 scale per token and head; int4 heads are rotated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ SCALED = (torch.int8, NIBBLES)
 """Types with a float32 scale for each token and head, behind the heads of a token."""
 
 ScaleKind = Literal["none", "head", "token"]
-"""What has scales: nothing, each key head, or each head of a token."""
+"""Granularity of scales: none, per key head, or per head of a token."""
 
 
 def token_scales(side: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class LayerKV:
 
     @property
     def scaled(self) -> ScaleKind:
-        """What has scales."""
+        """Granularity of the scales."""
         if self.keys.dtype in SCALED:
             return "token"
         return "none" if self.scales is None else "head"

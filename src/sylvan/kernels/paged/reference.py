@@ -59,7 +59,7 @@ def split_heads(
 
 
 def through_int4(x: torch.Tensor) -> torch.Tensor:
-    """What int4 pages give back of heads: rotated, in 16 levels with a scale, turned back."""
+    """Round trip of heads through int4 pages: Hadamard rotation, 16 levels times a scale, back."""
     level, scale = _sixteen(x)
     return hadamard((level - 7.5) * scale)
 
@@ -101,7 +101,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
 def through_fp8(
     x_TKH: torch.Tensor, kind: torch.dtype, scale_K: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What pages of 8-bit floats give back, float32: by given scales, or one per head and token."""
+    """Round trip through FP8 pages, float32: with given scales, or one per head and token."""
     x, most = x_TKH.float(), torch.finfo(kind).max
     top = x.abs().amax(-1, keepdim=True)
     scale = torch.where(top > 0, top / most, 1.0) if scale_K is None else scale_K[:, None]

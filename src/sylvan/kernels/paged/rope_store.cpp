@@ -25,7 +25,8 @@ template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes,
     vf top{}, odd{};
     for (int i = 0; i < cols; i += LANES) {
         vf v = first(get(x + i), cols - i);
-        top = max(top, abs(v)), odd += v * 0.f;
+        top = max(top, abs(v));
+        odd += v * 0.f;
     }
     float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MOST : 1.f;
     vf divisor = splat(scale), most = splat(F::MOST);
@@ -97,8 +98,8 @@ template <class E> void store_levels(const RopeStore& op, const Step& s, const H
     constexpr int e = E::ELEMENTS;
     int off = slot % h.page, page = slot / h.page;
     alignas(64) int8_t levels[MAX_HEAD + KEY_PAD] = {};
-    auto *k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head),
-         *v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
+    auto* k = at<int8_t>(op.kv.keys, s) + h.k_head(page, head);
+    auto* v = at<int8_t>(op.kv.values, s) + h.v_head(page, head);
     reinterpret_cast<float*>(k + h.page * h.k_dim)[off] =
         to_small(op.kv.format, key, h.dim, levels, at(op.k_scales, s), head);
     k += off / LANES * LANES * h.k_dim + off % LANES * e;

@@ -22,8 +22,9 @@ template <class T> void write(Buf<void> out, const Step& s, bool f32, int64_t i,
 
 template <class T> void add(const Add& op, const Step& s, int64_t r) {
     for (int64_t i = r * stride(op.cols), end = i + stride(op.cols); i < end; i += LANES)
-        write<T>(op.out, s, op.a_f32, i,
-                 read<T>(op.a, s, op.a_f32, i) + read<T>(op.b, s, op.b_f32, i) * op.scale);
+        write<T>(op.out, s, op.out_f32, i,
+                 read<T>(op.a, s, op.a_f32, i) * op.a_scale +
+                     read<T>(op.b, s, op.b_f32, i) * op.scale);
 }
 
 template <class T> void scale(const Scale& op, const Step& s, int64_t r) {

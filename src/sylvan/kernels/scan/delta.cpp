@@ -34,18 +34,36 @@ template <class F> static inline SYLVAN_INLINE void each_key(int keys, F&& f) {
     });
 }
 
+struct DeltaFactors {
+    float keep, beta;
+};
+
+template <class T> DeltaFactors delta_factors(const DeltaScan& op, const Step& s, int64_t row,
+                                              int head) {
+    const int64_t place = row * op.decay_stride + op.decay_first + head;
+    const float beta =
+        scans::number(at<T>(op.beta, s)[row * op.beta_stride + op.beta_first + head]);
+    const float* a_log = at(op.a_log, s);
+    if (!a_log) return {exp1(at<float>(op.decay, s)[place]), beta};
+    const float step = scans::number(at<T>(op.decay, s)[place]) + at(op.dt_bias, s)[head];
+    const vf decay = exp(splat(a_log[head])) * scans::softplus(splat(step));
+    return {exp(-decay)[0], scans::rounded<T>(sigmoid(splat(beta)))[0]};
+}
+
 template <class T> void delta(const DeltaScan& op, const Step& s, int t, void* scratch) {
     const int keys = op.key_dim, values = op.value_dim, heads = op.num_heads;
     const int blocks = ceil_div(values, DELTA_COLS);
     const int head = t / blocks % heads, of = head / (heads / op.groups);
     const int first = t % blocks * DELTA_COLS;
-    const scans::Span span = scans::span(op.slots, s, t / blocks / heads);
+    const scans::Span span = scans::span(*s.run, t / blocks / heads);
     if (!span.rows) return;
     float* state = at(op.state, s) + int64_t(head) * keys * values + first;
     float* out = at(op.out, s) + head * values + first;
     float *held = static_cast<float*>(scratch), *q = held + keys * DELTA_COLS;
     float* k = q + round_up(keys, LANES);
     const int64_t slot = int64_t(heads) * keys * values;
+    const bool last = head == heads - 1 && first + DELTA_COLS >= values;  // pads rows with zeros
+    const int padding = op.out_stride - heads * values;
     auto left = [&](int v) { return values - first - v * LANES; };
     for (int key = 0; key < keys; key++)
         for (int v = 0; v < DELTA_VECTORS; v++) {
@@ -54,16 +72,15 @@ template <class T> void delta(const DeltaScan& op, const Step& s, int t, void* s
                   left(v) > 0 ? scans::get(from, left(v)) : vf{});
         }
     scans::walk(
-        op.slots, s, span,
+        *s.run, span,
         [&](int row) {
             const float eps = op.eps;
-            const float keep = exp1(at(op.decay, s)[int64_t(row) * op.decay_stride + head]);
-            const float beta =
-                scans::number(at<T>(op.beta, s)[int64_t(row) * op.beta_stride + head]);
-            unit(at<T>(op.q, s) + int64_t(row) * op.q_stride + of * keys, q, keys, eps,
+            const auto [keep, beta] = delta_factors<T>(op, s, row, head);
+            const int64_t r = row;
+            unit(at<T>(op.q, s) + r * op.q_stride + op.q_first + of * keys, q, keys, eps,
                  1.f / std::sqrt(float(keys)));
-            unit(at<T>(op.k, s) + int64_t(row) * op.k_stride + of * keys, k, keys, eps, 1.f);
-            const T* value = at<T>(op.v, s) + int64_t(row) * op.v_stride + head * values + first;
+            unit(at<T>(op.k, s) + r * op.k_stride + op.k_first + of * keys, k, keys, eps, 1.f);
+            const T* value = at<T>(op.v, s) + r * op.v_stride + op.v_first + head * values + first;
             vf sums[DELTA_CHAINS * DELTA_VECTORS], error[DELTA_VECTORS];
             auto clear = [&] {
                 unrolled<DELTA_CHAINS * DELTA_VECTORS>([&](auto i)
@@ -98,9 +115,10 @@ template <class T> void delta(const DeltaScan& op, const Step& s, int t, void* s
                 });
             });
             unrolled<DELTA_VECTORS>([&](auto v) SYLVAN_INLINE {
-                float* to = out + int64_t(row) * heads * values + v * LANES;
+                float* to = out + r * op.out_stride + v * LANES;
                 if (left(v) > 0) scans::put(to, total(v), left(v));
             });
+            if (last) std::fill_n(out + r * op.out_stride + values - first, padding, 0.f);
         },
         [&](int to) {
             for (int key = 0; key < keys; key++)

@@ -18,7 +18,7 @@ from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.graph import Graph, ProgramLimits
 from sylvan.kernels.native.layout import plan_memory
 from sylvan.kernels.native.library import Library
-from sylvan.kernels.native.opset import DeltaScan, ShortConv, SpaceScan, StateSlots
+from sylvan.kernels.native.opset import DeltaScan, ShortConv, SpaceScan
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.schema import Op, RowType
 from sylvan.kernels.scan.delta import EPS, DeltaInputs
@@ -35,8 +35,7 @@ class _Arrays:
     """Rows and slots of a step as kernels read them."""
 
     run: StepRun
-    kept: tuple[np.ndarray, ...]  # arrays that `run` and `places` point to
-    places: tuple[int, int, int]  # slots, first saves, saves
+    kept: tuple[np.ndarray, ...]  # arrays that `run` points to
 
 
 class NativeScans:
@@ -77,13 +76,20 @@ class NativeScans:
         out_TC = torch.empty(x_TC.shape, dtype=self._dtype)
         buffers = {
             "x": x_TC,
-            "weight": weight_CK.to(self._dtype).contiguous(),
+            "weight": weight_CK.float().contiguous(),
             "state": state_SKC,
             "out": out_TC,
         }
         if bias_C is not None:
-            buffers["bias"] = bias_C.to(self._dtype).contiguous()
-        sizes = {"channels": channels, "taps": taps, "x_stride": x_TC.stride(0), "silu": silu}
+            buffers["bias"] = bias_C.float().contiguous()
+        sizes = {
+            "channels": channels,
+            "taps": taps,
+            "weight_stride": taps,
+            "x_stride": x_TC.stride(0),
+            "out_stride": channels,
+            "silu": silu,
+        }
         self._run(ShortConv, buffers, sizes, spans)
         return out_TC
 
@@ -113,10 +119,12 @@ class NativeScans:
             "states": states,
             "groups": inputs.b_TGN.shape[1],
             "a_by_state": decay.dim() == 2,
+            "a_stride": states,
             "x_stride": x.stride(0),
             "b_stride": b.stride(0),
             "c_stride": c.stride(0),
             "dt_stride": dt.stride(0),
+            "out_stride": heads * width,
         }
         self._run(SpaceScan, buffers, sizes, spans)
         return out_THP
@@ -150,6 +158,7 @@ class NativeScans:
             "v_stride": v.stride(0),
             "decay_stride": decay.stride(0),
             "beta_stride": beta.stride(0),
+            "out_stride": heads * values,
             "eps": EPS,
         }
         self._run(DeltaScan, buffers, sizes, spans)
@@ -170,20 +179,16 @@ class NativeScans:
         if key not in self._programs:
             self._programs[key] = self._compiled(op, tuple(buffers), sizes)
         addresses = [tensor.data_ptr() for tensor in buffers.values()]
-        places = enumerate([*addresses, *self._arrays.places])
-        self._programs[key].run_at(self._arrays.run, *places)
+        self._programs[key].run_at(self._arrays.run, *enumerate(addresses))
 
     def _compiled(
         self, op: type[Op], buffers: tuple[str, ...], sizes: Mapping[str, float]
     ) -> Program:
-        """A program of one op; its buffers are numbered in order, those of `StateSlots` last."""
+        """A program of one op; its buffers are numbered in order."""
         graph = Graph(ProgramLimits(max_tokens=1, max_outputs=1), self._dtype)
         refs = {name: graph.buffer(0) for name in buffers}
-        slots = StateSlots(
-            slots=graph.buffer(0), first_saves=graph.buffer(0), saves=graph.buffer(0)
-        )
         graph.inputs = list(range(len(graph.sizes)))
-        operands: dict[str, Any] = {**refs, **sizes, "slots": slots}
+        operands: dict[str, Any] = {**refs, **sizes}
         graph.ops.append(op(**operands, dtype=_DTYPES[self._dtype]))
         return Program(self._library, plan_memory(graph))
 
@@ -206,6 +211,8 @@ def _arrays(spans: Spans) -> _Arrays:
         seqs=len(slots),
         row_start=starts.ctypes.data,
         kv_len=lens.ctypes.data,
+        state_slots=slots.ctypes.data,
+        first_saves=first.ctypes.data,
+        saves=saved.ctypes.data,
     )
-    places = slots.ctypes.data, first.ctypes.data, saved.ctypes.data
-    return _Arrays(run, (starts, slots, first, saved, lens), places)
+    return _Arrays(run, (starts, slots, first, saved, lens))

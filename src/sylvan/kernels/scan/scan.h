@@ -11,17 +11,16 @@ struct Span {  // the rows of one request, and where its state is read and goes
     int start, rows, slot, first_save, last_save;
 };
 
-static inline Span span(const StateSlots& slots, const Step& s, int seq) {
-    const int32_t *start = s.run->row_start + seq, *saves = at(slots.first_saves, s) + seq;
-    return {start[0], start[1] - start[0], at(slots.slots, s)[seq], saves[0], saves[1]};
+static inline Span span(const Run& run, int seq) {
+    const int32_t *start = run.row_start + seq, *saves = run.first_saves + seq;
+    return {start[0], start[1] - start[0], run.state_slots[seq], saves[0], saves[1]};
 }
 
 // Calls row(i) for all rows of a span, and keep(slot) where a copy of the state is saved, and
 // finally in its own slot.
 template <class Row, class Keep>
-static inline void walk(const StateSlots& slots, const Step& s, const Span& span, Row&& row,
-                        Keep&& keep) {
-    const int32_t* saves = at(slots.saves, s);
+static inline void walk(const Run& run, const Span& span, Row&& row, Keep&& keep) {
+    const int32_t* saves = run.saves;
     int next = span.first_save;
     for (int i = 0; i < span.rows; i++) {
         row(span.start + i);
@@ -50,6 +49,22 @@ template <class T> static inline void put(T* p, vf v, int n) {
     T some[LANES];
     ::put(some, v);
     std::copy_n(some, std::max(n, 0), p);
+}
+
+template <class T> static inline void widen(const T* from, float* to, int n) {
+    for (int i = 0; i < n; i += LANES) store(to + i, get(from + i, n - i));  // zeros at the end
+}
+template <class T> static inline vf rounded(vf v) {
+    T some[LANES];
+    ::put(some, v);
+    return ::get(some);
+}
+
+// log(1 + exp(x)): the logarithm as a series of z = y / (2 + y), y = exp(-|x|), z at most 1/3.
+static inline vf softplus(vf x) {
+    vf y = exp(-abs(x)), z = y / (y + 2.f), s = z * z;
+    vf series = horner(s, splat(1.f / 15), 1.f / 13, 1.f / 11, 1.f / 9, 1.f / 7, .2f, 1.f / 3, 1.f);
+    return max(x, vf{}) + (z + z) * series;
 }
 
 }  // namespace scans

@@ -286,6 +286,23 @@ def _repeat(x: Array, repeats: Sequence[int]) -> Array:
     return jnp.tile(x, tuple(repeats))
 
 
+def _topk(
+    x: Array, k: int, dim: int = -1, largest: bool = True, ordered: bool = True
+) -> tuple[Array, Array]:
+    del ordered
+    rows = jnp.moveaxis(x if largest else -x, dim, -1)
+    best, places = jax.lax.top_k(rows, k)
+    return jnp.moveaxis(best if largest else -best, -1, dim), jnp.moveaxis(places, -1, dim)
+
+
+def _sort(
+    x: Array, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> tuple[Array, Array]:
+    del stable
+    order = jnp.argsort(x, dim, stable=True, descending=descending)
+    return jnp.take_along_axis(x, order, dim), order
+
+
 def _embedding(weight: Array, ids: Array, *args: Any) -> Array:
     del args
     return weight[ids]
@@ -436,6 +453,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "index_select": _index_select,
         "gather": _gather,
         "repeat": _repeat,
+        "topk": _topk,
+        "sort": _sort,
         "embedding": _embedding,
         "_to_copy": _cast,
         "clone": _same,

@@ -7,7 +7,7 @@ D columns of a key, V of a value, P pages of a request, L tokens of P pages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,20 @@ class HeadSpec:
         return self.num_heads // self.num_kv_heads
 
 
+class Biases(NamedTuple):
+    """What is added to scores, float32; None: nothing.
+
+    Attributes:
+        sinks: A logit of each head that takes part in the softmax but carries no value (H,).
+        slopes: By which scores of a head fall with each token of distance (H,).
+        distances: What is added at distances 0 to E - 1, the last also beyond (H, E).
+    """
+
+    sinks: Array | None = None
+    slopes: Array | None = None
+    distances: Array | None = None
+
+
 class Attend(Protocol):
     """Attention of tiles of queries over the pages of their requests."""
 
@@ -74,7 +88,7 @@ class Attend(Protocol):
         values: Array | None,
         tiles: Tiles,
         spec: HeadSpec,
-        biases: tuple[Array | None, Array | None],
+        biases: Biases,
     ) -> Array:
         """Weighted values.
 
@@ -84,7 +98,7 @@ class Attend(Protocol):
             values: (pages, K, page_size, V); None: the first V columns of the keys.
             tiles: Where rows and pages are.
             spec: What the layer computes.
-            biases: Sinks and slopes, float32 (H,), or None.
+            biases: Of its heads.
 
         Returns: (N, B, H, V) in the type of the queries.
         """
@@ -97,23 +111,25 @@ def attend(
     values: Array | None,
     tiles: Tiles,
     spec: HeadSpec,
-    biases: tuple[Array | None, Array | None],
+    biases: Biases,
 ) -> Array:
     """See `Attend`: gathers the pages of each tile, then computes scores of all tokens."""
     tiles_N, rows_B = q_NBHD.shape[:2]
     kv, group = spec.num_kv_heads, spec.group
-    k_NLKD = _gathered(keys, tiles.tables)
-    v_NLKV = k_NLKD[..., : spec.value_dim] if values is None else _gathered(values, tiles.tables)
+    k_NKLD = _gathered(keys, tiles.tables)
+    v_NKLV = k_NKLD[..., : spec.value_dim] if values is None else _gathered(values, tiles.tables)
     q = q_NBHD.reshape(tiles_N, rows_B, kv, group, spec.head_dim).astype(jnp.float32)
     exact = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("nbkgd,nlkd->nkgbl", q, k_NLKD.astype(jnp.float32), precision=exact)
-    sinks, slopes = (None if x is None else x.reshape(kv, group, 1, 1) for x in biases)
+    scores = jnp.einsum("nbkgd,nkld->nkgbl", q, k_NKLD.astype(jnp.float32), precision=exact)
+    sinks, slopes, distances = (None if x is None else x.reshape(kv, group, 1, -1) for x in biases)
     own, ends = tiles.places[:, None, None, :, None], tiles.ends[:, None, None, :, None]
-    key = jnp.arange(k_NLKD.shape[1], dtype=jnp.int32)
+    key = jnp.arange(k_NKLD.shape[2], dtype=jnp.int32)
     scores = biased(scores * spec.scale, (key, own), spec, slopes)
+    if distances is not None:
+        scores = scores + _of_distance(distances, tiles.places[:, :, None] - key)
     seen = sees(key, own, ends, spec)
     weights = softmax(jnp.where(seen, scores, -jnp.inf), sinks)
-    out = jnp.einsum("nkgbl,nlkv->nbkgv", weights, v_NLKV.astype(jnp.float32), precision=exact)
+    out = jnp.einsum("nkgbl,nklv->nbkgv", weights, v_NKLV.astype(jnp.float32), precision=exact)
     return out.reshape(tiles_N, rows_B, spec.num_heads, spec.value_dim).astype(q_NBHD.dtype)
 
 
@@ -125,6 +141,14 @@ def biased(scores: Array, places: tuple[Any, Any], spec: HeadSpec, slopes: Array
         return scores
     key, own = places
     return scores + slopes * (key - own).astype(jnp.float32)
+
+
+def _of_distance(biases_KGE: Array, distance_NBL: Array) -> Array:
+    """What is added to the scores of each head: (N, K, G, B, L)."""
+    table_EH = biases_KGE.reshape(-1, biases_KGE.shape[-1]).T
+    found = table_EH[jnp.clip(distance_NBL, 0, table_EH.shape[0] - 1)]  # (N, B, L, H)
+    found = found.transpose(0, 3, 1, 2)
+    return found.reshape(found.shape[0], *biases_KGE.shape[:2], *found.shape[2:])
 
 
 def sees(key: Any, own: Any, ends: Any, spec: HeadSpec) -> Array:
@@ -157,7 +181,6 @@ def store(pages: Array, slots: Array, rows: Array) -> Array:
 
 
 def _gathered(pages: Array, tables: Array) -> Array:
-    """(N, L, K, D) of each tile."""
-    found = pages[tables]  # (N, P, K, page_size, D)
-    found = found.transpose(0, 1, 3, 2, 4)
-    return found.reshape(found.shape[0], -1, *found.shape[3:])
+    """(N, K, L, D) of each tile."""
+    found = pages[tables].transpose(0, 2, 1, 3, 4)  # (N, K, P, page_size, D)
+    return found.reshape(*found.shape[:2], -1, found.shape[4])

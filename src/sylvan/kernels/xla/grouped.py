@@ -63,6 +63,24 @@ def _by_expert(v: Values, op: Linear, groups: ExpertGroups, stack: Array) -> Non
     v.put(op.out, out, op, wide=op.out_f32)
 
 
+def expert_product(x_PC: Array, stack_ENC: Array, experts_P: Array) -> Array:
+    """See `kernels.experts.products.ExpertProduct`."""
+    count = stack_ENC.shape[0]
+    inside = (experts_P >= 0) & (experts_P < count)
+    own = jnp.where(inside, experts_P, 0)
+    order = jnp.argsort(own, stable=True)
+    sizes = (own[:, None] == jnp.arange(count)).sum(0, dtype=jnp.int32)
+    found = jax.lax.ragged_dot(
+        x_PC[order],
+        stack_ENC.swapaxes(1, 2),
+        sizes,
+        precision=precision(x_PC.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    found = found[jnp.argsort(order)].astype(x_PC.dtype)
+    return jnp.where(inside[:, None], found, jnp.zeros((), x_PC.dtype))
+
+
 def _in_place(v: Values, op: Linear, groups: HeadRows, stack: Array) -> None:
     """Heads are strided column ranges of x and of the output."""
     x, heads = v.rows(op.x), groups.num_heads

@@ -21,7 +21,7 @@ from sylvan.kernels.native.opset import (
     Source,
     ToStack,
 )
-from sylvan.kernels.xla.attention import HeadSpec, softmax, store
+from sylvan.kernels.xla.attention import Biases, HeadSpec, softmax, store
 from sylvan.kernels.xla.grouped import HeadRows
 from sylvan.kernels.xla.values import DTYPES, Values
 
@@ -119,7 +119,7 @@ def attention(v: Values, op: Attention) -> None:
         chunk=op.chunk,
         softcap=op.softcap,
     )
-    biases = v.optional(op.sinks, kv.num_heads), v.optional(op.slopes, kv.num_heads)
+    biases = Biases(v.optional(op.sinks, kv.num_heads), v.optional(op.slopes, kv.num_heads))
     q, k, value = v.parts(op.qkv, head_sizes(kv))
     q = _heads(q, kv.head_dim)
     if kv.whole_text:

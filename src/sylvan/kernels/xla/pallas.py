@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sylvan.kernels.xla.attention import HeadSpec, Tiles, biased, sees
+from sylvan.kernels.xla.attention import Biases, HeadSpec, Tiles, attend, biased, sees
 
 Array: TypeAlias = jax.Array
 _LEAST = -1e30
@@ -88,7 +88,7 @@ def decode(
     pages: tuple[Array, Array | None],
     tiles: Tiles,
     spec: HeadSpec,
-    biases: tuple[Array | None, Array | None],
+    biases: Biases,
     *,
     interpret: bool = False,
 ) -> Array:
@@ -102,7 +102,7 @@ def extend(
     pages: tuple[Array, Array | None],
     tiles: Tiles,
     spec: HeadSpec,
-    biases: tuple[Array | None, Array | None],
+    biases: Biases,
     *,
     interpret: bool = False,
 ) -> Array:
@@ -124,8 +124,10 @@ class PallasAttend:
         values: Array | None,
         tiles: Tiles,
         spec: HeadSpec,
-        biases: tuple[Array | None, Array | None],
+        biases: Biases,
     ) -> Array:
+        if biases.distances is not None:  # gathered, which kernels cannot do
+            return attend(q_NBHD, keys, values, tiles, spec, biases)
         pages = keys, values
         if q_NBHD.shape[1] > 1:
             return extend(q_NBHD, pages, tiles, spec, biases, interpret=self._interpret)
@@ -138,7 +140,7 @@ def _attend(
     pages: tuple[Array, Array | None],
     tiles: Tiles,
     spec: HeadSpec,
-    biases: tuple[Array | None, Array | None],
+    biases: Biases,
     interpret: bool,
 ) -> Array:
     keys, values = pages
@@ -146,7 +148,7 @@ def _attend(
     page_size, most = keys.shape[2], tiles.tables.shape[1]
     repeated = (jnp.repeat(x, spec.group, axis=1)[..., None] for x in (tiles.places, tiles.ends))
     sinks, slopes = (
-        _of_rows(x, spec, rows, low) for x, low in zip(biases, (_LEAST, 0.0), strict=True)
+        _of_rows(x, spec, rows, low) for x, low in zip(biases[:2], (_LEAST, 0.0), strict=True)
     )
     index = _Index(most)
     page = pl.BlockSpec((1, 1, page_size, keys.shape[3]), index.page)

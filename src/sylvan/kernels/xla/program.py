@@ -17,7 +17,7 @@ from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native import opset
 from sylvan.kernels.native.graph import Graph, HostCall
 from sylvan.kernels.native.schema import Op
-from sylvan.kernels.xla import experts, heads, lora, rows
+from sylvan.kernels.xla import experts, heads, lora, rows, sparse
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.values import (
     DTYPES,
@@ -35,7 +35,7 @@ HostLowering = Callable[[Values, int, Array], Array]
 
 
 def _nothing(v: Values, op: Op) -> None:
-    """No-op: the previous op includes this one."""
+    """No-op: the previous or a later op includes this one."""
 
 
 LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
@@ -65,6 +65,10 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
         opset.HeadGroups: heads.head_groups,
         opset.ToStack: heads.to_stack,
         opset.FromStack: heads.from_stack,
+        opset.TokenStore: sparse.token_store,
+        opset.IndexScores: _nothing,
+        opset.IndexChoice: sparse.index_choice,
+        opset.SparseAttention: sparse.sparse_attention,
         opset.LoraPairs: lora.lora_pairs,
         opset.LoraShrink: lora.lora_shrink,
         opset.LoraLookup: lora.lora_lookup,
@@ -72,7 +76,7 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
         HostCall: rows.host_call,
     }
 )
-"""By op; the ops of quantised weights, ranks and sparse attention have none."""
+"""By op; the ops of quantised weights and of ranks have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,19 @@ class ProgramMemory:
     states: Mapping[int, Array]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadArrays:
+    """What a step reads and leaves as it is.
+
+    Attributes:
+        adapters: By the number of the constant that describes a layer's adapters.
+        items: Keys and values of encoded items, by layer of the model; an item is a page.
+    """
+
+    adapters: Mapping[int, LoraStack]
+    items: Mapping[int, Pages]
+
+
 class LoweredProgram:
     """A graph whose ops all have a lowering.
 
@@ -164,10 +181,11 @@ class LoweredProgram:
         weights: Weights,
         memory: ProgramMemory,
         inputs: PaddedInputs,
-        adapters: Mapping[int, LoraStack] = MappingProxyType({}),
+        read: ReadArrays,
     ) -> tuple[ProgramMemory, Outputs]:
         """All rows of a step, while JAX traces it. The memory comes back with what it wrote."""
-        values = self._values(weights, inputs, adapters)
+        values = self._values(weights, inputs, read.adapters)
+        values.items = read.items
         values.pages, values.states = {**memory.pages}, {**memory.states}
         edits = zip(self.ends.edits, inputs.edits, strict=True) if inputs.edits else ()
         _run(values, self.graph.ops, [*edits])
@@ -251,6 +269,7 @@ for _class, _fields in (
     (Outputs, ("logits", "hidden", "layers", "loads")),
     (Weights, ("matrices", "vectors", "tensors")),
     (ProgramMemory, ("pages", "states")),
+    (ReadArrays, ("adapters", "items")),
     (LoraStack, ("down", "up", "scales")),
 ):
     jax.tree_util.register_dataclass(_class, data_fields=_fields, meta_fields=())

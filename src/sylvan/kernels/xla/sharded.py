@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from sylvan.kernels.xla.attention import Attend, HeadSpec, Tiles
+from sylvan.kernels.xla.attention import Attend, Biases, HeadSpec, Tiles
 
 Array: TypeAlias = jax.Array
 
@@ -29,9 +29,9 @@ class ShardedAttend:
         values: Array | None,
         tiles: Tiles,
         spec: HeadSpec,
-        biases: tuple[Array | None, Array | None],
+        biases: Biases,
     ) -> Array:
-        count = self._mesh.size
+        count = self._mesh.shape[self._axis]
         if spec.num_heads % count or spec.num_kv_heads % count:
             own, heads, pages, vector = spec, *[PartitionSpec()] * 3
         else:
@@ -47,15 +47,17 @@ class ShardedAttend:
             k: Array,
             v: Array | None,
             numbers: Any,
-            extra: tuple[Array | None, Array | None],
+            extra: Biases,
         ) -> Array:
             return self._inner(q, k, v, Tiles(*numbers), own, extra)
 
+        around = jax.sharding.get_abstract_mesh()  # of groups of devices with requests of their own
         mapped = jax.shard_map(
             run,
-            mesh=self._mesh,
+            mesh=self._mesh if around.empty else around,
             in_specs=(heads, pages, pages, whole, vector),
             out_specs=heads,
+            axis_names={self._axis},
             check_vma=False,
         )
         numbers = tiles.rows, tiles.places, tiles.ends, tiles.tables

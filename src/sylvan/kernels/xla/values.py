@@ -74,6 +74,7 @@ class PaddedInputs:
         tokens: How many of the T rows are of requests, int32 ().
         state_rows: For recurrent layers.
         adapters: Adapter slot of each row, int32 (T,); -1: none.
+        items: Which encoded item each row attends to, as its page, and how many vectors it has.
         edits: For each edit of the program vectors float32 (T, D), and which rows have one (T,).
     """
 
@@ -84,6 +85,7 @@ class PaddedInputs:
     tokens: Array
     state_rows: StateRows | None = None
     adapters: Array | None = None
+    items: Tiles | None = None
     edits: Sequence[tuple[Array, Array]] = ()
 
 
@@ -110,6 +112,7 @@ class Values:
         pages: Pages of each attention layer, replaced when rows are stored.
         states: Slots of each part of the recurrent states (S, ...), which a step replaces.
         adapters: By the number of the constant that describes a layer's adapters.
+        items: Keys and values of encoded items, by layer of the model.
         call: Runs a host call of the graph, by its number.
         loads: By the number of a constant, rows of each expert, int32 (E,).
     """
@@ -122,6 +125,7 @@ class Values:
     layers: Mapping[int, int]  # attention layer of the keys that are the constant
     states: dict[int, Array] = field(default_factory=dict[int, Array])
     adapters: Mapping[int, LoraStack] = field(default_factory=dict[int, LoraStack])
+    items: Mapping[int, Pages] = field(default_factory=dict[int, Pages])
     call: Callable[[Values, int, Array], Array] | None = None
     buffers: dict[int, Any] = field(default_factory=dict[int, Any])
     loads: dict[int, Array] = field(default_factory=dict[int, Array])

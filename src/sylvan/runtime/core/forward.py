@@ -31,10 +31,11 @@ class AttentionCaps:
     `batch_invariant`: the bits of a query do not depend on the other queries of the step, on any
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
     separate decode kernel, cannot promise this. `row_ends`: rows may see later tokens
-    (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer. `runners`:
-    step runners that it works with. `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes`
-    and `max_head_dim`: what it computes with; None: anything. `from_projection`: it is a
-    `FusedAttention`. `kv_scales`: it stores and reads by the scales of a layer.
+    (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer;
+    `biases`: it also computes `biases` of a layer. `runners`: step runners that it works with.
+    `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes` and `max_head_dim`: what it
+    computes with; None: anything. `from_projection`: it is a `FusedAttention`. `kv_scales`: it
+    stores and reads by the scales of a layer.
     """
 
     devices: frozenset[str]
@@ -43,6 +44,7 @@ class AttentionCaps:
     tree_mask: bool = False
     row_ends: bool = False
     variants: bool = False
+    biases: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
     kv_dtypes: frozenset[str] = frozenset({"model"})

@@ -6,15 +6,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
+from sylvan.config.facts import ON_JAX
 from sylvan.config.fields import replaced
 from sylvan.config.load import dump
+from sylvan.config.load_cache import load_cache_dir, load_cache_share
 from sylvan.config.plan import useful_tokens
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.kernels import describe
@@ -40,7 +41,7 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.early.allowed import may_start_early
-from sylvan.runtime.executor.early.key import program_path
+from sylvan.runtime.executor.early.key import program_name
 from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
@@ -196,6 +197,7 @@ def build_scheduler(
         close=close,
         grammar_counts=grammar.counts,
         media_counts=lambda: media[0].counts.load if media else {},
+        bucket_counts=lambda: _bucket_counts(model),
         disagg_load=disagg.load,
         drafts_won=lambda: speculation.won_s if speculation is not None else 0.0,
         weight_version=config.weight_version,
@@ -215,7 +217,7 @@ def _save(config: Config, model: LoadedModelInfo, facts: Mapping[str, Scalar]) -
     """Leave the step program for later starts, if they can use it."""
     own = facts.get("block") or facts.get("decoder_prompt")  # steps that PyTorch takes part in
     if model.save is not None and not own and may_start_early(config):
-        model.save(program_path(config, load_library().variant), facts)
+        model.save(program_name(config, load_library().variant), facts)
 
 
 def _facts(config: Config, model: LoadedModelInfo) -> dict[str, Scalar]:
@@ -444,6 +446,7 @@ def _options(config: Config) -> LocalOptions:
         dtype=config.dtype,
         device=config.device,
         devices=config.parallel.devices,
+        data_groups=config.parallel.attention_groups if config.device in ON_JAX else 1,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
         most_pages=useful_tokens(number(config.context_len), running, size) // size + 1,
@@ -463,7 +466,8 @@ def _options(config: Config) -> LocalOptions:
         embed=_wish(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
-        load_cache=Path(config.load_cache) if config.load_cache is not None else None,
+        load_cache=load_cache_dir(config),
+        load_cache_share=load_cache_share(config),
     )
 
 
@@ -472,6 +476,19 @@ def _most_samples(config: Config, running: int) -> int:
         return config.speculative.most_samples(running)
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     return most_rows(model, config.diffusion, running)
+
+
+def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:
+    """Fields of the scheduler's load, of models whose steps are padded to buckets."""
+    if model.use is None:
+        return {}
+    counts = model.use()
+    names = {
+        "bucket_rows": "rows",
+        "bucket_padded_rows": "padded_rows",
+        "recompilations": "recompiled",
+    }
+    return {field: int(counts[name]) for field, name in names.items()}
 
 
 def _wish(config: Config) -> PoolingWish | None:

@@ -6,13 +6,13 @@ Nothing is loaded and no device is needed: an imagined machine has one of each k
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import convert
 
 from sylvan.config.check import check
-from sylvan.config.facts import AttentionFacts, CheckpointInfo, DeviceFacts, Facts
+from sylvan.config.facts import ON_JAX, AttentionFacts, CheckpointInfo, DeviceFacts, Facts
 from sylvan.config.resolve import resolve
 from sylvan.config.tree import CacheConfig, Config, LoraConfig, ParallelConfig, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
@@ -24,6 +24,7 @@ FORMATS = ("w8a8", "w4a8", "w4a16", "fp8")
 _DTYPES = ("float32", "bfloat16", "float16")
 _KEYS = ("model", "int8", "int4", "fp8_e4m3")
 _GIB = 1 << 30
+_LATENT_HEAD = 576  # of DeepSeek V2 and V3
 _MODEL = CheckpointInfo(
     name="imagined",
     context_len=2048,
@@ -56,6 +57,23 @@ class ChipRow:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """One attention backend.
+
+    Attributes:
+        name: As `attention` calls it.
+        cells: By column of `ATTENTION_COLUMNS`.
+    """
+
+    name: str
+    cells: Mapping[str, str]
+
+
+ATTENTION_COLUMNS = (
+    *("devices", "page sizes", "types", "keys", "largest head", "latents", "runners", "guesses"),
+    "same bits in any batch",
+)
 COLUMNS = ("types", "formats", "keys", "attention", "runner", "parallel", "guesses", "LoRA")
 
 
@@ -64,6 +82,44 @@ def chip_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[ChipRow]:
     known = load_kinds() if kinds is None else kinds
     names = sorted(known, key=lambda name: (name != "cpu", name))
     return [_row(known[name], known) for name in names]
+
+
+def attention_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[AttentionRow]:
+    """A row for each attention backend, with what some device takes of it."""
+    known = load_kinds() if kinds is None else kinds
+    found = {name: attention_of(name, about, known.values()) for name, about in ATTENTION.items()}
+    return [AttentionRow(name, _of_backend(name, about, known)) for name, about in found.items()]
+
+
+def _of_backend(name: str, about: AttentionFacts, kinds: Mapping[str, Kind]) -> Mapping[str, str]:
+    cases = [_Case(device, _facts(kinds[device], kinds)) for device in about.devices & {*kinds}]
+    latent = [case.with_heads(_LATENT_HEAD) for case in cases]
+
+    def some(those: Iterable[_Case], **settings: Any) -> bool:
+        return any(case.takes({"attention": name, **settings}) for case in those)
+
+    pages = about.page_sizes
+    return {
+        "devices": _joined(sorted(about.devices & {*kinds})),
+        "page sizes": "any"
+        if pages is None
+        else f"{min(pages)}, {2 * min(pages)}, ... {max(pages)}",
+        "types": _joined(kind for kind in _DTYPES if some(cases, dtype=kind)),
+        "keys": _joined(
+            kind for kind in _KEYS if some(cases, cache=convert({"dtype": kind}, CacheConfig))
+        ),
+        "largest head": str(about.max_head_dim or "any"),
+        "latents": "yes" if some(latent) else "",
+        "runners": _joined(
+            runner for runner in ("program", "graph", "eager") if some(cases, runner=runner)
+        ),
+        "guesses": "yes" if some(cases, speculative=_guesses("ngram")) else "",
+        "same bits in any batch": "yes" if some(cases, deterministic=True) else "",
+    }
+
+
+def _guesses(algorithm: str) -> SpeculativeConfig:
+    return convert({"algorithm": algorithm, "draft_model": "heads"}, SpeculativeConfig)
 
 
 def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
@@ -83,19 +139,16 @@ def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
             for name, wanted in {
                 "ranks": ParallelConfig(tp=2),
                 "devices": ParallelConfig(devices=2),
+                "groups": ParallelConfig(
+                    tp=1 if kind.facts.name in ON_JAX else 2,
+                    devices=2 if kind.facts.name in ON_JAX else 1,
+                    attention_dp=2,
+                ),
             }.items()
             if case.takes({"parallel": wanted})
         ),
         "guesses": _joined(
-            name
-            for name in ("ngram", "eagle3")
-            if case.takes(
-                {
-                    "speculative": convert(
-                        {"algorithm": name, "draft_model": "heads"}, SpeculativeConfig
-                    )
-                }
-            )
+            name for name in ("ngram", "eagle3") if case.takes({"speculative": _guesses(name)})
         ),
         "LoRA": "yes" if case.takes({"lora": LoraConfig()}) else "",
     }
@@ -122,6 +175,11 @@ class _Case:
         except ConfigError:
             return False
         return True
+
+    def with_heads(self, size: int) -> _Case:
+        """The same with a model whose heads have so many columns."""
+        model = replace(self.facts.model, head_dim=size)
+        return _Case(self.device, replace(self.facts, model=model))
 
     def takes_cache(self, dtype: str) -> bool:
         """The same of keys and values of a type."""

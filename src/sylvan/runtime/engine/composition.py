@@ -38,6 +38,7 @@ class EngineCore:
         lora: LoRA adapters; None: disabled.
         corpora: Corpora to draft from; None: disabled.
         media_counts: Returns the media fields of `Load`.
+        bucket_counts: Returns those of steps that are padded to buckets.
         disagg_load: Returns the load of KV transfers; None without a role.
         stores: Manages the KV store; None: there are no tiers.
         parallel: Settings of ranks; None: the defaults.
@@ -51,6 +52,7 @@ class EngineCore:
     close: Callable[[], None]
     grammar_counts: Callable[[], Mapping[str, int | float]] = dict
     media_counts: Callable[[], Mapping[str, int]] = dict
+    bucket_counts: Callable[[], Mapping[str, int]] = dict
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     drafts_won: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION

@@ -17,7 +17,7 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.executor.early.executor import EarlyExecutor
 from sylvan.runtime.executor.early.file import SavedProgram, read_program
-from sylvan.runtime.executor.early.key import program_path
+from sylvan.runtime.executor.early.key import load_cache_files, program_name
 from sylvan.runtime.executor.early.steps import SavedSteps
 from sylvan.runtime.features.early.control import WholeExecutor
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
@@ -40,7 +40,8 @@ def early_start(config: Config, emit: Emit) -> EngineCore | None:
         library = load_library()
     except LibraryMissing:
         return None
-    saved = read_program(program_path(config, library.variant))
+    files = load_cache_files(config)
+    saved = read_program(files, program_name(config, library.variant)) if files else None
     if saved is None:
         return None
     try:

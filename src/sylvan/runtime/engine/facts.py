@@ -25,6 +25,7 @@ from sylvan.config.facts import (
     Facts,
     cpu_facts,
 )
+from sylvan.config.load_cache import default_directory
 from sylvan.config.tree import DRAFT_HEADS, Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
@@ -141,6 +142,7 @@ def gather_facts(config: Config) -> Facts:
             "grammar.backend": installed_backends(),
         },
         quantizations=frozenset(QUANTISED_BITS),
+        load_cache=str(folder) if (folder := default_directory()) else None,
     )
 
 

@@ -181,6 +181,7 @@ class SchedulerLoop:
             load,
             **self._built.grammar_counts(),
             **self._built.media_counts(),
+            **self._built.bucket_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
             draft_seconds_won=self._built.drafts_won(),
             cpu_seconds=process_cpu(),

@@ -33,8 +33,9 @@ from sylvan.runtime.executor.facts import LoadedModelInfo, facts_of
 from sylvan.runtime.executor.failures import shortage
 from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import NativeKernels
-from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
+from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls, tracers
 from sylvan.runtime.executor.immediate import ImmediateBackend
+from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.load_cache import kept_weights
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
@@ -172,6 +173,11 @@ def build_executor(
         ) from None
 
 
+def _states(plan: ModelPlan) -> KeptStates | None:
+    """Return the recurrent states of a model that no program keeps; None: it has none."""
+    return None if plan.states is None else plan.states.tensors(plan.build.device)
+
+
 def _slots(plan: ModelPlan) -> RequestSlots:
     config = plan.config
     ids = config.vocab_size, config.media_ids, config.table_rows
@@ -196,9 +202,7 @@ def _in_memory(
     if made is None:
         assert plan.memory is None, "the executor before had a step program"
         made = _with_tensors(plan)
-    states = made.states
-    if states is None and plan.states is not None:
-        states = plan.states.tensors(plan.build.device)
+    states = made.states or _states(plan)
     beside = [worker.beside for worker in workers if worker.beside is not None]
     late.pages = [
         *with_pages_beside(made.pool.groups, beside),
@@ -216,10 +220,13 @@ def _in_memory(
     ahead = PagesAhead(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
+    control.finish_first(writes := LateWrites())
+    if made.kept is not None and made.kept.unwritten:
+        writes.add(made.kept.write)
     mesh = plan.build.mesh
     worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
-    chains = chains and (stage.count == 1 or not config.states)
+    chains = chains and (stage.count == 1 or not config.states) and options.data_groups == 1
     masked = made.attention.caps.tree_mask and not config.states
     alone = stage.count == 1 and mesh.attention is None
     branching = chains and alone and (trees is not None or masked)
@@ -236,7 +243,7 @@ def _in_memory(
         draft_trees=branching,
         tree_paths=options.tree_paths,
         stages=stage.count,
-        attention_dp=mesh.attention_dp,
+        attention_dp=mesh.attention_dp * options.data_groups,
     )
     late.groups = caps.kv_groups
     facts = replace(
@@ -247,7 +254,7 @@ def _in_memory(
         use=made.use,
         num_states=states.num_slots if states else 0,
         kv_bytes=pool_bytes(made.pool),
-        save=saver(plan, made, caps),
+        save=saver(plan, made, caps, writes),
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
@@ -334,7 +341,7 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
             ) from None
         logger.warning("no step program, PyTorch computes each op: %s", why)
         if options.load_cache is not None:
-            logger.warning("load_cache is not used: weights are packed for step programs only")
+            logger.info("load_cache is not used: weights are packed for step programs only")
         return None
 
 
@@ -357,14 +364,17 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         plan.build,
         plan.kv_type,
     )
+    states = plan.states.tensors(plan.build.device) if plan.states is not None else None
+    held = states.parts if states is not None else ()
     model = _deferred(plan)
     names = plan.names(model)
     plan.adapt(model)
     if plan.options.deterministic:
-        left = host_calls(model, plan.limits, pool, library, plan.build.dtype, plan.stage)
+        make = tracers(plan.limits, pool, library, plan.build.dtype, held)
+        left = host_calls(model, make, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
-    kept = kept_weights(plan)
+    kept = kept_weights(plan, library.variant)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -376,6 +386,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         edits_inputs=plan.edits_inputs,
         kept=kept,
         stage=plan.stage,
+        states=held,
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
@@ -391,6 +402,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         weights=plan.live(model, names, runner.copies, changed),
         buffers=runner.buffers,
         program=runner.costs,
+        states=states,
         kept=kept,
     )
 

@@ -38,6 +38,7 @@ from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler
 from sylvan.runtime.executor.failures import FAILURES
+from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.profiling import MeasuredProgram, Profiling
 from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import UpdateGroups
@@ -110,6 +111,7 @@ class ExecutorControl:
         most = _MOST_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
         self._sources = WeightSources(self._update_groups, most)
         self._released: dict[MemoryTag, int] = {}
+        self._writes: LateWrites | None = None
         self.gate = StepGate()
         self._handlers: dict[type[ExecutorCommand], Callable[[Any], Body]] = {
             LoadWeights: self._load,
@@ -131,6 +133,10 @@ class ExecutorControl:
     def measure(self, program: MeasuredProgram) -> None:
         """Start or stop measuring the ops of the step program."""
         self._profiling.program = program
+
+    def finish_first(self, writes: LateWrites) -> None:
+        """Have `writes`, which read the weights, finish before any command changes these."""
+        self._writes = writes
 
     def move_experts(self, mover: Callable[[Callable[[], WeightFiles]], Handler]) -> None:
         """Handle `BalanceExperts` with the handler that `mover` builds from a checkpoint opener."""
@@ -157,6 +163,8 @@ class ExecutorControl:
         """Run a command; errors are part of its result."""
         error, status = "", 400
         body: Body = {}
+        if self._writes is not None and not isinstance(command, CheckHealth):
+            self._writes.settle()
         try:
             body = self._handler(command)(command)
         except ConfigError as refused:
@@ -168,7 +176,9 @@ class ExecutorControl:
         return CommandResult(body, error, status, self.gate.closed or "")
 
     def close(self) -> None:
-        """Leave all groups."""
+        """Leave all groups, and finish what is being written."""
+        if self._writes is not None:
+            self._writes.close()
         self._update_groups.close()
         self._profiling.close()
 

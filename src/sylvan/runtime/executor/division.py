@@ -108,6 +108,16 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         )
 
 
+def why_together(config: ModelConfig) -> str:
+    """Why groups with different requests cannot run a model; empty if they can."""
+    reasons = {
+        "keeps recurrent states": bool(config.states),
+        "makes vectors or labels": not config.causal or config.head != "lm",
+        "reads images, sounds or texts": config.media is not None,
+    }
+    return next((why for why, is_so in reasons.items() if is_so), "")
+
+
 def _divides_rows(model: nn.Module) -> bool:
     """Whether every layer that keeps KV is within one that asks which rows it has."""
     asking = [

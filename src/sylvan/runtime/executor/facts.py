@@ -25,7 +25,7 @@ from sylvan.runtime.models.quantise import weight_bytes
 from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.utils.json_files import read_json
 
-SaveProgram = Callable[[Path, Mapping[str, str | int | float | bool | None]], None]
+SaveProgram = Callable[[str, Mapping[str, str | int | float | bool | None]], None]
 """Writes the step program to a file, with these facts of the model; before the first step."""
 
 

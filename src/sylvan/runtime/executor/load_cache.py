@@ -7,30 +7,37 @@ import torch
 import xxhash
 
 from sylvan import __version__
-from sylvan.kernels.native.kept import SUFFIX, KeptWeights
+from sylvan.config.load_cache import WEIGHTS, file_name
+from sylvan.kernels.cache_files import CacheFiles
+from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import ops_digest
-from sylvan.runtime.executor.early.key import checkpoint_files
+from sylvan.runtime.executor.early.key import checkpoint_files, code_digest
 from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.models.shards import picked
 from sylvan.runtime.models.slots import slots
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Increment when the layout or the values of packed weights change."""
 
 
-def kept_weights(plan: ModelPlan) -> KeptWeights | None:
+def kept_weights(plan: ModelPlan, variant: str) -> KeptWeights | None:
     """The file for this model's packed weights, which may not exist yet.
 
     None without `load_cache`, and for random weights.
+
+    Args:
+        plan: The model.
+        variant: Of the kernels: machines that share a directory may round differently.
     """
     folder, options = plan.options.load_cache, plan.options
     if folder is None or options.load_format == "dummy":
         return None
     mesh = plan.build.mesh.tp
     said = {
-        "layout": (_LAYOUT, __version__, str(torch.__version__)),  # rounding depends on the version
-        "ops": ops_digest(),
+        # rounding depends on PyTorch's version
+        "versions": (_LAYOUT, __version__, str(torch.__version__), code_digest()),
+        "kernels": (variant, ops_digest()),
         "files": checkpoint_files(plan.model_dir),
         "dtype": str(plan.build.dtype),
         "quantization": options.quantization,
@@ -40,10 +47,11 @@ def kept_weights(plan: ModelPlan) -> KeptWeights | None:
         "stage": (plan.stage.number, plan.stage.count),
         "experts": _experts(plan),
     }
-    name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
-    path = folder / f"{plan.model_dir.name[:40]}-{name}{SUFFIX}"
-    blob = plan.memory.weights if plan.memory is not None else None
-    return KeptWeights.open(path, blob if plan.memory and plan.memory.file == path else None)
+    digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
+    name = file_name(plan.model_dir, digest, WEIGHTS)
+    inherited = plan.memory is not None and plan.memory.file == folder / name
+    blob = plan.memory.weights if plan.memory is not None and inherited else None
+    return KeptWeights.open(CacheFiles(folder, options.load_cache_share), name, blob)
 
 
 def _dense(mesh: Mesh) -> int:

@@ -39,7 +39,8 @@ class LocalOptions:
     to e4m3 as well. With `fill`, a device's KV cache gets as many pages as
     fit, up to `most_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
     configuration. With `deterministic`, models whose results depend on the batch are rejected.
-    `devices` is the number of devices that share the model, on platforms with a lowering.
+    `devices` is the number of devices that share the model, on platforms with a lowering; they form
+    `data_groups` groups, each with the whole model and requests of its own.
     """
 
     page_size: int
@@ -50,6 +51,7 @@ class LocalOptions:
     dtype: str = "auto"
     device: str = "cpu"
     devices: int = 1
+    data_groups: int = 1
     kv_dtype: str = "model"
     fill: bool = False
     most_pages: int | None = None
@@ -70,6 +72,7 @@ class LocalOptions:
     threads: int = 0  # threads of the step program; 0: as many as torch uses
     seed: int = 0
     load_cache: Path | None = None  # stores packed weights for later starts
+    load_cache_share: float = 1.0  # of the disk, that all files in it may take
 
 
 class Draw(Protocol):

@@ -248,8 +248,9 @@ class ModelPlan:
         config, latent = self.paged_config, self.config.latent
         heads = config.num_attention_heads, config.num_key_value_heads
         attends = config.kv_layers and not latent
-        # groups of ranks with different requests share the pages; each has a padding page
-        pages = 1 - (1 - self.options.num_pages) // self.build.mesh.attention_dp
+        # groups with different requests share the pages; each has a padding page
+        groups = self.build.mesh.attention_dp * self.options.data_groups
+        pages = 1 - (1 - self.options.num_pages) // groups
         return KVShape(
             num_layers=config.kv_layers,
             num_kv_heads=self.build.mesh.heads(*heads).keys.size if attends else 1,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from sylvan.kernels.blob import BlobError, blob_digest
 from sylvan.runtime.executor.api import ExecutorCaps
@@ -11,11 +10,17 @@ from sylvan.runtime.executor.early.file import SavedModel, save_program
 from sylvan.runtime.executor.facts import SaveProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
+from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 
 
-def saver(plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps) -> SaveProgram | None:
-    """How to save a program; None: steps of this model need more, or nothing is cached."""
+def saver(
+    plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps, writes: LateWrites
+) -> SaveProgram | None:
+    """How to save a program before its first step; it is written after the weights.
+
+    Returns: None if steps of this model need more, or nothing is cached.
+    """
     runner, pool, kept = made.runner, made.pool, made.kept
     if not isinstance(runner, ProgramRunner) or not isinstance(pool, NativePool) or kept is None:
         return None
@@ -25,21 +30,28 @@ def saver(plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps) -> SaveProgram 
         return None
     [group] = pool.groups
 
-    def save(path: Path, facts: Mapping[str, str | int | float | bool | None]) -> None:
-        try:
-            digest = blob_digest(kept.path)
-        except (OSError, BlobError):
-            return  # the weights could not be kept, which has been logged
-        model = SavedModel(
-            facts=dict(facts),
-            exact=made.exact,
-            caps=caps,
-            limits=plan.limits,
-            page_bytes=group.page_bytes,
-            vocab_size=plan.config.vocab_size,
-            weights=kept.path.name,
-            weights_digest=digest,
-        )
-        save_program(path, model, runner.image(group.memory[0].numpy(), kept.numbers))
+    def save(name: str, facts: Mapping[str, str | int | float | bool | None]) -> None:
+        image = runner.image(group.memory[0].numpy(), kept.numbers)
+        known = dict(facts)
+
+        def write(_: Callable[[], bool]) -> None:
+            try:
+                digest = blob_digest(kept.path)
+            except (OSError, BlobError):
+                return  # the weights could not be kept, which has been logged
+            model = SavedModel(
+                facts=known,
+                exact=made.exact,
+                caps=caps,
+                limits=plan.limits,
+                page_bytes=group.page_bytes,
+                vocab_size=plan.config.vocab_size,
+                weights=kept.name,
+                weights_digest=digest,
+            )
+            if not kept.failed:
+                save_program(kept.files, name, model, image)
+
+        writes.add(write)
 
     return save

@@ -106,7 +106,8 @@ class SpecialAttention(PagedAttention):
             q = (q.float() * variant.query_scales[positions_T.long(), None, None]).to(qkv.dtype)
         if not self.reads_pages:
             return _run(self.layer, (q, k, v), batch).flatten(1)
-        if batch.attention.caps.variants and variant.biases is None:
+        caps = batch.attention.caps
+        if caps.variants and (variant.biases is None or caps.biases):
             return _run(self._with_variant, (q, k, v), batch).flatten(1)
         return _attend(self._with_variant, (q, k, v), batch).flatten(1)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.core.forward import CrossSpan, ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
 from sylvan.runtime.layers.mesh import Split
@@ -54,7 +55,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, build: Build, layer: int, shape: CrossShape) -> None:
         super().__init__()
-        self._layer, self._scale = layer, shape.scale
+        self.layer, self.shape = layer, shape
         heads = build.mesh.query_heads(shape.num_heads)
         self._heads = heads.size, shape.head_dim
         self._ranks = build.mesh.sharing(heads)
@@ -68,27 +69,32 @@ class CrossAttention(nn.Module):
         """Shape: (T, D) -> (T, D)."""
         spans = batch.memories
         q_TNH = self.q_proj(x_TD).unflatten(-1, self._heads)
+        return self.out_proj(self.attend(q_TNH, spans).flatten(1))
+
+    def attend(self, q_TNH: torch.Tensor, spans: Sequence[CrossSpan]) -> torch.Tensor:
+        """What rows see of their items; whoever runs the layer may replace it."""
         out_TNH = torch.zeros_like(q_TNH)
         for span in spans:
             [memory] = span.memories
-            if self._layer not in memory.layers:
-                vectors_ND = memory.vectors_ND.to(x_TD)
-                memory.layers[self._layer] = (
-                    self.k_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
-                    self.v_proj(vectors_ND).unflatten(-1, self._heads).transpose(0, 1),
-                )
-            if span.watch is not None and self._layer in span.watch.heads:
-                scale = self._scale or self._heads[1] ** -0.5
+            if self.layer not in memory.layers:
+                memory.layers[self.layer] = self.project(memory.vectors_ND.to(q_TNH))
+            if span.watch is not None and self.layer in span.watch.heads:
+                scale = self.shape.scale or self._heads[1] ** -0.5
                 q_NTH = self._whole(q_TNH[span.rows].transpose(0, 1))
-                keys_NSH = self._whole(memory.layers[self._layer][0])
-                span.watch.see(self._layer, q_NTH.transpose(0, 1), keys_NSH, scale)
+                keys_NSH = self._whole(memory.layers[self.layer][0])
+                span.watch.see(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
-            k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self._layer])
+            k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self.layer])
             out_TN1H = functional.scaled_dot_product_attention(
-                q_TN1H, k_TNSH, v_TNSH, scale=self._scale
+                q_TN1H, k_TNSH, v_TNSH, scale=self.shape.scale
             )
             out_TNH[span.rows] = out_TN1H[:, :, 0]
-        return self.out_proj(out_TNH.flatten(1))
+        return out_TNH
+
+    def project(self, vectors_SD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of an item. Shape: (N, S, H) each."""
+        keys = self.k_proj(vectors_SD).unflatten(-1, self._heads).transpose(0, 1)
+        return keys, self.v_proj(vectors_SD).unflatten(-1, self._heads).transpose(0, 1)
 
     def _whole(self, heads: torch.Tensor) -> torch.Tensor:
         """The heads of all ranks, which are the first dimension."""

@@ -8,7 +8,8 @@ Shapes: T rows, D hidden, C channels of a convolution, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +17,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sylvan.kernels import ops
+from sylvan.kernels.api import TracedTensor, Unsupported, X
 from sylvan.kernels.collective.reference import mean_of_squares
+from sylvan.kernels.recurrent import (
+    Columns,
+    ConvLayer,
+    DeltaLayer,
+    GateRule,
+    SpaceLayer,
+    recurrent,
+)
 from sylvan.kernels.scan import (
     DeltaInputs,
     DeviceSpans,
@@ -25,6 +36,7 @@ from sylvan.kernels.scan import (
     Spans,
     TorchScans,
 )
+from sylvan.kernels.scan.delta import EPS
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
@@ -115,6 +127,13 @@ class Conv(Recurrent):
         weight = self.weight[:, 0]
         return self.scans.conv(x_TC, weight, self.bias, state, spans, silu=self._silu)
 
+    def traced(self, x: Columns, *, gated: bool = False) -> TracedTensor:
+        """The same in a program; `gated`: see `ConvLayer`."""
+        layer = ConvLayer(
+            part=self._part, weight=self.weight, bias=self.bias, silu=self._silu, gated=gated
+        )
+        return recurrent(x.rows).conv(x, layer)
+
 
 class ShortConv(nn.Module):
     """Gated short convolution (LFM2): C * conv(B * x)."""
@@ -126,9 +145,12 @@ class ShortConv(nn.Module):
         self.conv = Conv(build, Split(inner), taps, part, bias=bias)
         self.out_proj = RowParallel(build, inner, dim, bias=bias)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
-        b_TD, c_TD, inner_TD = self.in_proj(x_TD).chunk(3, -1)
+        rows = self.in_proj(x_TD)
+        if isinstance(rows, TracedTensor):
+            return self.out_proj(self.conv.traced(Columns(rows), gated=True))
+        b_TD, c_TD, inner_TD = rows.chunk(3, -1)
         return self.out_proj(c_TD * self.conv(b_TD * inner_TD, batch))
 
 
@@ -189,11 +211,14 @@ class Mamba2(Recurrent):
         self._norm_over = build.mesh.over(Split(inner)) if shape.norm_groups == 1 else None
         self.out_proj = RowParallel(build, inner, shape.dim, bias=shape.bias)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
-        shape = self._shape
+        shape, rows = self._shape, self.in_proj(x_TD)
+        if isinstance(rows, TracedTensor):
+            return self.out_proj(self._traced(rows))
+        assert isinstance(x_TD, torch.Tensor)
         sizes = [shape.inner, shape.channels, shape.heads]
-        gate_TI, conv_TC, dt_TH = self.in_proj(x_TD).split(sizes, -1)
+        gate_TI, conv_TC, dt_TH = rows.split(sizes, -1)
         mixed_TC = self.conv1d(conv_TC, batch)
         inner, low = shape.inner, shape.groups * shape.states
         x_TI, b_TG, c_TG = mixed_TC.split([inner, low, low], -1)
@@ -212,6 +237,34 @@ class Mamba2(Recurrent):
         variance = mean_of_squares(grouped, self._norm_over)
         normed_TI = (grouped * torch.rsqrt(variance + shape.eps)).flatten(1).to(x_TD.dtype)
         return self.out_proj(self.gate_norm.weight * normed_TI)
+
+    def _traced(self, rows: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        if self._norm_over is not None:
+            raise Unsupported("norms of rows that ranks share, after a gate")
+        shape, tracer = self._shape, recurrent(rows)
+        inner, low = shape.inner, shape.groups * shape.states
+        mixed = self.conv1d.traced(Columns(rows, inner))
+        layer = SpaceLayer(
+            part=self._part + 1,
+            width=shape.head_dim,
+            decay=self.A_log,
+            skip=self.D,
+            groups=shape.groups,
+            states=shape.states,
+            dt_bias=self.dt_bias,
+            dt_limit=shape.dt_limit,
+        )
+        bc = Columns(mixed, inner), Columns(mixed, inner + low)
+        y = tracer.space(Columns(mixed), Columns(rows, inner + shape.channels), bc, layer)
+        rule = GateRule(
+            function="silu",
+            norm="after",
+            weight=self.gate_norm.weight,
+            parts=shape.norm_groups,
+            eps=shape.eps,
+        )
+        return tracer.gate(y, Columns(rows), rule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,10 +310,13 @@ class Mamba(Recurrent):
             self.c_layernorm = RMSNorm(build, shape.states, shape.eps)
         self.out_proj = RowParallel(build, inner, shape.dim, bias=shape.bias)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
-        shape = self._shape
-        conv_TI, gate_TI = self.in_proj(x_TD).chunk(2, -1)
+        shape, rows = self._shape, self.in_proj(x_TD)
+        if isinstance(rows, TracedTensor):
+            return self.out_proj(self._traced(rows))
+        assert isinstance(x_TD, torch.Tensor)
+        conv_TI, gate_TI = rows.chunk(2, -1)
         x_TI = self.conv1d(conv_TI, batch)
         sizes = [shape.rank, shape.states, shape.states]
         dt, b, c = self._normed(*self.x_proj(x_TI).split(sizes, -1))
@@ -275,6 +331,39 @@ class Mamba(Recurrent):
         state, spans = state_of(batch, self._part + 1), scan_spans(batch)
         out_TI = self.scans.space(inputs, state, spans)[..., 0]
         return self.out_proj((out_TI * F.silu(gate_TI.float())).to(x_TD.dtype))
+
+    def _traced(self, rows: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        shape, tracer = self._shape, recurrent(rows)
+        x = self.conv1d.traced(Columns(rows))
+        low, rank = self.x_proj(x), shape.rank
+        dt = tracer.take_columns(low, range(rank))
+        b, c = Columns(low, rank), Columns(low, rank + shape.states)
+        if shape.norms:
+            b, c = (
+                Columns(tracer.take_columns(low, range(part.first, part.first + shape.states)))
+                for part in (b, c)
+            )
+            dt, b_rows, c_rows = self._normed_traced(dt, b.rows, c.rows)
+            b, c = Columns(b_rows), Columns(c_rows)
+        layer = SpaceLayer(
+            part=self._part + 1,
+            width=1,
+            decay=self.A_log,
+            skip=self.D,
+            groups=1,
+            states=shape.states,
+        )
+        y = tracer.space(Columns(x), Columns(self.dt_proj(dt)), (b, c), layer)
+        return tracer.gate(y, Columns(rows, x.cols), GateRule(function="silu"))
+
+    def _normed_traced(self, *parts: TracedTensor) -> list[TracedTensor]:
+        if self._shape.norms == "weighed":
+            norms = self.dt_layernorm, self.b_layernorm, self.c_layernorm
+            return [norm(part)[0] for norm, part in zip(norms, parts, strict=True)]
+        ones = [torch.ones(part.cols) for part in parts]
+        eps = self._shape.eps
+        return [ops.rms_norm(x, one, eps)[0] for x, one in zip(parts, ones, strict=True)]
 
     def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self._shape.norms == "weighed":
@@ -326,6 +415,15 @@ class _DeltaShares(NamedTuple):
     values: Share
 
 
+class _TracedInputs(NamedTuple):
+    """Columns of the rows that a gated delta net reads; `mixed` goes through its convolution."""
+
+    mixed: TracedTensor
+    z: Columns
+    beta: Columns
+    decay: Columns
+
+
 class GatedDelta(Recurrent):
     """Gated delta net (arXiv:2412.06464) of Qwen3-Next: inputs grouped by key heads."""
 
@@ -346,8 +444,11 @@ class GatedDelta(Recurrent):
         self.gate_norm = RMSNorm(build, shape.value_dim, shape.eps)
         self.out_proj = RowParallel(build, values, shape.dim)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.out_proj(self._traced(self._traced_inputs(x_TD)))
+        assert isinstance(x_TD, torch.Tensor)
         shape = self._shape
         mixed_TC, z_TV, b_TH, a_TH = self._inputs(x_TD)
         mixed_TC = self.conv1d(mixed_TC, batch)
@@ -366,6 +467,30 @@ class GatedDelta(Recurrent):
         out_TV = (normed.float() * gate).to(x_TD.dtype).view(len(x_TD), -1)
         return self.out_proj(out_TV)
 
+    def _traced(self, inputs: _TracedInputs) -> TracedTensor:
+        """Input of the last projection."""
+        shape, tracer = self._shape, recurrent(inputs.mixed)
+        layer = DeltaLayer(
+            part=self._part + 1,
+            a_log=self.A_log,
+            dt_bias=self.dt_bias,
+            key_heads=shape.key_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            eps=EPS,
+        )
+        mixed = self.conv1d.traced(Columns(inputs.mixed))
+        qkv = Columns(mixed), Columns(mixed, shape.keys), Columns(mixed, 2 * shape.keys)
+        y = tracer.delta(qkv, inputs.beta, inputs.decay, layer)
+        rule = GateRule(
+            function="silu",
+            norm="before",
+            weight=self.gate_norm.weight,
+            parts=shape.value_heads,
+            eps=self.gate_norm.eps,
+        )
+        return tracer.gate(y, inputs.z, rule)
+
     def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
         wide = 2 * (shape.keys + shape.values) // shape.key_heads
         narrow = 2 * shape.value_heads // shape.key_heads
@@ -383,6 +508,23 @@ class GatedDelta(Recurrent):
         b_TH, a_TH = (part.flatten(1) for part in narrow.split([each, each], -1))
         return torch.cat((q, k, v), -1), z, b_TH, a_TH
 
+    def _traced_inputs(self, x: TracedTensor) -> _TracedInputs:
+        """The same in a program."""
+        shape, tracer, wide = self._shape, recurrent(x), self.in_proj_qkvz(x)
+        each = shape.value_heads // shape.key_heads * shape.value_dim
+        sizes = [shape.key_dim, shape.key_dim, each, each]
+        q, k, v, z = _parts_of_heads(sizes, shape.key_heads)
+        gate = tracer.take_columns(wide, z)
+        mixed = tracer.take_columns(wide, [*q, *k, *v])
+        return _TracedInputs(mixed, Columns(gate), *self._factors(x))
+
+    def _factors(self, x: TracedTensor) -> tuple[Columns, Columns]:
+        """Beta and decay, which one projection makes by key heads."""
+        shape, tracer, narrow = self._shape, recurrent(x), self.in_proj_ba(x)
+        each = shape.value_heads // shape.key_heads
+        b, a = _parts_of_heads([each, each], shape.key_heads)
+        return Columns(tracer.take_columns(narrow, b)), Columns(tracer.take_columns(narrow, a))
+
 
 class HalfSplitDelta(GatedDelta):
     """The same with queries, keys and values in one projection, in the order of the convolution."""
@@ -399,6 +541,10 @@ class HalfSplitDelta(GatedDelta):
         b_TH, a_TH = (part.flatten(1) for part in narrow.chunk(2, -1))
         return self.in_proj_qkv(x_TD), self.in_proj_z(x_TD), b_TH, a_TH
 
+    def _traced_inputs(self, x: TracedTensor) -> _TracedInputs:
+        wide, z = self.in_proj_qkv(x), self.in_proj_z(x)
+        return _TracedInputs(wide, Columns(z), *self._factors(x))
+
 
 class SplitDelta(GatedDelta):
     """Gated delta net of Qwen3.5: a projection per input."""
@@ -413,3 +559,16 @@ class SplitDelta(GatedDelta):
     def _inputs(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         wide, z = self.in_proj_qkv(x_TD), self.in_proj_z(x_TD)
         return wide, z, self.in_proj_b(x_TD), self.in_proj_a(x_TD)
+
+    def _traced_inputs(self, x: TracedTensor) -> _TracedInputs:
+        wide, z = self.in_proj_qkv(x), Columns(self.in_proj_z(x))
+        return _TracedInputs(wide, z, Columns(self.in_proj_b(x)), Columns(self.in_proj_a(x)))
+
+
+def _parts_of_heads(sizes: Sequence[int], heads: int) -> list[list[int]]:
+    """Numbers of the columns of each part, where a head has all of its parts side by side."""
+    width, firsts = sum(sizes), itertools.accumulate([0, *sizes[:-1]])
+    return [
+        [head * width + first + i for head in range(heads) for i in range(size)]
+        for first, size in zip(firsts, sizes, strict=True)
+    ]

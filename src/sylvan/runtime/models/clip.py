@@ -56,7 +56,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _images(raw: Raw, architecture: str) -> ModelMedia | None:
-    """Outputs for images; None: the checkpoint has the half for texts only."""
+    """Return the image inputs; None: the checkpoint holds the text half only."""
     if not raw.get("vision_config"):
         return None
     size = int(raw.get("projection_dim") or 512)

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from sylvan.kernels.api import TracedTensor, Unsupported, X
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, GateRule, recurrent
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -110,14 +111,25 @@ class GateAttention(Attention):
         assert isinstance(self.attn, PagedAttention)
 
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention with an output gate")
-        assert isinstance(x_TD, torch.Tensor)
-        wide, k, v = self.qkv_proj(x_TD).split(self._sizes, -1)
+        rows = self.qkv_proj(x_TD)
+        if isinstance(rows, TracedTensor):
+            return self.o_proj(self._traced(rows, batch))
+        wide, k, v = rows.split(self._sizes, -1)
         heads = wide.unflatten(1, (self.attn.layer.num_heads, -1))
         q, gate = (part.flatten(1) for part in heads.chunk(2, -1))
         out = self.attn(torch.cat((q, k, v), -1), batch)
         return self.o_proj(out * gate.sigmoid())
+
+    def _traced(self, rows: TracedTensor, batch: ForwardBatch) -> TracedTensor:
+        """Input of the last projection."""
+        tracer, (queries, *rest) = recurrent(rows), self._sizes
+        width = self.attn.layer.head_dim
+        gates = [i for i in range(queries) if i // width % 2]
+        others = [i for i in range(queries) if not i // width % 2]
+        keys_and_values = range(queries, queries + sum(rest))
+        gate = tracer.take_columns(rows, gates)
+        out = self.attn(tracer.take_columns(rows, [*others, *keys_and_values]), batch)
+        return tracer.gate(out, Columns(gate), GateRule(function="sigmoid"))
 
 
 def _kinds(raw: Raw, default: Callable[[int], str]) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import AttentionLayer, Routing, TracedTensor, Unsupported
@@ -18,6 +17,7 @@ from sylvan.kernels.experts.routing import route
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.chosen import ChoosesExperts
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.moe import MoE
@@ -73,7 +73,7 @@ class _Projections(nn.Module):
         self.router = _Router(build, dim, count)
 
 
-class ChosenHeads(nn.Module):
+class ChosenHeads(ChoosesExperts):
     """Attention with routed query heads. Shape: (T, D) -> (T, D)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
@@ -99,7 +99,8 @@ class ChosenHeads(nn.Module):
             raise Unsupported("attention with chosen heads")
         part, heads = self.experts, self._heads
         ids_TK, shares_TK = route(part.router.layer(x_TD, out_f32=True), self._routing)
-        q_TKC = _chosen(x_TD[:, None].expand(-1, ids_TK.shape[1], -1), part.input_linear, ids_TK)
+        every_TKD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1)
+        q_TKC = self._chosen(every_TKD, part.input_linear, ids_TK)
         q_TNH = q_TKC.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(1, 2)  # by key head
         k, v = (y.unflatten(-1, (heads, -1)) for y in self.kv_proj(x_TD).chunk(2, -1))
         q_TNH, k = (
@@ -108,20 +109,16 @@ class ChosenHeads(nn.Module):
         )
         out_TNH = batch.attention.run(self._layer, q_TNH, k, v.contiguous(), batch)
         seen_TKC = out_TNH.unflatten(1, (heads, -1)).transpose(1, 2).flatten(2)
-        found_TKD = _chosen(seen_TKC, part.output_linear, ids_TK)
+        found_TKD = self._chosen(seen_TKC, part.output_linear, ids_TK)
         out_TD = (found_TKD.float() * shares_TK[..., None]).sum(1)
         if self._ranks.size > 1:
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (out_TD + part.bias.float()).to(x_TD.dtype)
 
-
-def _chosen(x_TKC: torch.Tensor, stack: _Stack, ids_TK: torch.Tensor) -> torch.Tensor:
-    """Each row times the matrix of its expert."""
-    out = x_TKC.new_empty(*ids_TK.shape, stack.weight.shape[1])
-    for expert in ids_TK.unique().tolist():
-        place = ids_TK == expert
-        out[place] = F.linear(x_TKC[place], stack.weight[expert])
-    return out
+    def _chosen(self, x_TKC: torch.Tensor, stack: _Stack, ids_TK: torch.Tensor) -> torch.Tensor:
+        """Each row times the matrix of its expert."""
+        found = self.product(x_TKC.flatten(0, 1), stack.weight, ids_TK.flatten())
+        return found.unflatten(0, tuple(ids_TK.shape))
 
 
 class BiasedMoE(nn.Module):

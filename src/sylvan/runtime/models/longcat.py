@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ExpertWeights, Routing, TracedTensor, Unsupported, X
+from sylvan.kernels.api import Routing, X
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.chosen import ChoosesExperts
 from sylvan.runtime.layers.moe import Experts, MoEShape, Router
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
@@ -44,7 +45,7 @@ def parse(raw: Raw) -> ModelConfig:
     return deepseek.parse(raw | sizes)
 
 
-class ZeroMoE(nn.Module):
+class ZeroMoE(ChoosesExperts):
     """Experts, some of which are the identity."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
@@ -78,23 +79,17 @@ class ZeroMoE(nn.Module):
         ids_TK, shares_TK = route(logits_TE, routing)
         idle = ids_TK >= self._real
         returned_TD = x_TD.float() * (shares_TK * idle).sum(-1, keepdim=True)
-        out_TD = torch.zeros_like(returned_TD)
-        weights = self.experts.weights()
-        for expert in ids_TK[~idle].unique().tolist():
-            rows, place = torch.where(ids_TK == expert)
-            found = _expert(x_TD[rows], weights, expert)
-            out_TD.index_add_(0, rows, found.float() * shares_TK[rows, place, None])
-        if self._ranks.size > 1:  # each rank has a share of the columns of every expert
+        weights, ids_P = self.experts.weights(), ids_TK.flatten()
+        assert isinstance(weights.gate_up, torch.Tensor)
+        assert isinstance(weights.down, torch.Tensor)
+        x_PD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1).flatten(0, 1)
+        inner_PI = glu(self.product(x_PD, weights.gate_up, ids_P), weights.act)
+        made_PD = self.product(inner_PI, weights.down, ids_P)  # zeros of those that do nothing
+        made_TKD = made_PD.float().unflatten(0, tuple(ids_TK.shape))
+        out_TD = (made_TKD * shares_TK[..., None]).sum(1)
+        if self._ranks.size > 1:  # each has a share of the columns of every expert
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)
-
-
-def _expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """Compute one expert for some rows."""
-    assert isinstance(weights.gate_up, torch.Tensor)
-    assert isinstance(weights.down, torch.Tensor)
-    inner = glu(nn.functional.linear(x, weights.gate_up[expert]), weights.act)
-    return nn.functional.linear(inner, weights.down[expert])
 
 
 class Round(LatentBlock):
@@ -106,11 +101,11 @@ class Round(LatentBlock):
 
     def run(
         self,
-        x_TD: torch.Tensor,
-        residual_TD: torch.Tensor | None,
+        x_TD: X,
+        residual_TD: X | None,
         batch: ForwardBatch,
-        late_TD: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        late_TD: X | None,
+    ) -> tuple[X, X, X | None]:
         """Return output, residual stream, and the experts' sum, which the next round adds."""
         h_TD, stream_TD = self.input_layernorm(x_TD, residual_TD)
         h_TD = self.self_attn(h_TD, batch)
@@ -118,7 +113,7 @@ class Round(LatentBlock):
         if self.experts is not None:
             return self.mlp(h_TD), stream_TD, self.experts(h_TD)
         assert late_TD is not None
-        return self.mlp(h_TD) + late_TD, stream_TD, None
+        return ops.add(self.mlp(h_TD), late_TD), stream_TD, None
 
 
 class LongcatFlash(Decoder):
@@ -158,9 +153,6 @@ class LongcatFlash(Decoder):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("experts that return what they read")
-        assert isinstance(x_TD, torch.Tensor)
         h_TD, residual_TD, late_TD = x_TD, None, None
         for block in self.layers:
             assert isinstance(block, Round)

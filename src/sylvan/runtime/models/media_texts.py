@@ -17,7 +17,7 @@ from sylvan.runtime.models.multimodal import placeholders
 
 Raw = dict[str, Any]
 
-SERVED = frozenset({"gemma3n", "gemma4", "gemma4_unified"})
+SERVED = frozenset({"gemma4", "gemma4_unified"})
 """Model types whose vectors take the places of embeddings and change nothing else."""
 RENAMED: Mapping[str, str] = MappingProxyType(
     {

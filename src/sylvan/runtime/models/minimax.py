@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels import ops
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, GateRule, SpaceLayer, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -76,33 +78,61 @@ class LightningAttention(Recurrent):
         dim, inner = config.hidden_size, heads.times(size)
         self.state_shapes = {part: (heads.size, size, size)}
         self._part, self._heads = part, heads.size
-        self._keep = Split(heads).take(_fading(config, layer), 0).to(build.device)
+        fading = Split(heads).take(_fading(config, layer), 0)
+        self._keep = fading.exp().float()[:, None, None].to(build.device)
+        self._fading = fading.float()
         # The projection has query, key and value of a head together.
         self.joined = ColumnParallel(build, dim, Split(heads.times(3 * size)))
         self.norm = RMSNorm(build, Split(inner), _NORM_EPS)
         self.output_gate = ColumnParallel(build, dim, Split(inner))
         self.out_proj = RowParallel(build, inner, dim)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.out_proj(self._traced(x_TD))
+        assert isinstance(x_TD, torch.Tensor)
         joined = F.silu(self.joined(x_TD)).unflatten(-1, (self._heads, -1))
         q, k, v = (part.float() for part in joined.chunk(3, -1))
 
         def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            new = held * self._keep + k[rows][..., None] * v[rows][:, :, None]
-            return new, (q[rows][..., None] * new).sum(2)
+            new = held * self._keep + v[rows][..., None] * k[rows][:, :, None]
+            return new, (new * q[rows][:, :, None]).sum(-1)
 
         out = scan(state_of(batch, self._part), spans_of(batch), torch.empty_like(q), step)
         normed, _ = self.norm(out.flatten(1).to(x_TD.dtype))
         return self.out_proj(self.output_gate(x_TD).sigmoid() * normed)
 
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """A state space whose time steps are 1: values go in by keys, and come out by queries."""
+        joined, tracer = ops.activation(self.joined(x), "silu"), recurrent(x)
+        (size, _), heads = self.state_shapes[self._part][1:], self._heads
+        order = [
+            (3 * head + part) * size + i
+            for part in range(3)
+            for head in range(heads)
+            for i in range(size)
+        ]
+        rows, inner = tracer.take_columns(joined, order), heads * size
+        layer = SpaceLayer(
+            part=self._part,
+            width=size,
+            decay=self._fading,
+            skip=torch.zeros(heads),
+            groups=heads,
+            states=size,
+        )
+        keys_and_queries = Columns(rows, inner), Columns(rows)
+        out = tracer.space(Columns(rows, 2 * inner), None, keys_and_queries, layer)
+        normed, _ = self.norm(ops.cast(out, joined))
+        return tracer.gate(normed, Columns(self.output_gate(x)), GateRule(function="sigmoid"))
+
 
 def _fading(config: ModelConfig, layer: int) -> torch.Tensor:
-    """Decay of a head's matrix per row. Shape: float32 (H, 1, 1)."""
+    """Logarithm of the decay of a head's matrix per row. Shape: float64 (H,)."""
     heads, last = config.num_attention_heads, config.num_hidden_layers - 1
     slope = (2 ** (-8 / heads)) ** torch.arange(1, heads + 1, dtype=torch.float64)
-    slope = slope * (1 - layer / (last + 1e-5) + 1e-5)
-    return torch.exp(-slope).float()[:, None, None]
+    return -slope * (1 - layer / (last + 1e-5) + 1e-5)
 
 
 class MiniMaxBlock(nn.Module):
@@ -124,18 +154,17 @@ class MiniMaxBlock(nn.Module):
         self._attend = found[:2] if full else found[2:4]
         self._feed = found[4:]
 
-    def forward(
-        self, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, None]:
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("lightning attention")
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, None]:
         h_TD, _ = self.input_layernorm(x_TD)
         x_TD = _added(h_TD, self.self_attn(h_TD, batch), *self._attend)
         h_TD, _ = self.post_attention_layernorm(x_TD)
         return _added(h_TD, self.mlp(h_TD), *self._feed), None
 
 
-def _added(x: torch.Tensor, y: torch.Tensor, x_factor: float, y_factor: float) -> torch.Tensor:
+def _added(x: X, y: X, x_factor: float, y_factor: float) -> X:
+    if isinstance(x, TracedTensor):
+        assert isinstance(y, TracedTensor)
+        return recurrent(x).weighed(x, y, x_factor, y_factor)
     return x.float() * x_factor + y.float() * y_factor
 
 

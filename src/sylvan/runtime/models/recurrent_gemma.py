@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, RgLruLayer, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -68,6 +69,16 @@ class RgLru(Recurrent):
         self.recurrent_gate_weight = build.empty(blocks, block, block)
         self.recurrent_gate_bias = build.empty(blocks, block)
 
+    @property
+    def layer(self) -> RgLruLayer:
+        """The same for programs."""
+        return RgLruLayer(
+            part=self._part,
+            param=self.recurrent_param,
+            takes=(self.input_gate_weight, self.input_gate_bias),
+            keeps=(self.recurrent_gate_weight, self.recurrent_gate_bias),
+        )
+
     def forward(self, x_TW: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, W) -> (T, W)."""
         blocks = x_TW.unflatten(-1, (len(self.input_gate_weight), -1))
@@ -108,10 +119,13 @@ class RecurrentMixer(nn.Module):
         self.rg_lru = RgLru(build, heads, block, part + 1)
         self.linear_out = RowParallel(build, width, dim, bias=True)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("recurrent layers")
+            mixed = self.conv_1d.traced(Columns(self.linear_x(x_TD)))
+            opened = ops.activation(self.linear_y(x_TD), "gelu_tanh")
+            return self.linear_out(recurrent(x_TD).rg_lru(mixed, opened, self.rg_lru.layer))
+        assert isinstance(x_TD, torch.Tensor)
         gate = ops.activation(self.linear_y(x_TD), "gelu_tanh")
         return self.linear_out(self.rg_lru(self.conv_1d(self.linear_x(x_TD), batch), batch) * gate)
 

@@ -56,7 +56,7 @@ def is_retriever(config: ModelConfig) -> bool:
 
 
 def projection(model_dir: Path) -> Transform:
-    """What makes the vector of a token shorter.
+    """Projects token vectors to fewer columns.
 
     Raises:
         ConfigError: the checkpoint lacks it.

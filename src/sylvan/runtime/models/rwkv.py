@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels import ops
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, ConvLayer, GateRule, WkvLayer, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -75,6 +77,11 @@ class Shift(Recurrent):
         state, spans = state_of(batch, self._part), spans_of(batch)
         return self.scans.conv(x_TD, self._taps, None, state, spans).to(x_TD.dtype)
 
+    def traced(self, x: TracedTensor) -> TracedTensor:
+        """The same in a program."""
+        layer = ConvLayer(part=self._part, weight=self._taps, bias=None)
+        return recurrent(x).conv(Columns(x), layer)
+
 
 def _mixed(x_TD: torch.Tensor, before_TD: torch.Tensor, share_D: torch.Tensor) -> torch.Tensor:
     return x_TD * share_D + before_TD * (1 - share_D)
@@ -96,8 +103,11 @@ class TimeMix(Recurrent):
         )
         self.output = Linear(build, inner, (dim,), bias=False)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.output(self._traced(x_TD))
+        assert isinstance(x_TD, torch.Tensor)
         before = self.shift(x_TD, batch)
         key = self.key(_mixed(x_TD, before, self.time_mix_key)).float()
         value = self.value(_mixed(x_TD, before, self.time_mix_value)).float()
@@ -119,6 +129,16 @@ class TimeMix(Recurrent):
         mean = scan(state, spans_of(batch), torch.empty_like(key), step)
         return self.output(opened * mean.to(x_TD.dtype))
 
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        before, tracer = self.shift.traced(x), recurrent(x)
+        shares = self.time_mix_key, self.time_mix_value, self.time_mix_receptance
+        key, value, receptance = (tracer.mix(x, before, share, sums=True) for share in shares)
+        layer = WkvLayer(
+            part=self._part + 1, time_decay=self.time_decay, time_first=self.time_first
+        )
+        return tracer.wkv(self.key(key), self.value(value), self.receptance(receptance), layer)
+
 
 class ChannelMix(nn.Module):
     """Channel mixing, in place of the mlp."""
@@ -132,12 +152,24 @@ class ChannelMix(nn.Module):
         self.receptance = Linear(build, dim, (dim,), bias=False)
         self.value = Linear(build, inner, (dim,), bias=False)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self._traced(x_TD)
+        assert isinstance(x_TD, torch.Tensor)
         before = self.shift(x_TD, batch)
         key = self.key(_mixed(x_TD, before, self.time_mix_key)).relu().square()
         opened = self.receptance(_mixed(x_TD, before, self.time_mix_receptance)).sigmoid()
         return opened * self.value(key)
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        before, tracer = self.shift.traced(x), recurrent(x)
+        shares = self.time_mix_key, self.time_mix_receptance
+        key, receptance = (tracer.mix(x, before, share, sums=True) for share in shares)
+        value = self.value(ops.activation(self.key(key), "relu2"))
+        return tracer.gate(
+            value, Columns(self.receptance(receptance)), GateRule(function="sigmoid")
+        )
 
 
 class RwkvBlock(nn.Module):
@@ -151,11 +183,9 @@ class RwkvBlock(nn.Module):
         self.attention = TimeMix(config, build, part)
         self.feed_forward = ChannelMix(config, build, part)
 
-    def forward(
-        self, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("recurrent layers")
+            recurrent(x_TD)  # without states the model runs as a whole
         if self.pre_ln is not None:
             x_TD = self.pre_ln(x_TD)[0]
         h_TD, stream_TD = self.ln1(x_TD, residual_TD)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sylvan.kernels.api import TracedTensor, Unsupported, X
+from sylvan.kernels import ops
+from sylvan.kernels.api import ActivationKind, TracedTensor, X
+from sylvan.kernels.recurrent import Wkv7Layer, Wkv7Rows, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -96,6 +99,11 @@ def _size(raw: Raw, name: str, usual: int | None = None) -> int:
     return value
 
 
+_TRACED: Mapping[type[nn.Module], ActivationKind] = MappingProxyType(
+    {nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
+)
+
+
 class LowRankPair(nn.Module):
     """A low-rank mlp: two matrices with an activation between. Shape: (T, D) -> (T, D)."""
 
@@ -108,8 +116,13 @@ class LowRankPair(nn.Module):
             Linear(build, dim, (rank,), bias=False), act, Linear(build, rank, (dim,), bias=bias)
         )
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self.lora(x_TD)
+    def forward(self, x_TD: X) -> X:
+        if not isinstance(x_TD, TracedTensor):
+            return self.lora(x_TD)
+        into, act, out = self.lora
+        low = into(x_TD)
+        kind = _TRACED.get(type(act))
+        return out(low if kind is None else ops.activation(low, kind))
 
 
 class HeadGroupNorm(nn.Module):
@@ -118,18 +131,18 @@ class HeadGroupNorm(nn.Module):
     def __init__(self, build: Build, dim: int, heads: int, eps: float) -> None:
         super().__init__()
         self.weight, self.bias = build.empty(dim), build.empty(dim)
-        self._heads, self._eps = heads, eps
+        self._heads, self.eps = heads, eps
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         weight, bias = self.weight.float(), self.bias.float()
-        return F.group_norm(x_TD, self._heads, weight, bias, self._eps)
+        return F.group_norm(x_TD, self._heads, weight, bias, self.eps)
 
 
 @dataclass(slots=True)
 class FirstValues:
-    """Values of the first layer, which later layers mix with their own. Shape: (T, D)."""
+    """Values of a step's first layer, which later layers mix with their own. Shape: (T, D)."""
 
-    values: torch.Tensor | None = None
+    values: torch.Tensor | TracedTensor | None = None
 
 
 class MatrixTimeMix(Recurrent):
@@ -140,6 +153,7 @@ class MatrixTimeMix(Recurrent):
         dim, part = config.hidden_size, _PARTS * layer
         heads, columns, _ = config.states[part + 1].shape
         self.state_shapes = {part + 1: (heads, columns, columns)}
+        self.first = FirstValues()  # of the model; see `Rwkv7`
         self._part, self._columns, self.shift = part, columns, Shift(build, dim, part)
         for name in _MIXES:
             setattr(self, name, build.empty(dim))
@@ -153,17 +167,20 @@ class MatrixTimeMix(Recurrent):
         self.v_lora = LowRankPair(config, build, "v_lora", nn.Identity()) if layer else None
         self.g_norm = HeadGroupNorm(build, dim, heads, columns * config.rms_norm_eps)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch, first: FirstValues) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.o_proj(self._traced(x_TD))
+        assert isinstance(x_TD, torch.Tensor)
         change_TD = self.shift(x_TD, batch) - x_TD
         r, w, k, v, a, g = (x_TD + change_TD * getattr(self, name) for name in _MIXES)
         values_TD = self.v_proj(v)
         if self.v_lora is None:
-            first.values = values_TD
+            self.first.values = values_TD
         else:
-            assert first.values is not None
+            assert isinstance(self.first.values, torch.Tensor)
             own = self.v_lora(v).sigmoid()
-            values_TD = values_TD + (first.values - values_TD) * own
+            values_TD = values_TD + (self.first.values - values_TD) * own
         rate_TD, keys_TD = self.a_lora(a).float().sigmoid(), self.k_proj(k).float()
         removed_THN = F.normalize(self._heads(keys_TD * self.k_k.float()), dim=-1)
         keys_THN = self._heads(keys_TD * (1 + (rate_TD - 1) * self.k_a.float()))
@@ -175,6 +192,35 @@ class MatrixTimeMix(Recurrent):
         direct_TH1 = direct_THN.sum(-1, keepdim=True)
         out_TD = out_TD + (direct_TH1 * v_THN).flatten(1)
         return self.o_proj(out_TD.to(x_TD.dtype) * self.g_lora(g))
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        tracer, before = recurrent(x), self.shift.traced(x)
+        r, w, k, v, a, g = (tracer.mix(x, before, getattr(self, name)) for name in _MIXES)
+        values = self.v_proj(v)
+        if self.v_lora is None:
+            self.first.values = values
+        else:
+            assert isinstance(self.first.values, TracedTensor)
+            values = tracer.mix(values, self.first.values, self.v_lora(v))
+        rows = Wkv7Rows(
+            query=self.r_proj(r),
+            decay=self.w_lora(w),
+            key=self.k_proj(k),
+            value=values,
+            rate=self.a_lora(a),
+            gate=self.g_lora(g),
+        )
+        layer = Wkv7Layer(
+            part=self._part + 1,
+            heads=x.cols // self._columns,
+            k_k=self.k_k,
+            k_a=self.k_a,
+            r_k=self.r_k,
+            norm=(self.g_norm.weight, self.g_norm.bias),
+            eps=self.g_norm.eps,
+        )
+        return tracer.wkv7(rows, layer)
 
     def _heads(self, x_TD: torch.Tensor) -> torch.Tensor:
         return x_TD.unflatten(-1, (-1, self._columns))
@@ -205,8 +251,12 @@ class SquaredChannelMix(nn.Module):
         self.key = Linear(build, dim, (inner,), bias=False)
         self.value = Linear(build, inner, (dim,), bias=False)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            mixed = recurrent(x_TD).mix(x_TD, self.shift.traced(x_TD), self.x_k)
+            return self.value(ops.activation(self.key(mixed), "relu2"))
+        assert isinstance(x_TD, torch.Tensor)
         mixed_TD = x_TD + (self.shift(x_TD, batch) - x_TD) * self.x_k
         return self.value(self.key(mixed_TD).relu().square())
 
@@ -221,19 +271,13 @@ class Rwkv7Block(nn.Module):
         self.attn = MatrixTimeMix(config, build, layer)
         self.ffn = SquaredChannelMix(config, build, layer)
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        residual_TD: torch.Tensor | None,
-        batch: ForwardBatch,
-        first: FirstValues,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("recurrent layers")
+            recurrent(x_TD)  # without states the model runs as a whole
         if self.pre_norm is not None:
             x_TD = self.pre_norm(x_TD)[0]
         h_TD, stream_TD = self.attn_norm(x_TD, residual_TD)
-        h_TD, stream_TD = self.ffn_norm(self.attn(h_TD, batch, first), stream_TD)
+        h_TD, stream_TD = self.ffn_norm(self.attn(h_TD, batch), stream_TD)
         return self.ffn(h_TD, batch), stream_TD
 
 
@@ -249,12 +293,12 @@ class Rwkv7(Decoder):
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return Rwkv7Block(config, build, layer)
 
-    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
-        """Hidden vectors after the final norm. Shape: (T, D)."""
-        residual_TD, first = None, FirstValues()
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__(config, build)
+        first = FirstValues()
         for block in self.layers:
-            x_TD, residual_TD = block(x_TD, residual_TD, batch, first)
-        return self.norm(x_TD, residual_TD)[0]
+            assert isinstance(block, Rwkv7Block)
+            block.attn.first = first
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Some vectors are stored with more dimensions."""

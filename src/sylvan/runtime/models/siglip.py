@@ -65,7 +65,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def text_head(model_dir: Path) -> Transform:
-    """What follows pooling: a matrix into the space that images share."""
+    """The projection after pooling, into the space that images share."""
     checkpoint = Checkpoint(model_dir)
     named = {
         name.removeprefix("text_model."): name
@@ -79,7 +79,7 @@ def text_head(model_dir: Path) -> Transform:
 
 
 def padding_facts(model: ModelConfig) -> dict[str, int]:
-    """What the API process must know of texts: the length that they are padded to."""
+    """Facts for the API process: the length to which texts are padded."""
     if not model.architecture.startswith("Siglip"):
         return {}
     return {"padded_len": model.max_position_embeddings}

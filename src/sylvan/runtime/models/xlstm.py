@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, GateRule, MlstmLayer, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -81,10 +82,10 @@ class HeadLayerNorm(nn.Module):
 
     def __init__(self, build: Build, columns: int, eps: float) -> None:
         super().__init__()
-        self.weight, self._eps = build.empty(columns), eps
+        self.weight, self.eps = build.empty(columns), eps
 
     def forward(self, x_THV: torch.Tensor) -> torch.Tensor:
-        normed_THV = F.layer_norm(x_THV, x_THV.shape[-1:], eps=self._eps)
+        normed_THV = F.layer_norm(x_THV, x_THV.shape[-1:], eps=self.eps)
         return normed_THV.flatten(1) * self.weight.float()
 
 
@@ -110,8 +111,11 @@ class MatrixMemory(Recurrent):
         self.multihead_norm = HeadLayerNorm(build, heads * values, config.rms_norm_eps)
         self.out_proj = Linear(build, heads * values, (dim,), bias=False)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.out_proj(self._traced(x_TD))
+        assert isinstance(x_TD, torch.Tensor)
         heads, keys, _ = self._shape
         q_THK, k_THK, v_THV = (
             part(x_TD).float().unflatten(-1, (heads, -1)) for part in (self.q, self.k, self.v)
@@ -122,6 +126,22 @@ class MatrixMemory(Recurrent):
         normed_TC = self.multihead_norm(self._recalled(rows, batch))
         opened_TC = self.ogate_preact(x_TD).float().sigmoid()
         return self.out_proj((opened_TC * normed_TC).to(x_TD.dtype))
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        tracer, (heads, keys, values) = recurrent(x), self._shape
+        layer = MlstmLayer(
+            part=self._part, heads=heads, key_dim=keys, value_dim=values, eps=self._eps
+        )
+        q, k, v = (Columns(part(x)) for part in (self.q, self.k, self.v))
+        gates = (self.igate_preact, self.fgate_preact)
+        into, keep = (ops.softcap(gate(x, out_f32=True), self._cap) for gate in gates)
+        y = tracer.mlstm((q, k, v), (into, keep), layer)
+        norm = self.multihead_norm
+        rule = GateRule(
+            function="sigmoid", norm="layer", weight=norm.weight, parts=heads, eps=norm.eps
+        )
+        return tracer.gate(y, Columns(self.ogate_preact(x)), rule)
 
     def _recalled(self, rows: tuple[torch.Tensor, ...], batch: ForwardBatch) -> torch.Tensor:
         """Query the matrices: float32 (T, H, V).
@@ -154,11 +174,9 @@ class XlstmBlock(nn.Module):
         self.mlstm_layer = MatrixMemory(config, build, layer)
         self.ffn = GatedMLP(build, config.hidden_size, config.intermediate_size, "silu")
 
-    def forward(
-        self, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("recurrent layers")
+            recurrent(x_TD)  # without states the model runs as a whole
         h_TD, stream_TD = self.norm_mlstm(x_TD, residual_TD)
         h_TD, stream_TD = self.norm_ffn(self.mlstm_layer(h_TD, batch), stream_TD)
         return self.ffn(h_TD), stream_TD

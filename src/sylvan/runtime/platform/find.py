@@ -57,4 +57,12 @@ def open_platform(kind: Kind) -> Any:
     if why := kind.problem():
         raise ConfigError(f"device={kind.facts.name}: {why}")
     module, _, function = kind.facts.opener.partition(":")
-    return getattr(importlib.import_module(module), function)(kind.facts)
+    try:
+        found = importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # jax and jaxlib that do not fit, for one
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"device={kind.facts.name}: what it needs cannot be imported: {why}; install it anew: "
+            f"{kind.facts.how}"
+        ) from error
+    return getattr(found, function)(kind.facts)

@@ -134,18 +134,21 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
     return None
 
 
-def jax_problem(*also: str) -> str | None:
-    """Probe JAX's devices; packages may be missing or too old; `also`: packages besides jax."""
-    for name in ("jax", *also):
+def jax_problem(extra: str, *also: str) -> str | None:
+    """Of JAX's devices: packages that are missing or too old; `also` are needed beside jax.
+
+    `extra`: of this package, that installs them.
+    """
+    for name in ("jax", "jaxlib", *also):
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"the package {name} is not installed; pip install 'sylvan[tpu]', {ELSE}"
-        if name == "jax" and _numbers(version) < _OLDEST_JAX:
+            return f"the package {name} is not installed; pip install 'sylvan[{extra}]', {ELSE}"
+        if name in ("jax", "jaxlib") and _numbers(version) < _OLDEST_JAX:
             oldest = ".".join(map(str, _OLDEST_JAX))
             return (
-                f"jax {version} is too old, {oldest} or newer is needed; pip install --upgrade "
-                f"'sylvan[tpu]', {ELSE}"
+                f"{name} {version} is too old, {oldest} or newer is needed; pip install --upgrade "
+                f"'sylvan[{extra}]', {ELSE}"
             )
     return None
 

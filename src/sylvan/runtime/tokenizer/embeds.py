@@ -186,7 +186,7 @@ def _check_chunks(inp: EmbedInput, facts: ServedModelInfo) -> None:
 
 
 def _form(inp: EmbedInput, facts: ServedModelInfo) -> VectorForm:
-    """What is made of an input: as asked for, or as usual."""
+    """The requested form of an input's embedding, or the default."""
     items = inp.media and "item" in facts.forms
     return inp.form or ("item" if items else facts.forms[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.cli.check import check_devices
-from sylvan.runtime.engine.chips import COLUMNS, chip_rows
+from sylvan.runtime.engine.chips import ATTENTION_COLUMNS, COLUMNS, attention_rows, chip_rows
 from sylvan.runtime.platform.find import load_kinds
 
 
@@ -30,7 +30,7 @@ def test_every_kind_of_device_has_a_row(rows):
     [
         ("cpu", "formats", "w8a8, w4a8, w4a16, fp8"),
         ("cpu", "keys", "model, int8, int4, fp8_e4m3"),
-        ("cpu", "parallel", "ranks"),
+        ("cpu", "parallel", "ranks, groups"),
         ("cpu", "guesses", "ngram, eagle3"),
         ("cpu", "LoRA", "yes"),
         ("cuda", "formats", "w4a16, fp8"),
@@ -40,14 +40,38 @@ def test_every_kind_of_device_has_a_row(rows):
         ("jax", "keys", "model"),
         ("jax", "attention", "pallas, jnp"),
         ("jax", "runner", "program"),
-        ("jax", "parallel", "devices"),
+        ("jax", "parallel", "devices, groups"),
         ("jax", "LoRA", "yes"),
-        ("tpu", "parallel", "devices"),
+        ("tpu", "parallel", "devices, groups"),
         ("mps", "parallel", ""),
     ],
 )
 def test_cells_say_what_is_taken(rows, device, column, cell):
     assert rows[device].cells[column] == cell
+
+
+@pytest.mark.parametrize(
+    ("backend", "column", "cell"),
+    [
+        ("native", "page sizes", "16, 32, ... 256"),
+        ("native", "keys", "model, int8, int4"),
+        ("native", "same bits in any batch", "yes"),
+        ("triton", "devices", "cuda, rocm"),
+        ("triton", "latents", "yes"),
+        ("triton", "runners", "graph, eager"),
+        ("flashinfer", "types", "bfloat16, float16"),
+        ("flashinfer", "latents", ""),
+        ("flashinfer", "runners", "eager"),
+        ("pallas", "devices", "jax, tpu"),
+        ("pallas", "guesses", "yes"),
+        ("pallas", "same bits in any batch", ""),
+    ],
+)
+def test_backends_say_what_they_take(backend, column, cell):
+    found = {row.name: row for row in attention_rows(load_kinds(()))}
+
+    assert set(found[backend].cells) == set(ATTENTION_COLUMNS)
+    assert found[backend].cells[column] == cell
 
 
 def test_check_tells_of_this_machine_first_and_how_to_get_the_others():

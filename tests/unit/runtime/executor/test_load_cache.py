@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sylvan.kernels import describe
-from sylvan.kernels.native import kept, weights
+from sylvan.kernels import cache_files, describe
+from sylvan.kernels.native import weights
+from sylvan.protocol.commands import CheckHealth, DiskTensors, ReleaseMemory, UpdateWeights
 from sylvan.runtime.executor import build as building
+from sylvan.runtime.executor import late_writes
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import LocalOptions
 from tests.support import random_model
+from tests.support.updates import write_changed
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")
 
+PATIENCE_S = 60.0
 OPTIONS = LocalOptions(page_size=16, num_pages=9, max_batch_tokens=32, max_running_reqs=2)
 
 
@@ -132,7 +140,7 @@ def test_a_damaged_file_is_replaced(model_dir, tmp_path, packed, caplog, damage)
 def test_a_full_disk_costs_the_cache_and_nothing_else(model_dir, tmp_path, monkeypatch, caplog):
     options = replace(OPTIONS, load_cache=tmp_path / "cache")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(kept.shutil, "disk_usage", lambda _: usage._replace(free=5))
+    monkeypatch.setattr(cache_files.shutil, "disk_usage", lambda _: usage._replace(free=5))
 
     found = weights_of(model_dir, options)
 
@@ -141,13 +149,70 @@ def test_a_full_disk_costs_the_cache_and_nothing_else(model_dir, tmp_path, monke
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_files_that_were_not_used_for_longest_go(model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST_FILES", 2)
-    folder = tmp_path / "cache"
-    for number, name in enumerate((None, "w8a8", "int8")):
-        weights_of(model_dir, replace(OPTIONS, load_cache=folder, quantization=name))
-        for file in folder.iterdir():
-            if file.stat().st_mtime > 100:
-                os.utime(file, (number + 1, number + 1))
+def test_files_that_were_not_used_for_longest_go(model_dir, tmp_path):
+    options = replace(OPTIONS, load_cache=tmp_path / "cache")
+    weights_of(model_dir, options)
+    [large] = (tmp_path / "cache").iterdir()
+    share = large.stat().st_size / shutil.disk_usage(tmp_path).total
+    os.utime(large, (1, 1))
 
-    assert sorted(f.stat().st_mtime for f in folder.iterdir()) == [2, 3]
+    for name in ("w8a8", "int4"):
+        weights_of(model_dir, replace(options, load_cache_share=share, quantization=name))
+
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert not large.exists()
+
+
+@pytest.mark.parametrize("change", ["update", "release"])
+def test_weights_that_are_being_written_do_not_change(model_dir, tmp_path, monkeypatch, change):
+    """What a later start reads is the checkpoint, whatever a trainer sends to this one."""
+    options = replace(OPTIONS, load_cache=tmp_path / "cache")
+    want = weights_of(model_dir, OPTIONS)
+    (tmp_path / "other").mkdir()
+    other_dir = write_changed(model_dir, tmp_path / "other")
+    go_on, begun = threading.Event(), threading.Event()
+    real = cache_files.write_blob
+
+    def slow(*args: Any) -> int:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return real(*args)
+
+    monkeypatch.setattr(cache_files, "write_blob", slow)
+    executor, _ = build_executor(model_dir, options)
+    assert begun.wait(PATIENCE_S)
+    assert executor.control(CheckHealth()).wait().body["healthy"], "this one does not wait"
+    commands = {
+        "update": UpdateWeights(DiskTensors(str(other_dir)), partial=False),
+        "release": ReleaseMemory(("weights",)),
+    }
+    pending = executor.control(commands[change])
+    assert not pending.done()
+
+    go_on.set()
+
+    assert not pending.wait().error
+    executor.close()
+    monkeypatch.setattr(cache_files, "write_blob", real)
+    assert weights_of(model_dir, options) == want
+
+
+def test_a_server_that_ends_waits_for_its_disk_a_moment_only(model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(late_writes, "_PATIENCE_S", 0.01)
+    options = replace(OPTIONS, load_cache=tmp_path / "cache")
+    ended: list[bool] = []
+    real = cache_files.write_blob
+
+    def slow(path: Path, about: Any, arrays: Any, asked: Callable[[], bool]) -> int:
+        while not asked():
+            time.sleep(0.001)
+        ended.append(True)
+        return real(path, about, arrays, asked)
+
+    monkeypatch.setattr(cache_files, "write_blob", slow)
+    executor, _ = build_executor(model_dir, options)
+
+    executor.close()
+
+    assert ended
+    assert not list((tmp_path / "cache").iterdir())

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.platform.facts import PlatformFacts
 from sylvan.runtime.platform.find import GROUP, load_kinds, open_platform
 from tests.support.delayed import DelayedPlatform
 
@@ -33,6 +35,24 @@ def test_kinds_that_cannot_be_imported_are_named():
         load_kinds([entry("odd", "nowhere:KIND")])
     with pytest.raises(ConfigError, match="own"):
         load_kinds([entry("cuda")])
+
+
+@dataclass(frozen=True)
+class _Misfit:
+    facts: PlatformFacts
+
+    def problem(self) -> str | None:
+        return None
+
+
+def test_packages_that_do_not_fit_together_are_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "misfit.py").write_text('raise RuntimeError("jaxlib is version 2, jax 1")')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = load_kinds(())["jax"]
+    facts = replace(kind.facts, opener="misfit:open")
+
+    with pytest.raises(ConfigError, match=r"device=jax: .*: jaxlib is version 2, jax 1; install"):
+        open_platform(_Misfit(facts))
 
 
 def test_the_cpu_is_a_platform_without_delay():

@@ -163,10 +163,14 @@ def test_a_missing_or_old_jax_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
 
-    assert "jax 0.4.30 is too old, 0.8.0 or newer" in jax_problem()
+    assert "jax 0.4.30 is too old, 0.8.0 or newer" in jax_problem("jax")
     versions["jax"] = "0.10.0rc1"
-    assert jax_problem() is None
-    assert "libtpu is not installed; pip install 'sylvan[tpu]'" in jax_problem("libtpu")
+    assert "jaxlib is not installed; pip install 'sylvan[jax]'" in jax_problem("jax")
+    versions["jaxlib"] = "0.7.2"
+    assert "jaxlib 0.7.2 is too old" in jax_problem("jax")
+    versions["jaxlib"] = "0.10.0"
+    assert jax_problem("jax") is None
+    assert "libtpu is not installed; pip install 'sylvan[tpu]'" in jax_problem("tpu", "libtpu")
 
 
 def test_a_machine_without_a_tpu_is_reported(tmp_path, monkeypatch):

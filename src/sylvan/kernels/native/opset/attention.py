@@ -12,7 +12,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 
 class PageFormat(IntEnum):
-    """What pages hold: rows' own type, numbers with scales, or keys whose first columns are values.
+    """Page contents: the rows' dtype, numbers with scales, or keys whose first columns are values.
 
     Heads of four bits are rotated by a Hadamard matrix.
     """

@@ -229,12 +229,13 @@ class GroupSums(Op):
 
 @operands
 class TakeColumns(Op):
-    """The columns of x in another order: column i of out is column order[i] of x."""
+    """Some columns of x in some order: column i of out is column order[i] of x."""
 
     x: Annotated[int, reads("row", "T, C")]
     order: Annotated[int, reads("i32", "C")]
     out: Annotated[int, writes("row", "T, C")]
     cols: int
+    x_stride: int
 
 
 @operands
@@ -292,7 +293,7 @@ class TakeRows(Op):
 
 @operands
 class Add(Op):
-    """a + scale b, in a's type; `a_f32` and `b_f32` mark float32 operands."""
+    """a_scale a + scale b; `a_f32`, `b_f32` and `out_f32` mark float32 rows."""
 
     a: Annotated[int, reads("row", "T, C")]
     b: Annotated[int, reads("row", "T, C")]
@@ -300,6 +301,8 @@ class Add(Op):
     cols: int
     a_f32: bool = False
     b_f32: bool = False
+    out_f32: bool = False
+    a_scale: float = 1.0
     scale: float = 1.0
 
 

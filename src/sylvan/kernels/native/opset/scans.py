@@ -1,92 +1,270 @@
-"""Recurrent layers over the rows of each request.
+"""Recurrent layers over the rows of each request. A step says where their states lie.
+
+Columns of an operand begin at its `first` of a row, and rows are its `stride` apart.
 
 Shapes: T rows, R requests, S state slots, C channels, H heads, G groups, N numbers of state.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
+from sylvan.kernels.native.opset.rows import Function
 from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, reads, updates, writes
-
-
-@operands
-class StateSlots(Operands):
-    """Where states of requests are read and go; saves are (rows, slot), by rising rows."""
-
-    slots: Annotated[int, reads("i32", "R")]
-    first_saves: Annotated[int, reads("i32", "R + 1")]
-    saves: Annotated[int, reads("i32", "saves, 2")]
 
 
 @operands
 class ShortConv(Op):
     """Causal depthwise convolution: each channel's last `taps` inputs, oldest first, and a bias.
 
-    `silu`: of the sum, rounded to the rows' type.
+    `silu`: of the sum, rounded to the rows' type. `gated` (LFM2): x has factors of the inputs, then
+    factors of the outputs, then the inputs; both products are rounded.
     """
 
-    x: Annotated[int, reads("row", "T, C")]
-    weight: Annotated[int, reads("row", "C, taps")]
-    bias: Annotated[BufferRef, reads("row", "C")] = None
+    x: Annotated[int, reads("row", "T, C or T, 3 C")]
+    weight: Annotated[int, reads("f32", "C, taps")]
+    bias: Annotated[BufferRef, reads("f32", "C")] = None
     state: Annotated[int, updates("row", "S, taps, C")]
     out: Annotated[int, writes("row", "T, C")]
-    slots: StateSlots
     channels: int
     taps: int
+    weight_stride: int
+    x_first: int = 0
     x_stride: int
-    silu: bool
+    out_stride: int
+    silu: bool = False
+    gated: bool = False
 
 
 @operands
 class SpaceScan(Op):
     """Selective state space: h = exp(dt A) h + dt x B of each channel, and C h + D x comes out.
 
-    `a_by_state`: A differs by number of state, not only by head.
+    Without dt it is 1. `a_by_state`: A differs by number of state, not only by head. `raw`: dt are
+    rows, of which softplus(dt + dt_bias) within dt_low to dt_high is meant, and a is log(-A).
     """
 
     x: Annotated[int, reads("row", "T, H, width")]
-    dt: Annotated[int, reads("f32", "T, H")]
+    dt: Annotated[BufferRef, reads("row", "T, H, or f32")] = None
+    dt_bias: Annotated[BufferRef, reads("f32", "H")] = None
     a: Annotated[int, reads("f32", "H or H, N")]
     b: Annotated[int, reads("row", "T, G, N")]
     c: Annotated[int, reads("row", "T, G, N")]
     d: Annotated[int, reads("f32", "H")]
     state: Annotated[int, updates("f32", "S, H, width, N")]
     out: Annotated[int, writes("f32", "T, H, width")]
-    slots: StateSlots
     width: int
     num_heads: int
     states: int
     groups: int
     a_by_state: bool
+    a_stride: int = 0
+    raw: bool = False
+    x_first: int = 0
     x_stride: int
+    b_first: int = 0
     b_stride: int
+    c_first: int = 0
     c_stride: int
-    dt_stride: int
+    dt_first: int = 0
+    dt_stride: int = 0
+    out_stride: int
+    dt_low: float = 0.0
+    dt_high: float = 0.0
 
 
 @operands
 class DeltaScan(Op):
     """Gated delta rule: S decays by exp(g), then S += k (v - S k) beta, and S q comes out.
 
-    Queries and keys are made unit vectors first; `eps` is added to their squares.
+    Queries and keys are made unit vectors first; `eps` is added to their squares. With `a_log`
+    decay and beta are rows: g is -exp(a_log) softplus(decay + dt_bias), beta its rounded sigmoid.
     """
 
     q: Annotated[int, reads("row", "T, G, key_dim")]
     k: Annotated[int, reads("row", "T, G, key_dim")]
     v: Annotated[int, reads("row", "T, H, value_dim")]
-    decay: Annotated[int, reads("f32", "T, H")]
+    decay: Annotated[int, reads("row", "T, H, or f32")]
     beta: Annotated[int, reads("row", "T, H")]
+    a_log: Annotated[BufferRef, reads("f32", "H")] = None
+    dt_bias: Annotated[BufferRef, reads("f32", "H")] = None
     state: Annotated[int, updates("f32", "S, H, key_dim, value_dim")]
     out: Annotated[int, writes("f32", "T, H, value_dim")]
-    slots: StateSlots
     key_dim: int
     value_dim: int
     num_heads: int
     groups: int
+    q_first: int = 0
     q_stride: int
+    k_first: int = 0
     k_stride: int
+    v_first: int = 0
     v_stride: int
+    decay_first: int = 0
     decay_stride: int
+    beta_first: int = 0
     beta_stride: int
+    out_stride: int
     eps: float
+
+
+@operands
+class MlstmScan(Op):
+    """Matrix memory of xLSTM: per head a matrix of values by keys, a sum of keys, a scale of both.
+
+    Each row fades them by the sigmoid of `keep`, adds exp(into) times its value and key, and reads
+    the matrix at its query. All are held relative to exp(scale), which keeps them in range.
+    """
+
+    q: Annotated[int, reads("row", "T, H, key_dim")]
+    k: Annotated[int, reads("row", "T, H, key_dim")]
+    v: Annotated[int, reads("row", "T, H, value_dim")]
+    into: Annotated[int, reads("f32", "T, H")]
+    keep: Annotated[int, reads("f32", "T, H")]
+    state: Annotated[int, updates("f32", "S, H, key_dim (value_dim + 1) + 1")]
+    out: Annotated[int, writes("f32", "T, H, value_dim")]
+    key_dim: int
+    value_dim: int
+    num_heads: int
+    q_first: int = 0
+    q_stride: int
+    k_first: int = 0
+    k_stride: int
+    v_first: int = 0
+    v_stride: int
+    gate_stride: int
+    out_stride: int
+    eps: float
+
+
+@operands
+class RgLruScan(Op):
+    """Real-gated linear recurrence (arXiv:2402.19427), rounded, times `gate`.
+
+    The gates of what is taken in and of what is kept are sigmoids of products with blocks of
+    `width` columns. A text begins with nothing, and its first row is not scaled.
+    """
+
+    x: Annotated[int, reads("row", "T, C")]
+    gate: Annotated[int, reads("row", "T, C")]
+    param: Annotated[int, reads("f32", "C")]
+    input_weight: Annotated[int, reads("f32", "num_blocks, width width")]
+    input_bias: Annotated[int, reads("f32", "num_blocks, width")]
+    keep_weight: Annotated[int, reads("f32", "num_blocks, width width")]
+    keep_bias: Annotated[int, reads("f32", "num_blocks, width")]
+    state: Annotated[int, updates("f32", "S, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    num_blocks: int
+    width: int
+    weight_stride: int
+    bias_stride: int
+
+
+@operands
+class TokenMix(Op):
+    """x + (before - x) share (RWKV), rounded at each step; a share is a column's, or a sigmoid.
+
+    `sums`: as x share + before (1 - share).
+    """
+
+    x: Annotated[int, reads("row", "T, C")]
+    before: Annotated[int, reads("row", "T, C")]
+    share: Annotated[BufferRef, reads("f32", "C")] = None
+    gate: Annotated[BufferRef, reads("row", "T, C")] = None
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    sums: bool = False
+
+
+@operands
+class WkvScan(Op):
+    """RWKV-4: a weighted mean of each channel's values, times the sigmoid of receptance, rounded.
+
+    The state is the weighted sum, the sum of weights, and the exponent that both are relative to.
+    """
+
+    key: Annotated[int, reads("row", "T, C")]
+    value: Annotated[int, reads("row", "T, C")]
+    receptance: Annotated[int, reads("row", "T, C")]
+    time_decay: Annotated[int, reads("f32", "C")]
+    time_first: Annotated[int, reads("f32", "C")]
+    state: Annotated[int, updates("f32", "S, 3, C")]
+    out: Annotated[int, writes("row", "T, C")]
+    channels: int
+
+
+@operands
+class Wkv7Inputs(Operands):
+    """Rows of an RWKV-7 layer; `rate` is before its sigmoid, `k_a` how much it changes keys."""
+
+    query: Annotated[int, reads("row", "T, C")]
+    key: Annotated[int, reads("row", "T, C")]
+    rate: Annotated[int, reads("row", "T, C")]
+    value: Annotated[int, reads("row", "T, C")]
+    k_a: Annotated[int, reads("f32", "C")]
+    cols: int
+
+
+@operands
+class Wkv7Scan(Op):
+    """RWKV-7: matrices of values by keys that fade by key, and forget a key before they take it in.
+
+    `decay` is before its sigmoid; `k_k` makes of keys what is forgotten.
+    """
+
+    inputs: Wkv7Inputs
+    decay: Annotated[int, reads("row", "T, C")]
+    k_k: Annotated[int, reads("f32", "C")]
+    state: Annotated[int, updates("f32", "S, H, width, width")]
+    out: Annotated[int, writes("f32", "T, C")]
+    num_heads: int
+    width: int
+
+
+@operands
+class Wkv7Out(Op):
+    """Rows that RWKV-7 recalled, normed by head, plus the own value of the row, rounded, gated."""
+
+    inputs: Wkv7Inputs
+    recalled: Annotated[int, reads("f32", "T, C")]
+    gate: Annotated[int, reads("row", "T, C")]
+    r_k: Annotated[int, reads("f32", "C")]
+    weight: Annotated[int, reads("f32", "C")]
+    bias: Annotated[int, reads("f32", "C")]
+    out: Annotated[int, writes("row", "T, C")]
+    width: int
+    eps: float
+
+
+class GateNorm(IntEnum):
+    """How, and where, the parts of gated rows are normed."""
+
+    NONE = 0
+    BEFORE = 1
+    AFTER = 2
+    LAYER = 3
+
+
+@operands
+class GateRows(Op):
+    """y times a function of a gate, rounded.
+
+    Equal parts of the rows may be divided by their root mean square: `BEFORE` the product, times a
+    weight that all parts share (y is rounded before, and the normed part after it); or `AFTER` it,
+    rounded, times a weight of all columns. `LAYER`: less their mean, over their deviation, times a
+    weight of all columns, before the product.
+    """
+
+    y: Annotated[int, reads("row", "T, C, or f32")]
+    gate: Annotated[int, reads("row", "T, C")]
+    weight: Annotated[BufferRef, reads("f32", "C of a part or of all")] = None
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    parts: int = 1
+    gate_first: int = 0
+    gate_stride: int
+    y_f32: bool
+    function: Function
+    norm: GateNorm = GateNorm.NONE
+    eps: float = 0.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from sylvan.config import Config
+from sylvan.config.load_cache import load_cache_dir
 
 
 def may_start_early(config: Config) -> bool:
     """Whether programs of this resolved configuration are saved, and steps run without PyTorch."""
     absent = (config.lora, config.speculative, config.disagg, config.pdmux, config.tiers)
     return (
-        config.load_cache is not None
+        load_cache_dir(config) is not None
         and config.load_format != "dummy"
         and config.device == "cpu"
         and config.task == "generate"

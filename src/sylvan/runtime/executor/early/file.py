@@ -11,18 +11,15 @@ import msgspec
 import numpy as np
 import xxhash
 
-from sylvan.kernels.blob import Blob, BlobError, blob_digest, read_blob, write_blob
+from sylvan.kernels.blob import Blob, BlobError, blob_digest, read_blob
+from sylvan.kernels.cache_files import CacheFiles
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import OP
 from sylvan.kernels.native.image import BufferSource, ProgramImage
 from sylvan.runtime.core.host import BatchLimits
 from sylvan.runtime.executor.api import ExecutorCaps
-from sylvan.runtime.executor.early.key import SUFFIX
 
 logger = logging.getLogger(__name__)
-
-MOST_FILES = 8
-"""In a directory; the least recently used are deleted."""
 
 
 class SavedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,21 +73,20 @@ class SavedProgram:
         return allocate(num_pages * self.model.page_bytes).reshape(num_pages, -1)
 
 
-def save_program(path: Path, model: SavedModel, image: ProgramImage) -> None:
+def save_program(files: CacheFiles, name: str, model: SavedModel, image: ProgramImage) -> None:
     """Leave a program for later starts; a failure is logged only."""
     about = msgspec.json.encode(_About(model, list(image.pieces), image.logits))
     arrays = [np.ascontiguousarray(image.records).view(np.uint8), *image.arrays]
     said: dict[str, Any] = {"text": about.decode(), "sum": xxhash.xxh3_64_hexdigest(about)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(path)
-        write_blob(path, said, arrays)
+        files.write(name, said, arrays)
     except OSError as error:
         logger.warning("load_cache: the program is not saved: %s", error)
 
 
-def read_program(path: Path) -> SavedProgram | None:
+def read_program(files: CacheFiles, name: str) -> SavedProgram | None:
     """Read the file of an earlier start; None: there is no usable one."""
+    path = files.folder / name
     try:
         blob = read_blob(path)
         about = _about(blob)
@@ -98,8 +94,8 @@ def read_program(path: Path) -> SavedProgram | None:
         if blob_digest(weights_file) != about.model.weights_digest:
             return None
         weights = read_blob(weights_file)
-        path.touch()
-        weights_file.touch()
+        files.used(name)
+        files.used(weights_file.name)
     except FileNotFoundError:
         return None
     except (BlobError, OSError, msgspec.ValidationError, KeyError) as error:
@@ -115,16 +111,3 @@ def _about(blob: Blob) -> _About:
     if xxhash.xxh3_64_hexdigest(text) != blob.about["sum"] or not blob.arrays:
         raise BlobError("a saved program is damaged: a checksum is wrong")
     return msgspec.json.decode(text, type=_About)
-
-
-def _make_room(path: Path) -> None:
-    others = [file for file in path.parent.glob(f"*{SUFFIX}") if file != path]
-    for old in sorted(others, key=_used)[: max(0, len(others) - MOST_FILES + 1)]:
-        old.unlink(missing_ok=True)
-
-
-def _used(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:  # another start deleted it
-        return 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from sylvan import __version__
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.load import dump
+from sylvan.config.load_cache import PROGRAM, file_name, load_cache_dir, load_cache_share
+from sylvan.kernels.cache_files import CacheFiles
 from sylvan.kernels.native.library import ops_digest
 
-SUFFIX = ".program"
 _FORMAT = 1
 """Increment when the contents of files change."""
+_DECIDING = "kernels", "checkpoints", "runtime/executor", "runtime/layers", "runtime/models"
 _OF_NO_PROGRAM = (
     *("server", "limits", "text", "observe", "grammar", "embedding", "media", "chaos"),
     *("served_model_name", "weight_version", "tokenizer", "load_cache", "seed", "processes"),
@@ -25,30 +29,61 @@ _OF_NO_PROGRAM = (
 """Settings that no program depends on."""
 
 
-def program_path(config: Config, variant: str) -> Path:
+def program_name(config: Config, variant: str) -> str:
     """The file of the program, which may not exist.
 
     Args:
-        config: Resolved, with `load_cache`.
+        config: Resolved.
         variant: Of the kernels.
     """
-    assert config.load_cache is not None
     folder = model_dir(config.model)
     said = {
-        "versions": (_FORMAT, __version__, version("torch")),
+        "versions": (_FORMAT, __version__, version("torch"), code_digest()),
         "kernels": (variant, ops_digest()),
         "files": checkpoint_files(folder),
         "config": _relevant(dump(config)),
     }
-    name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(said))
-    return Path(config.load_cache) / f"{folder.name[:40]}-{name}{SUFFIX}"
+    return file_name(folder, xxhash.xxh3_128_hexdigest(msgspec.json.encode(said)), PROGRAM)
+
+
+def load_cache_files(config: Config) -> CacheFiles | None:
+    """Where programs and weights are, if a resolved configuration keeps any."""
+    folder = load_cache_dir(config)
+    return None if folder is None else CacheFiles(folder, load_cache_share(config))
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of sizes and times of our files that decide what is packed and compiled.
+
+    A version covers releases; this covers what is edited, or installed from a repository.
+    """
+    root = Path(__file__).parents[3]
+    found: list[tuple[str, int, int]] = []
+    for folder in _DECIDING:
+        for path, folders, names in os.walk(root / folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            ours = [name for name in names if name.endswith((".py", ".so"))]
+            stats = [(name, os.stat(f"{path}/{name}")) for name in ours]
+            found += [(f"{path}/{name}", s.st_size, s.st_mtime_ns) for name, s in stats]
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(sorted(found)))
 
 
 def checkpoint_files(model_dir: Path) -> list[tuple[str, int, int, int]]:
-    """Name, size and times of all files of a checkpoint."""
-    paths = [model_dir] if model_dir.is_file() else sorted(model_dir.iterdir())
-    found = [(path.name, path.stat()) for path in paths if path.is_file()]
+    """Name, size and times of all files of a checkpoint, also of those one directory below."""
+    paths = [model_dir]
+    if model_dir.is_dir():
+        paths = [path for path in sorted(model_dir.iterdir()) if not path.name.startswith(".")]
+        paths += [inner for path in paths if path.is_dir() for inner in sorted(_inside(path))]
+    found = [(str(path.relative_to(model_dir)), path.stat()) for path in paths if path.is_file()]
     return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found]
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:  # it is closed to us, so no weights are read from there
+        return []
 
 
 def _relevant(config: dict[str, Any]) -> dict[str, Any]:

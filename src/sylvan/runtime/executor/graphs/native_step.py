@@ -74,6 +74,11 @@ class NativeStep:
         self._inputs.numbers = self._numbers.ctypes.data
         self._typed = True  # whether any token's type may differ from 0
 
+    @property
+    def arguments(self) -> StepRun:
+        """Arguments of the next run beside its plan."""
+        return self._run
+
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:
         """See `FusedStep.run`."""
         inputs = self._inputs

@@ -54,13 +54,16 @@ class SymbolicBatch:
 
 
 @contextlib.contextmanager
-def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]]:
+def host_modules(
+    model: object, trial: NativeTracer, *, attending: bool = False
+) -> Iterator[list[nn.Module]]:
     """Context in which untraceable modules of blocks emit host calls.
 
     Args:
         model: Its `layers` contain the blocks. Modules within these take rows, and optionally the
           batch, and return as many rows and columns. Norms do not.
         trial: A tracer that tries each module first; its program is discarded.
+        attending: Whether host calls can attend in any way over the program's pages.
 
         Yields: the modules called this way, in order.
     """
@@ -69,7 +72,7 @@ def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]
     parts = [part for block in blocks for part in block.children()]
     parts = [part for part in parts if not isinstance(part, RMSNorm | LayerNorm)]
     for part in parts:
-        part.forward = _traced_or_called(part, trial, found)
+        part.forward = _traced_or_called(part, trial, found, attending)
     try:
         yield found
     finally:
@@ -78,7 +81,7 @@ def host_modules(model: object, trial: NativeTracer) -> Iterator[list[nn.Module]
 
 
 def _traced_or_called(
-    module: nn.Module, trial: NativeTracer, found: list[nn.Module]
+    module: nn.Module, trial: NativeTracer, found: list[nn.Module], attending: bool
 ) -> Callable[..., Any]:
     forward = module.forward
 
@@ -86,7 +89,8 @@ def _traced_or_called(
         try:
             forward(trial.input(x.cols, x.dtype), *(SymbolicBatch(trial) for _ in batch))
         except Unsupported:
-            _check_attention(module, trial)
+            if not attending:
+                _check_attention(module, trial)
             found.append(module)
             return x.tracer.host_call(x, _on_tensors(forward, with_batch=bool(batch)))
         return forward(x, *batch)

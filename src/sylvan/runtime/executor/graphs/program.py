@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,7 @@ from sylvan.runtime.executor.graphs.partial import (
     weight_bytes,
 )
 from sylvan.runtime.executor.graphs.split import SplitPrompt
+from sylvan.runtime.executor.graphs.step_states import StepStates
 from sylvan.runtime.executor.outputs import keep_stream, layer_outputs
 from sylvan.runtime.executor.profiling import MeasuredSteps
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
@@ -92,26 +93,27 @@ class ProgramRunner:
         edits_inputs: bool = False,
         kept: KeptWeights | None = None,
         stage: Stage = WHOLE_MODEL,
+        states: Sequence[torch.Tensor] = (),
     ) -> None:
         """Trace and compile `model`, keeping the outputs of `hidden_layers`.
 
         With `edits_inputs`, vectors may replace token embeddings (`ForwardBatch.input_embeds`).
         Weights found in `kept` are not packed again; all others are added to it. `stage` says which
-        layers `model` has.
+        layers `model` has, `states` are all slots of each of its recurrent states.
 
         Raises:
             Unsupported: an op or shape has no kernel; the message names it.
         """
-        parts = dtype, _limits(limits), pool.layers, library.constants
-        tracer = NativeTracer(*parts)
-        with host_modules(model, NativeTracer(*parts)) as called:
+        make = tracers(limits, pool, library, dtype, states)
+        tracer = make()
+        with host_modules(model, make()) as called:
             traced = trace(model, tracer, hidden_layers, edits_inputs=edits_inputs, stage=stage)
         check_host_modules(called)
         sizes = [(type(module).__name__, weight_bytes(module)) for module in called]
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph, kept)
         if kept is not None:
-            kept.write()
+            kept.settle()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies
@@ -131,6 +133,7 @@ class ProgramRunner:
         self._rows = np.zeros(limits.most_samples, np.int32)
         self._run = StepRun()
         self._batch: ForwardBatch | None = None
+        self._states = StepStates(limits) if states else None
 
     def bucket(self, tokens: int, requests: int) -> None:
         """Return None: programs accept steps of any size without padding."""
@@ -168,7 +171,7 @@ class ProgramRunner:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
         whole = self._program.read(self._traced.logits, batch.limits.most_samples)
-        return ProgramStep(self._program, batch, whole, last_token, params)
+        return ProgramStep(self._program, batch, whole, last_token, params, self._states)
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
         assert self._traced.given is not None
@@ -229,8 +232,10 @@ class ProgramRunner:
         """Return a `SplitPrompt`, which computes prompts op by op between steps.
 
         Raises:
-            Unsupported: PyTorch computes some modules of the model.
+            Unsupported: PyTorch computes some modules of the model, or it has recurrent states.
         """
+        if self._states is not None:
+            raise Unsupported("recurrent states of prompts between steps")
         if self.host_calls:
             raise Unsupported(f"PyTorch computes {self.host_calls}")
         return SplitPrompt(self._library, self._layout, self._traced.take, limits, page_size)
@@ -247,31 +252,33 @@ class ProgramRunner:
             self._batch, self._run = batch, run_arguments(batch.host)
         step = self._run
         step.tokens, step.outputs, step.seqs = batch.num_tokens, batch.num_samples, batch.num_reqs
+        if self._states is not None and batch.state_work is not None:
+            self._states.bind(step, batch.state_work)
         step.row_ends = None if batch.row_ends is None else batch.row_ends.ctypes.data
         return step
 
 
-def host_calls(
-    model: Model,
+def tracers(
     limits: BatchLimits,
     pool: NativePool | NoPool,
     library: Library,
     dtype: torch.dtype,
-    stage: Stage = WHOLE_MODEL,
-) -> str:
+    states: Sequence[torch.Tensor] = (),
+) -> Callable[[], NativeTracer]:
+    """Factory of tracers for a model of these rows, pages and recurrent states."""
+    most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+    return lambda: NativeTracer(dtype, most, pool.layers, library.constants, states=states)
+
+
+def host_calls(model: Model, make: Callable[[], NativeTracer], stage: Stage = WHOLE_MODEL) -> str:
     """Names of the modules that a program would leave to PyTorch; has no side effects.
 
     Raises:
         Unsupported: no program is possible.
     """
-    parts = dtype, _limits(limits), pool.layers, library.constants
-    with host_modules(model, NativeTracer(*parts)) as called:
-        trace(model, NativeTracer(*parts), stage=stage)
+    with host_modules(model, make()) as called:
+        trace(model, make(), stage=stage)
     return names_of(called)
-
-
-def _limits(limits: BatchLimits) -> ProgramLimits:
-    return ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
 
 
 def trace(

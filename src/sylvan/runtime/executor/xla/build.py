@@ -9,11 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax.sharding import Mesh
 from torch import nn
 
-from sylvan.config.fields import size_text
 from sylvan.kernels.adapters import LoraLayer
 from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.binding import Constants
@@ -28,24 +26,24 @@ from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.pallas import PallasAttend
 from sylvan.kernels.xla.program import Edit, Ends, LoweredProgram
 from sylvan.kernels.xla.sharded import ShardedAttend
-from sylvan.kernels.xla.values import DTYPES, Weights
+from sylvan.kernels.xla.values import Weights
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.attention.jnp import JnpAttention
 from sylvan.runtime.attention.pallas import PallasAttention
 from sylvan.runtime.core.step import EMBEDDINGS
+from sylvan.runtime.executor.division import why_together
 from sylvan.runtime.executor.graphs.partial import host_modules
 from sylvan.runtime.executor.graphs.program import Traced, trace
+from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 from sylvan.runtime.executor.pools import pages_shape, with_paths
-from sylvan.runtime.executor.xla.adapters import XlaAdapters
-from sylvan.runtime.executor.xla.functions import LoadedProgram, StepFunctions, XlaMemory
+from sylvan.runtime.executor.xla.functions import LoadedProgram, StepFunctions
+from sylvan.runtime.executor.xla.memory import XlaMemory, log_memory, memory_of
 from sylvan.runtime.executor.xla.modules import TorchModules, inner_programs
-from sylvan.runtime.executor.xla.pool import XlaPool
 from sylvan.runtime.executor.xla.rotary import RotaryTables
 from sylvan.runtime.executor.xla.runner import StepExtras, XlaRunner
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBuckets
-from sylvan.runtime.executor.xla.states import XlaStates
-from sylvan.runtime.executor.xla.weights import AXIS, load_tensors, load_weights
+from sylvan.runtime.executor.xla.weights import AXIS, DATA, load_tensors, load_weights
 from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.pool.mha import KVShape
 
@@ -72,7 +70,7 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
     _check(plan)
     assert plan.platform is not None
     name, options = plan.platform.facts.name, plan.options
-    mesh = _mesh(name, options.devices)
+    mesh = _mesh(name, options)
     shape = with_paths(pages_shape(plan.config, plan.kv_shape, options), options)
     chosen = options.attention if options.attention != "auto" else _attention_of(name)
     try:
@@ -80,22 +78,22 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
         weights = load_weights(lowered.whole, mesh)
     except Unsupported as why:
         raise ConfigError(f"device={name}: {why}; {_ELSEWHERE}") from None
-    memory = _memory(plan, mesh, shape, lowered.adapters)
+    cross = lowered.modules.cross if lowered.modules is not None else {}
+    memory = memory_of(plan, mesh, shape, lowered.adapters, cross)
     use, buckets = BucketUse(), StepBuckets(plan.limits)
     sizes = plan.config.hidden_size, lowered.num_logits
     loaded = LoadedProgram(lowered.program, weights, *sizes)
     if lowered.modules is not None:
         loaded = _with_tensors((name, lowered), loaded, memory, (mesh, buckets))
     tables = _rotary_tables(plan, model, lowered, loaded.weights, mesh)
+    log_memory(loaded.weights, memory)
     functions = StepFunctions(loaded, memory, mesh, buckets, use)
     functions.warm_up()
-    extras = StepExtras(memory.adapters, lowered.edits, tables)
+    extras = StepExtras(memory.adapters, lowered.edits, tables, memory.items)
     runner = XlaRunner(functions, buckets, plan.hidden_layers, lowered.loads, use, extras)
     backend = JnpAttention() if chosen == "jnp" else PallasAttention()
-    where = jax.default_backend()
-    where = f"{where}, {mesh.size} devices" if mesh.size > 1 else where
     return BuiltModel(
-        f"program (jax on {where})",
+        f"program (jax on {_where(mesh)})",
         runner,
         memory.pool,
         backend,
@@ -106,11 +104,19 @@ def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
     )
 
 
+def _where(mesh: Mesh) -> str:
+    """Names the devices."""
+    found, groups = jax.default_backend(), mesh.shape[DATA]
+    if mesh.size > 1:
+        found += f", {mesh.size} devices"
+    return f"{found} in {groups} groups with different requests" if groups > 1 else found
+
+
 def _attend(chosen: str, mesh: Mesh) -> Attend:
     attend: Attend = attention.attend
     if chosen == "pallas":
         attend = PallasAttend(interpret=jax.default_backend() != "tpu")
-    return ShardedAttend(attend, mesh, AXIS) if mesh.size > 1 else attend
+    return ShardedAttend(attend, mesh, AXIS) if mesh.shape[AXIS] > 1 else attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
     def tracer() -> NativeTracer:
         return NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)
 
-    used, traced, called, apart = _traced(plan, model, tracer)
+    used, traced, called, apart = _traced(plan, model, tracer, edits=_edits_inputs(plan))
     inner = inner_programs(called, used)
     graph = used.graph
     whole = graph.with_ops([*graph.ops, *(op for part in inner for op in part.ops)])
@@ -164,17 +170,22 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
     return _Lowered(program, whole, logits, loads, found, edits, modules, apart)
 
 
+def _edits_inputs(plan: ModelPlan) -> bool:
+    """Whether vectors may stand in for tokens; items that layers attend to never do."""
+    media = plan.config.media
+    return plan.edits_inputs and not (media is not None and media.cross)
+
+
 def _traced(
-    plan: ModelPlan, model: Any, make: Callable[[], NativeTracer]
+    plan: ModelPlan, model: Any, make: Callable[[], NativeTracer], *, edits: bool
 ) -> tuple[NativeTracer, Traced, list[nn.Module], str]:
     """Trace the model, and list the modules that PyTorch's functions compute.
 
     A model whose blocks cannot be taken apart, for the reason that is returned last, is a single
     call between embedding and head.
     """
-    edits = plan.edits_inputs
     try:
-        with host_modules(model, make()) as called:
+        with host_modules(model, make(), attending=True) as called:
             tracer = make()
             return tracer, trace(model, tracer, plan.hidden_layers, edits_inputs=edits), called, ""
     except Unsupported as found:
@@ -204,23 +215,11 @@ def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
     return found
 
 
-def _memory(
-    plan: ModelPlan, mesh: Mesh, shape: KVShape, adapters: Mapping[int, LoraLayer]
-) -> XlaMemory:
-    latent = plan.config.latent.latent if plan.config.latent else None
-    _check_memory(plan, mesh, shape)
-    kind: Any = DTYPES["bf16" if plan.build.dtype == torch.bfloat16 else "f32"]
-    if not plan.config.causal:
-        shape = replace(shape, num_layers=0, groups=())  # empty pages, only counted
-    states = XlaStates(plan.states, mesh) if plan.states is not None else None
-    return XlaMemory(XlaPool(shape, kind, mesh, latent), states, XlaAdapters(adapters, mesh))
-
-
 def _rotary_tables(
     plan: ModelPlan, model: nn.Module, lowered: _Lowered, weights: Weights, mesh: Mesh
 ) -> RotaryTables | None:
-    """Return a function that copies positions of images to the devices; None: not needed."""
-    if not plan.edits_inputs or not plan.config.rope_axes:
+    """What copies positions of images to the devices; None if they have none of their own."""
+    if not _edits_inputs(plan) or not plan.config.rope_axes:
         return None
     leaves = lowered.modules.leaves.tensors if lowered.modules is not None else ()
     layers = (part for part in model.modules() if isinstance(part, PagedAttention))
@@ -259,6 +258,7 @@ def _with_tensors(
 
 def _check(plan: ModelPlan) -> None:
     options, name = plan.options, plan.options.device
+    together = why_together(plan.config) if options.data_groups > 1 else ""
     lacks: Mapping[str, bool] = {
         "runner=eager: JAX runs step programs only; leave runner at auto": (
             options.runner not in ("auto", "program")
@@ -267,13 +267,18 @@ def _check(plan: ModelPlan) -> None:
             options.deterministic
         ),
         f"the model runs through transformers; {_ELSEWHERE}": plan.config.path == "transformers",
-        f"attention to the output of an encoder has no lowering to JAX; {_ELSEWHERE}": bool(
-            plan.config.media and plan.config.media.cross
+        "its layers attend to any number of images, and compiled functions need a bound; "
+        f"{_ELSEWHERE}": bool(
+            plan.config.media and plan.config.media.cross and not plan.config.media.one
         ),
         "quantization: JAX expands matrices to the type of rows, so quantising them gains "
         "nothing; leave it at none": options.quantization is not None,
         f"cache.page_size={options.page_size}: JAX needs a multiple of {PAGE_MULTIPLE}": bool(
             options.page_size % PAGE_MULTIPLE
+        ),
+        f"parallel.attention_dp={options.data_groups}: {plan.config.architecture} {together}, and "
+        "groups of devices cannot have different requests; use parallel.attention_dp=1": bool(
+            together
         ),
         f"load_cache stores weights packed for CPUs; omit it with device={name}": (
             options.load_cache is not None
@@ -284,19 +289,19 @@ def _check(plan: ModelPlan) -> None:
             raise ConfigError(f"device={name}: {why}")
 
 
-def _mesh(name: str, count: int) -> Mesh:
-    """The first `count` JAX devices, along one axis.
+def _mesh(name: str, options: LocalOptions) -> Mesh:
+    """The first JAX devices: groups with different requests, along the devices of each.
 
     Raises:
         ConfigError: there are fewer devices.
     """
-    found = jax.devices()
+    found, count = jax.devices(), options.devices
     if len(found) < count:
         raise ConfigError(
             f"parallel.devices={count}: JAX sees {len(found)} devices with device={name}; lower "
             "it (CPUs: XLA_FLAGS=--xla_force_host_platform_device_count=N makes N)"
         )
-    return Mesh(np.array(found[:count]), (AXIS,))
+    return Mesh(np.array(found[:count]).reshape(options.data_groups, -1), (DATA, AXIS))
 
 
 def _attention_of(name: str) -> str:
@@ -308,11 +313,13 @@ def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
     if not plan.config.causal:
         return {}
     latent = plan.config.latent.latent if plan.config.latent else None
+    index = plan.config.latent.index if plan.config.latent else 0
     page = PageShape(
         num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        value_dim=latent or shape.head_dim,
-        shared=latent is not None,
+        head_dim=shape.head_dim - index,
+        value_dim=index or latent or shape.head_dim,
+        shared=latent is not None and not index,
+        tokens=index > 0,
         page_size=shape.page_size,
         dtype=plan.build.dtype,
     )
@@ -353,24 +360,6 @@ def _loads(graph: Graph) -> list[np.ndarray]:
             assert data is not None
             found.append(data.view(np.int64)[: op.num_experts])
     return found
-
-
-def _check_memory(plan: ModelPlan, mesh: Mesh, shape: KVShape) -> None:
-    """Reject pages that do not fit next to the weights, on devices that report their memory.
-
-    Raises:
-        ConfigError: they do not fit; the message says how much memory is free.
-    """
-    pages = shape.num_pages * shape.bytes_per_page(plan.kv_type)
-    needed = pages // (1 if shape.num_kv_heads % mesh.size else mesh.size)
-    for device in mesh.devices.flat:
-        stats = device.memory_stats() or {}
-        free = stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
-        if stats.get("bytes_limit") and needed > free:
-            raise ConfigError(
-                f"the KV cache takes {size_text(needed)} of {device}, which has {size_text(free)} "
-                "free beside the weights; lower cache.memory, or raise parallel.devices"
-            )
 
 
 def _library() -> Any:

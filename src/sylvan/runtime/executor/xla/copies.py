@@ -1,4 +1,7 @@
-"""Copies of whole pages within arrays, by functions that were compiled at the start."""
+"""Copies of whole pages within arrays, by functions that were compiled at the start.
+
+Shapes: G groups of devices with different requests, each with pages of its own from 0 on.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,46 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sylvan.kernels.xla.values import Pages
+from sylvan.runtime.executor.xla.weights import DATA
 
 _COPIES = 8
 """Page copies per call; a constant of the compiled function."""
 
 
 class PageCopies:
-    """Copies pages in some of `arrays`, and puts the new arrays in place of the old ones."""
+    """Copies pages in some of `arrays`, and puts the new arrays in place of the old ones.
 
-    def __init__(self, arrays: dict[int, Pages], layers: Sequence[int], mesh: Mesh) -> None:
+    Args:
+        arrays: By layer.
+        layers: Those whose pages are copied.
+        mesh: The devices.
+        apart: Whether each group of devices has pages of its own, as with keys and values.
+    """
+
+    def __init__(
+        self, arrays: dict[int, Pages], layers: Sequence[int], mesh: Mesh, *, apart: bool = False
+    ) -> None:
         self._arrays, self._layers = arrays, layers
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._groups = mesh.shape[DATA] if apart else 1
+        by_group = PartitionSpec(DATA) if apart else PartitionSpec()
+        self._numbered = NamedSharding(mesh, by_group)
         own = self._own()
         kept = jax.tree.map(lambda x: x.sharding, own)
-        function = jax.jit(_copied, donate_argnums=0, out_shardings=kept)
+        run: Any = _copied
+        if self._groups > 1:
+            run = jax.shard_map(
+                _copied,
+                mesh=mesh,
+                in_specs=(by_group, by_group),
+                out_specs=by_group,
+                axis_names={DATA},
+                check_vma=False,
+            )
+        function = jax.jit(run, donate_argnums=0, out_shardings=kept)
         self._copy: Any = function.lower(own, self._numbers([])).compile() if own else None
 
-    def run(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy (source, target) pages, one after another."""
+    def run(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy pages (group, source, target), one after another."""
         for start in range(0, len(copies) if self._layers else 0, _COPIES):
             numbers = self._numbers(copies[start : start + _COPIES])
             self._arrays |= self._copy(self._own(), numbers)
@@ -35,15 +60,17 @@ class PageCopies:
     def _own(self) -> dict[int, Pages]:
         return {layer: self._arrays[layer] for layer in self._layers}
 
-    def _numbers(self, copies: Sequence[tuple[int, int]]) -> jax.Array:
-        """Sources and targets, padded with copies of page 0 to itself."""
-        found = np.zeros((_COPIES, 2), np.int32)
-        found[: len(copies)] = np.array(copies, np.int32).reshape(-1, 2)
-        return jax.device_put(found, self._whole)
+    def _numbers(self, copies: Sequence[tuple[int, int, int]]) -> jax.Array:
+        """Sources and targets of each group (G, copies, 2); others copy page 0 to itself."""
+        found = np.zeros((self._groups, _COPIES, 2), np.int32)
+        for number, (group, source, target) in enumerate(copies):
+            found[group, number] = source, target
+        return jax.device_put(found, self._numbered)
 
 
-def _copied(arrays: dict[int, Pages], copies: jax.Array) -> dict[int, Pages]:
-    """Apply all copies, one after another."""
+def _copied(arrays: dict[int, Pages], copies_GN2: jax.Array) -> dict[int, Pages]:
+    """Apply all copies of one group, one after another."""
+    copies = copies_GN2[0]
 
     def one(number: Any, found: dict[int, Pages]) -> dict[int, Pages]:
         source, target = copies[number, 0], copies[number, 1]

@@ -18,14 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sylvan.kernels.xla import sample
-from sylvan.kernels.xla.program import LoweredProgram, Outputs, ProgramMemory
+from sylvan.kernels.xla.program import LoweredProgram, Outputs, ProgramMemory, ReadArrays
 from sylvan.kernels.xla.values import Weights
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.executor.xla.adapters import XlaAdapters
-from sylvan.runtime.executor.xla.inputs import InputKinds, num_inputs, unpack
-from sylvan.runtime.executor.xla.pool import XlaPool
+from sylvan.runtime.executor.xla.inputs import num_inputs, unpack
+from sylvan.runtime.executor.xla.memory import XlaMemory
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
-from sylvan.runtime.executor.xla.states import XlaStates
+from sylvan.runtime.executor.xla.weights import DATA
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
@@ -52,35 +51,6 @@ class LoadedProgram:
     weights: Weights
     hidden_size: int
     vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class XlaMemory:
-    """Arrays that steps consume and replace, and the adapters that they read."""
-
-    pool: XlaPool
-    states: XlaStates | None
-    adapters: XlaAdapters
-
-    @property
-    def kinds(self) -> InputKinds:
-        """Inputs of a step."""
-        states = self.states
-        slots = 0 if states is None else states.num_slots + states.num_branches
-        return InputKinds(len(self.pool.groups), slots, self.adapters.rows is not None)
-
-    def take(self) -> ProgramMemory:
-        """The arrays; a step that consumes them must `put` its own."""
-        states = self.states.arrays if self.states is not None else {}
-        return ProgramMemory(
-            dict(self.pool.arrays), {part: found[0] for part, found in states.items()}
-        )
-
-    def put(self, memory: ProgramMemory) -> None:
-        """Replace all arrays."""
-        self.pool.arrays.update(memory.pages)
-        if self.states is not None:
-            self.states.arrays.update({part: (x, None) for part, x in memory.states.items()})
 
 
 Edits = tuple[tuple[Any, Any], ...]
@@ -112,7 +82,9 @@ class StepFunctions:
     ) -> None:
         self._program, self._weights, self._memory = loaded.program, loaded.weights, memory
         self.kinds, self.num_edits = memory.kinds, len(loaded.program.ends.edits)
+        self._mesh = mesh
         self._whole = NamedSharding(mesh, PartitionSpec())
+        self._by_group = NamedSharding(mesh, PartitionSpec(DATA))
         self._buckets, self._use = buckets, use
         self._hidden_size, self._vocab_size = loaded.hidden_size, loaded.vocab_size
         self._steps: dict[tuple[StepBucket, bool], Any] = {}
@@ -128,9 +100,11 @@ class StepFunctions:
             for b in self._buckets
             for edited in ((False, True) if self.num_edits and not b.decodes else (False,))
         ]
-        for count in sorted({bucket.samples for bucket in self._buckets}):
+        for count in sorted({self.kinds.shards * bucket.samples for bucket in self._buckets}):
             jobs += [functools.partial(self._draw, count, greedy) for greedy in (True, False)]
         jobs += [self._head_function, self._memory.adapters.warm_up]
+        if self._memory.items is not None:
+            jobs.append(self._memory.items.warm_up)
         for number, job in enumerate(jobs, 1):
             job()
             if clock() - said > 5 or number == len(jobs):
@@ -144,14 +118,17 @@ class StepFunctions:
         """Trace a step without weights on devices: what modules of PyTorch read becomes known."""
         return jax.eval_shape(self._traced(bucket), *self._given(bucket, edited=False))
 
-    def step(self, bucket: StepBucket, vector: IntArray, edits: Edits = ()) -> Outputs:
-        """Start a step; it replaces the arrays of the memory."""
-        given = jax.device_put((vector, edits), self._whole)
-        adapters = self._memory.adapters
-        adapters.refresh()
+    def step(self, bucket: StepBucket, vectors_GN: IntArray, edits: Edits = ()) -> Outputs:
+        """Start a step of a vector for each group; it replaces the arrays of the memory.
+
+        Rows and sampled rows of the results are those of the first group, then of the second.
+        """
+        vectors = jax.device_put(vectors_GN, self._by_group)
+        edits = jax.device_put(edits, self._whole)
+        self._memory.adapters.refresh()
         function = self._step(bucket, bool(edits))
         kept, found = function(
-            self._weights, self._memory.take(), given[0], adapters.arrays, given[1]
+            self._weights, self._memory.take(), vectors, self._memory.read, edits
         )
         self._memory.put(kept)
         return found
@@ -174,7 +151,7 @@ class StepFunctions:
         if rows is None:
             return np.asarray(function(logits_SV))
         with jax.enable_x64(True):
-            given = jax.device_put(sample.DrawRows(**rows), self._whole)
+            given = jax.device_put(sample.DrawRows(**rows), self._by_group)
             return np.asarray(function(logits_SV, given))
 
     # ---- compilation
@@ -183,30 +160,53 @@ class StepFunctions:
         kinds = self.kinds
 
         def run(
-            weights: Weights, memory: ProgramMemory, vector: jax.Array, adapters: Any, edits: Edits
+            weights: Weights,
+            memory: ProgramMemory,
+            vectors: jax.Array,
+            read: ReadArrays,
+            edits: Edits,
         ) -> Any:
-            inputs = replace(unpack(vector, bucket, kinds), edits=edits)
-            return self._program.step(weights, memory, inputs, adapters)
+            inputs = replace(unpack(vectors[0], bucket, kinds), edits=edits)
+            kept, found = self._program.step(weights, memory, inputs, read)
+            if kinds.shards > 1:  # counted in rows of all groups
+                found = replace(found, loads=[jax.lax.psum(x, DATA) for x in found.loads])
+            return kept, found
 
-        return run
+        if kinds.shards == 1:
+            return run
+        whole, by_group = PartitionSpec(), PartitionSpec(DATA)
+        outputs: Any = Outputs(logits=by_group, hidden=by_group, layers=by_group, loads=whole)
+        return jax.shard_map(
+            run,
+            mesh=self._mesh,
+            in_specs=(whole, by_group, by_group, whole, whole),
+            out_specs=(by_group, outputs),
+            axis_names={DATA},
+            check_vma=False,
+        )
 
     def _given(self, bucket: StepBucket, *, edited: bool) -> tuple[Any, ...]:
         """Arguments of a step, as far as their shapes go."""
-        vector = self._shape((num_inputs(bucket, self.kinds),), jnp.int32)
+        size = self.kinds.shards, num_inputs(bucket, self.kinds)
+        vectors = jax.ShapeDtypeStruct(size, jnp.int32, sharding=self._by_group)
         edit = (
             self._shape((bucket.rows, self._hidden_size), jnp.float32),
             self._shape((bucket.rows,), jnp.bool_),
         )
         edits = (edit,) * self.num_edits if edited else ()
-        return self._weights, self._memory.take(), vector, self._memory.adapters.arrays, edits
+        return self._weights, self._memory.take(), vectors, self._memory.read, edits
 
     def _step(self, bucket: StepBucket, edited: bool) -> Any:
         if (bucket, edited) not in self._steps:
             given = self._given(bucket, edited=edited)
             kept = jax.tree.map(lambda x: x.sharding, given[1])
-            function = jax.jit(
-                self._traced(bucket), donate_argnums=1, out_shardings=(kept, self._whole)
+            found: Any = Outputs(
+                logits=self._by_group,
+                hidden=self._by_group,
+                layers=self._by_group,
+                loads=self._whole,
             )
+            function = jax.jit(self._traced(bucket), donate_argnums=1, out_shardings=(kept, found))
             self._steps[bucket, edited] = self._compiled(function.lower(*given))
         return self._steps[bucket, edited]
 
@@ -222,12 +222,12 @@ class StepFunctions:
     def _draw(self, count: int, greedy: bool) -> Any:
         key = count, greedy
         if key not in self._draws:
-            logits = self._shape((count, self._vocab_size), jnp.float32)
+            logits = self._by_rows((count, self._vocab_size), jnp.float32)
             if greedy:
                 self._draws[key] = self._compiled(jax.jit(sample.greedy).lower(logits))
             else:
                 with jax.enable_x64(True):
-                    rows = {n: self._shape((count,), kind) for n, kind in DRAW_TYPES.items()}
+                    rows = {n: self._by_rows((count,), kind) for n, kind in DRAW_TYPES.items()}
                     lowered = jax.jit(sample.draw).lower(logits, sample.DrawRows(**rows))
                     self._draws[key] = self._compiled(lowered)
         return self._draws[key]
@@ -235,9 +235,10 @@ class StepFunctions:
     def _shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._whole)
 
+    def _by_rows(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._by_group)
+
     def _compiled(self, lowered: Any) -> Any:
-        if self._warm:
-            self._use.recompiled += 1
-        else:
+        if not self._warm:
             self._use.compiled += 1
         return lowered.compile()

@@ -1,14 +1,18 @@
-"""Packs the inputs of a step into one integer vector, for a single copy to the device.
+"""Packs the inputs of a step into integers, for a single copy to the devices.
+
+Each group of devices with requests of its own gets a vector.
 
 Shapes: G KV groups, T rows, N tiles of B rows, P pages, S sampled rows, R requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sylvan.kernels.native.opset import Source
@@ -16,6 +20,7 @@ from sylvan.kernels.xla.attention import Tiles
 from sylvan.kernels.xla.values import PaddedInputs, StateRows
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.xla.pool import split_pages
 from sylvan.runtime.executor.xla.sizes import StepBucket, StepSizes
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,11 +34,15 @@ class InputKinds:
         groups: KV groups.
         states: Slots of recurrent states; 0: the model has none.
         adapters: Whether rows may have adapters.
+        items: Whether rows attend to encoded items.
+        shards: Groups of devices with different requests.
     """
 
     groups: int
     states: int = 0
     adapters: bool = False
+    items: bool = False
+    shards: int = 1
 
 
 def shapes_of(bucket: StepBucket, kinds: InputKinds) -> Shapes:
@@ -53,6 +62,8 @@ def shapes_of(bucket: StepBucket, kinds: InputKinds) -> Shapes:
     }
     if kinds.adapters:
         shapes["adapters"] = (bucket.rows,)
+    if kinds.items:
+        shapes |= {"items": (bucket.tiles,), "item_ends": tiles}
     if kinds.states:
         requests, rows = (bucket.requests,), (bucket.rows,)
         shapes |= {"starts": requests, "counts": requests, "state_slots": requests}
@@ -94,6 +105,10 @@ def unpack(vector: jax.Array, bucket: StepBucket, kinds: InputKinds) -> PaddedIn
             row_slots=parts["row_slots"],
             single=bucket.decodes,
         )
+    items = None
+    if kinds.items:
+        seen = parts["item_ends"]
+        items = Tiles(rows, jnp.zeros_like(seen), seen, parts["items"][:, None])
     return PaddedInputs(
         sources,
         parts["slots"],
@@ -102,28 +117,108 @@ def unpack(vector: jax.Array, bucket: StepBucket, kinds: InputKinds) -> PaddedIn
         parts["tokens"][0],
         state_rows=states,
         adapters=parts.get("adapters"),
+        items=items,
     )
 
 
-def sizes_of(batch: ForwardBatch) -> StepSizes:
-    """Sizes of a step, from its host arrays."""
-    requests = batch.num_reqs
-    longest = int(batch.host.kv_lens[:requests].max(initial=1))
-    pages = -(-longest // batch.kv.page_size)
-    return StepSizes(batch.num_tokens, requests, batch.num_samples, max(pages, 1))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRows:
+    """The part of a step that a group of devices computes, in the order of the step.
+
+    Attributes:
+        group: Number of the group.
+        rows: Rows of the step (T,).
+        requests: Its requests (R,).
+        samples: Its sampled rows, by their number in the step (S,).
+        starts: First row of each request among `rows` (R,).
+        ends: Row after the last (R,).
+    """
+
+    group: int
+    rows: IntArray
+    requests: IntArray
+    samples: IntArray
+    starts: IntArray
+    ends: IntArray
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each request has one row, which is sampled."""
+        return len(self.rows) == len(self.requests) == len(self.samples)
+
+
+def divide(batch: ForwardBatch, groups: int) -> list[GroupRows]:
+    """Divide a step among groups of devices, by the pages of its requests."""
+    host, requests = batch.host, batch.num_reqs
+    counts = np.diff(host.q_starts[: requests + 1])
+    if groups == 1:
+        owners = np.zeros(requests, np.int32)
+    else:
+        newest = (host.kv_lens[:requests] - 1) // batch.kv.page_size
+        numbers = host.page_tables[0, host.req_slots[:requests], newest]
+        owners = split_pages(numbers, 1 + _pages_each(batch, groups)[0])[0]
+    of_row = np.repeat(owners, counts)
+    of_sample = of_row[host.sample_rows[: batch.num_samples]]
+    return [
+        _of_group(group, counts, [np.flatnonzero(x == group) for x in (of_row, owners, of_sample)])
+        for group in range(groups)
+    ]
+
+
+def _pages_each(batch: ForwardBatch, groups: int) -> list[int]:
+    """Pages of a group of devices without page 0, by KV group."""
+    return [(memory.num_pages - 1) // groups for memory in batch.kv.groups]
+
+
+def _of_group(group: int, counts: IntArray, numbers: Sequence[Any]) -> GroupRows:
+    rows, requests, samples = (found.astype(np.int32) for found in numbers)
+    ends = np.cumsum(counts[requests], dtype=np.int32)
+    return GroupRows(
+        group=group,
+        rows=rows,
+        requests=requests,
+        samples=samples,
+        starts=ends - counts[requests],
+        ends=ends,
+    )
+
+
+def sizes_of(batch: ForwardBatch, groups: Sequence[GroupRows]) -> StepSizes:
+    """Sizes that the part of every group of devices has at most."""
+    longest = int(batch.host.kv_lens[: batch.num_reqs].max(initial=1))
+    return StepSizes(
+        rows=max(len(part.rows) for part in groups),
+        requests=max(len(part.requests) for part in groups),
+        samples=max(len(part.samples) for part in groups),
+        pages=max(-(-longest // batch.kv.page_size), 1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowInputs:
+    """What some models' rows have besides tokens.
+
+    Attributes:
+        adapters: Adapter slot of each row of the step (T,).
+        items: Encoded item that each row attends to, and how many vectors it has, (2, T).
+    """
+
+    adapters: IntArray | None = None
+    items: IntArray | None = None
 
 
 def pack(
     batch: ForwardBatch,
     bucket: StepBucket,
     kinds: InputKinds,
-    adapters: IntArray | None = None,
+    part: GroupRows,
+    also: RowInputs,
 ) -> IntArray:
-    """Pack a step into a vector. Padding rows store to page 0 and attend to nothing.
+    """Pack the part of a group into a vector.
 
-    `adapters` are the slots of the step's rows, (T,).
+    Padding rows store to page 0 and attend to nothing.
     """
-    host, tokens, requests = batch.host, batch.num_tokens, batch.num_reqs
+    host, tokens = batch.host, len(part.rows)
     shapes = shapes_of(bucket, kinds)
     vector = np.zeros(num_inputs(bucket, kinds), np.int32)
     parts: dict[str, IntArray] = {}
@@ -132,35 +227,66 @@ def pack(
         stop = start + int(np.prod(shape))
         parts[name] = vector[start:stop].reshape(shape)
         start = stop
-    parts["ids"][:tokens] = host.input_ids[:tokens]
-    parts["positions"][:tokens] = host.positions[:tokens]
-    parts["types"][:tokens] = host.token_types[:tokens]
-    parts["slots"][:, :tokens] = host.slot_mappings[:, :tokens]
-    parts["sample_rows"][: batch.num_samples] = host.sample_rows[: batch.num_samples]
+    parts["ids"][:tokens] = host.input_ids[part.rows]
+    parts["positions"][:tokens] = host.positions[part.rows]
+    parts["types"][:tokens] = host.token_types[part.rows]
+    firsts = _first_pages(batch, part, kinds)
+    parts["slots"][:, :tokens] = _local(
+        host.slot_mappings[:, part.rows], firsts[:, None] * batch.kv.page_size
+    )
+    sampled = host.sample_rows[part.samples]
+    parts["sample_rows"][: len(sampled)] = np.searchsorted(part.rows, sampled)
     parts["tokens"][0] = tokens
-    starts, ends = host.q_starts[:requests], host.q_starts[1 : requests + 1]
-    of_tile, rows = _tiles(starts, ends, bucket)
+    _pack_tiles(parts, batch, bucket, part, (firsts, also.items))
+    if kinds.adapters:
+        parts["adapters"][:] = -1
+        if also.adapters is not None:
+            parts["adapters"][:tokens] = also.adapters[part.rows]
+    if kinds.states:
+        _pack_states(parts, batch, kinds.states)
+    return vector
+
+
+def _pack_tiles(
+    parts: Mapping[str, IntArray],
+    batch: ForwardBatch,
+    bucket: StepBucket,
+    part: GroupRows,
+    given: tuple[IntArray, IntArray | None],
+) -> None:
+    """Rows, places and pages of tiles; `given`: first pages by KV group, and items of rows."""
+    host, (firsts, items_T) = batch.host, given
+    of_tile, rows = _tiles(part.starts, part.ends, bucket)
     used = len(of_tile)
-    there = rows < ends[of_tile, None]
-    places = rows + (host.kv_lens[:requests] - ends)[of_tile, None]
+    there = rows < part.ends[of_tile, None]
+    places = rows + (host.kv_lens[part.requests] - part.ends)[of_tile, None]
     visible = places + 1
+    inside = np.minimum(rows, max(len(part.rows) - 1, 0))
     if batch.row_ends is not None:
-        later = batch.row_ends[np.minimum(rows, tokens - 1)]
-        visible = np.maximum(visible, later)
+        visible = np.maximum(visible, batch.row_ends[part.rows[inside]])
     parts["tile_rows"][:] = bucket.rows
     parts["tile_rows"][:used] = np.where(there, rows, bucket.rows)
     parts["places"][:used] = np.where(there, places, 0)
     parts["ends"][:used] = np.where(there, visible, 0)
-    tables = host.page_tables[:, host.req_slots[:requests][of_tile]]
+    tables = host.page_tables[:, host.req_slots[part.requests][of_tile]]
     width = min(bucket.pages, tables.shape[2])
-    parts["tables"][:, :used, :width] = tables[:, :, :width]
-    if kinds.adapters:
-        parts["adapters"][:] = -1
-        if adapters is not None:
-            parts["adapters"][:tokens] = adapters
-    if kinds.states:
-        _pack_states(parts, batch, kinds.states)
-    return vector
+    parts["tables"][:, :used, :width] = _local(tables[:, :, :width], firsts[:, None, None])
+    if items_T is not None:
+        items = items_T[:, part.rows[inside]]  # (2, tiles, rows of a tile)
+        parts["items"][:used] = np.where(there, items[0], 0).max(1)
+        parts["item_ends"][:used] = np.where(there, items[1], 0)
+
+
+def _first_pages(batch: ForwardBatch, part: GroupRows, kinds: InputKinds) -> IntArray:
+    """By how much a plan's page numbers exceed those of the group of devices, by KV group."""
+    if not part.group:
+        return np.zeros(kinds.groups, np.int32)
+    return np.array(_pages_each(batch, kinds.shards), np.int32) * part.group
+
+
+def _local(numbers: IntArray, firsts: IntArray) -> IntArray:
+    """Numbers within a group of devices; page 0 stays."""
+    return np.where(numbers > firsts, numbers - firsts, 0)
 
 
 def _pack_states(parts: Mapping[str, IntArray], batch: ForwardBatch, none: int) -> None:

@@ -9,7 +9,8 @@ Shapes: T rows, H query heads, K key heads, D columns of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from dataclasses import replace
+from typing import Any, ClassVar, TypeAlias, cast
 
 import jax
 import torch
@@ -22,11 +23,14 @@ from sylvan.kernels.native.opset import Source
 from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.kernels.xla import lora
-from sylvan.kernels.xla.attention import HeadSpec, store
+from sylvan.kernels.xla.attention import Biases, HeadSpec, store
+from sylvan.kernels.xla.grouped import expert_product
 from sylvan.kernels.xla.spans import XlaScans, XlaSpans
 from sylvan.kernels.xla.tensors import JaxTensor, Leaves, TorchLowering
 from sylvan.kernels.xla.values import Values
 from sylvan.runtime.attention.jnp import JnpAttention
+from sylvan.runtime.layers.chosen import ChoosesExperts
+from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.layers.recurrent import Recurrent
@@ -47,6 +51,7 @@ class TorchModules:
     Attributes:
         leaves: Weights and tables that the modules read.
         layers: Adapters of their linear layers, by numbers that no constant of the graph has.
+        cross: Layers that attend to encoded items, by layer of the model.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class TorchModules:
         self._functions, self._groups = functions, groups
         self.leaves = Leaves()
         self.layers: dict[int, LoraLayer] = {}
+        self.cross: dict[int, CrossAttention] = {}
         self._values: Values | None = None
+        self._value: Callable[[torch.Tensor], Array] | None = None
         self._finding = True
         whole = nn.ModuleList(modules)
         self._inner = [part for part in whole.modules() if isinstance(part, InnerProgram)]
@@ -68,6 +75,11 @@ class TorchModules:
             _expand(part, dtype)
             if isinstance(part, Recurrent):
                 part.scans = XlaScans()
+            if isinstance(part, ChoosesExperts):
+                part.product = self._product
+            if isinstance(part, CrossAttention):
+                self.cross[part.layer] = part
+                vars(part)["attend"] = self._items_of(part)
             if isinstance(part, Linear) and part.lora is not None:
                 number = -1 - len(self.layers)
                 self.layers[number] = part.lora
@@ -81,17 +93,49 @@ class TorchModules:
         leaf = self.leaves.meet if self._finding else self.leaves.among(values.weights.tensors)
         lowering = TorchLowering(leaf)
         batch = XlaBatch(values, self._groups, lowering)
-        self._enter(values)
+        self._enter(values, lowering.value)
         with torch.no_grad(), lowering:
             made = self._functions[function](JaxTensor(x), batch)
-        self._enter(None)
+        self._enter(None, None)
         values.states |= {part: held.value for part, held in batch.states.held.items()}
         return lowering.value(made)
 
-    def _enter(self, values: Values | None) -> None:
-        self._values = values
+    def _enter(self, values: Values | None, value: Callable[[torch.Tensor], Array] | None) -> None:
+        self._values, self._value = values, value
         for part in self._inner:
             part.values = values
+
+    def _product(
+        self, x_PC: torch.Tensor, stack_ENC: torch.Tensor, experts_P: torch.Tensor
+    ) -> torch.Tensor:
+        """Implements `ExpertProduct`."""
+        assert self._value is not None
+        given = (self._value(x) for x in (x_PC, stack_ENC, experts_P))
+        return JaxTensor(expert_product(*given))
+
+    def _items_of(self, part: CrossAttention) -> Any:
+        """What stands for `CrossAttention.attend` of one layer: an item is a page."""
+        shape = part.shape
+        spec = HeadSpec(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_heads,
+            head_dim=shape.head_dim,
+            value_dim=shape.head_dim,
+            scale=shape.head_dim**-0.5 if shape.scale is None else shape.scale,
+        )
+
+        def attend(q_TNH: torch.Tensor, spans: object) -> torch.Tensor:
+            del spans  # slots and lengths are values here
+            values = self._values
+            assert isinstance(q_TNH, JaxTensor)
+            assert values is not None
+            tiles = values.step.items
+            assert tiles is not None
+            q, (keys, held) = q_TNH.value, values.items[part.layer]
+            found = values.attend(tiles.gather(q), keys, held, tiles, spec, Biases())
+            return JaxTensor(tiles.scatter(found, q.shape[0]))
+
+        return attend
 
     def _changes(self, number: int) -> Any:
         """Replacement of `Linear.adapted` in one layer."""
@@ -189,6 +233,7 @@ class XlaBatch:
         self.states = HeldStates(values.states)
         self.attention = XlaAttention(values, groups, lowering)
         self.state_spans = None  # rows and slots are values here, see `spans`
+        self.memories = ()  # as are encoded items
         self._values, self._lowering = values, lowering
 
     @property
@@ -205,7 +250,7 @@ class XlaBatch:
 class XlaAttention:
     """Stands for an attention backend while JAX traces a step."""
 
-    caps = JnpAttention.caps
+    caps: ClassVar = replace(JnpAttention.caps, variants=True, biases=True)
 
     def __init__(self, values: Values, groups: Mapping[int, int], lowering: TorchLowering) -> None:
         self._values, self._groups, self._lowering = values, groups, lowering
@@ -224,9 +269,11 @@ class XlaAttention:
         group = self._groups[spec.index]
         slots, tiles = values.step.slots[group], values.step.tiles[group]
         keys, held = values.pages[spec.index]
-        if held is None or not spec.causal:
-            raise Unsupported("attention over latents or whole texts within a module of PyTorch")
-        keys, held = store(keys, slots, leaf(k_TKD)), store(held, slots, leaf(v_TKD))
+        if not spec.causal:
+            raise Unsupported("attention to whole texts within a module of PyTorch")
+        keys = store(keys, slots, leaf(k_TKD))
+        if held is not None:  # else values are the first columns of the keys
+            held = store(held, slots, leaf(v_TKD))
         values.pages[spec.index] = keys, held
         own = HeadSpec(
             num_heads=spec.num_heads,
@@ -235,9 +282,15 @@ class XlaAttention:
             value_dim=spec.value_dim,
             scale=spec.scale,
             window=spec.window or 0,
+            chunk=spec.chunk or 0,
             softcap=spec.softcap or 0.0,
         )
-        sinks = None if spec.sinks is None else leaf(spec.sinks).astype("float32")
-        q = leaf(q_THD)
-        found = values.attend(tiles.gather(q), keys, held, tiles, own, (sinks, None))
+        sinks, slopes, distances = (
+            None if x is None else leaf(x).astype("float32")
+            for x in (spec.sinks, spec.slopes, spec.biases)
+        )
+        if distances is not None:
+            distances = distances.reshape(spec.num_heads, -1)
+        biases, q = Biases(sinks, slopes, distances), leaf(q_THD)
+        found = values.attend(tiles.gather(q), keys, held, tiles, own, biases)
         return JaxTensor(tiles.scatter(found, q.shape[0]))

@@ -17,8 +17,10 @@ from sylvan.runtime.core.step import EMBEDDINGS, StepPlan
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.results import hopeless
 from sylvan.runtime.executor.xla.adapters import XlaAdapters
+from sylvan.runtime.executor.xla.compilations import counted_compilations
 from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, StepFunctions
-from sylvan.runtime.executor.xla.inputs import pack, sizes_of
+from sylvan.runtime.executor.xla.inputs import GroupRows, RowInputs, divide, pack, sizes_of
+from sylvan.runtime.executor.xla.items import XlaItems
 from sylvan.runtime.executor.xla.rotary import RotaryTables
 from sylvan.runtime.executor.xla.sizes import BucketUse, StepBucket, StepBuckets
 from sylvan.runtime.sampling.api import TokenSampler
@@ -36,11 +38,13 @@ class StepExtras:
         adapters: Of the model's layers.
         edits: Layers whose outputs vectors may change, in order (`EMBEDDINGS`: embeddings).
         tables: Rotary tables with rows of the step's own; None: there are none.
+        items: Encoded items that layers attend to; None: no layer does.
     """
 
     adapters: XlaAdapters
     edits: Sequence[int] = ()
     tables: RotaryTables | None = None
+    items: XlaItems | None = None
 
 
 class XlaRunner:
@@ -68,9 +72,11 @@ class XlaRunner:
     ) -> None:
         self._functions, self._buckets = functions, buckets
         self._adapters, self._edits, self._tables = extras.adapters, extras.edits, extras.tables
+        self._items = extras.items
         self._layers = {layer: number for number, layer in enumerate(layers)}
         self._loads, self.use = loads, use
         self._outputs = None
+        self._row_places = self._sample_places = np.zeros(0, np.int32)
         self._host: dict[int, np.ndarray] = {}  # outputs copied to the host, by layer; -1: hidden
 
     def bucket(self, tokens: int, requests: int) -> None:
@@ -81,23 +87,39 @@ class XlaRunner:
         return self.read_logits(batch.num_samples)
 
     def compute(self, batch: ForwardBatch) -> None:
-        """Start a step and leave its results on the device."""
-        step = sizes_of(batch)
-        bucket = self._buckets.of(step, edited=bool(batch.input_embeds))
+        """Start a step and leave its results on the devices."""
+        with counted_compilations(self.use):
+            self._compute(batch)
+
+    def _compute(self, batch: ForwardBatch) -> None:
+        kinds = self._functions.kinds
+        parts = divide(batch, kinds.shards)
+        prompts = bool(batch.input_embeds) or not all(part.decodes for part in parts)
+        bucket = self._buckets.of(sizes_of(batch, parts), prompts=prompts)
         edits = self._edited(batch, bucket) if batch.input_embeds else ()
-        self.use.count(step, bucket)
+        self.use.count(batch.num_tokens, bucket, kinds.shards)
         self._host.clear()
+        self._place(parts, bucket)
         if self._tables is not None and batch.rotary_positions is not None:
             self._tables.copy()
-        slots = (
-            self._adapters.slots_of(np.arange(step.rows, dtype=np.int32))
-            if self._adapters.rows
-            else None
-        )
-        vector = pack(batch, bucket, self._functions.kinds, slots)
-        found = self._outputs = self._functions.step(bucket, vector, edits)
+        also = self._row_inputs(batch)
+        vectors = np.stack([pack(batch, bucket, kinds, part, also) for part in parts])
+        found = self._outputs = self._functions.step(bucket, vectors, edits)
         for counts, added in zip(self._loads, found.loads, strict=True):
             np.add(counts, np.asarray(added), out=counts)
+
+    def _place(self, parts: Sequence[GroupRows], bucket: StepBucket) -> None:
+        """Note where rows and sampled rows of the step lie among the padded ones of all groups."""
+        self._row_places = _places([part.rows for part in parts], bucket.rows)
+        self._sample_places = _places([part.samples for part in parts], bucket.samples)
+
+    def _row_inputs(self, batch: ForwardBatch) -> RowInputs:
+        adapters = items = None
+        if self._adapters.rows:
+            adapters = self._adapters.slots_of(np.arange(batch.num_tokens, dtype=np.int32))
+        if self._items is not None:
+            items = self._items.place(batch.cross, batch.num_tokens)
+        return RowInputs(adapters=adapters, items=items)
 
     def _edited(self, batch: ForwardBatch, bucket: StepBucket) -> Edits:
         """Vectors that replace embeddings, or are added to the outputs of layers."""
@@ -119,16 +141,19 @@ class XlaRunner:
     def read_logits(self, count: int) -> torch.Tensor:
         """Logits of the step's sampled rows, float32 (S, V); a copy."""
         assert self._outputs is not None
-        return torch.from_numpy(np.array(self._outputs.logits)[:count])
+        assert count == len(self._sample_places)
+        return torch.from_numpy(np.asarray(self._outputs.logits)[self._sample_places])
 
     def draw(self, rows: dict[str, np.ndarray] | None, count: int) -> IntArray:
         """Ids of sampled rows, int32 (S,); -1 if no token is valid. `rows` None: all are greedy."""
         assert self._outputs is not None
-        logits = self._outputs.logits
-        padded = None
+        assert count == len(self._sample_places)
+        logits, padded = self._outputs.logits, None
         if rows is not None:
-            padded = {name: _padded(x, logits.shape[0]) for name, x in rows.items()}
-        return self._functions.draw(logits, padded)[:count].copy()
+            places = self._sample_places
+            padded = {name: _padded(x, places, logits.shape[0]) for name, x in rows.items()}
+        with counted_compilations(self.use):
+            return self._functions.draw(logits, padded)[self._sample_places]
 
     def fuse(
         self,
@@ -163,7 +188,8 @@ class XlaRunner:
         for start in range(0, len(vectors_RD), HEAD_ROWS):
             some = slice(start, start + HEAD_ROWS)
             slots = None if slots_R is None else slots_R[some]
-            parts.append(self._functions.head(vectors_RD[some], slots))
+            with counted_compilations(self.use):
+                parts.append(self._functions.head(vectors_RD[some], slots))
         return torch.from_numpy(np.concatenate(parts))
 
     def _read(self, number: int) -> np.ndarray:
@@ -171,13 +197,23 @@ class XlaRunner:
         assert self._outputs is not None
         if number not in self._host:
             found = self._outputs.hidden if number < 0 else self._outputs.layers[number]
-            self._host[number] = np.asarray(found)
+            self._host[number] = np.asarray(found)[self._row_places]
         return self._host[number]
 
 
-def _padded(x: np.ndarray, count: int) -> np.ndarray:
-    """Pad to `count` rows by repeating the first."""
-    return np.concatenate((x, np.repeat(x[:1], count - len(x)))) if len(x) < count else x
+def _places(numbers: Sequence[IntArray], size: int) -> IntArray:
+    """Where each number lies if the numbers of each group follow each other, padded to `size`."""
+    found = np.zeros(sum(map(len, numbers)), np.int32)
+    for group, own in enumerate(numbers):
+        found[own] = np.arange(len(own), dtype=np.int32) + group * size
+    return found
+
+
+def _padded(x: np.ndarray, places: IntArray, count: int) -> np.ndarray:
+    """`count` rows with x at its places, and its first elsewhere."""
+    found = np.repeat(x[:1], count)
+    found[places] = x
+    return found
 
 
 class XlaStep:

@@ -77,17 +77,17 @@ class StepBuckets:
     def __len__(self) -> int:
         return len(self._all)
 
-    def of(self, step: StepSizes, *, edited: bool = False) -> StepBucket:
+    def of(self, step: StepSizes, *, prompts: bool = False) -> StepBucket:
         """The bucket with the fewest rows, then the fewest requests and pages.
 
-        `edited`: vectors stand in for tokens, which only steps with prompts have functions for.
+        `prompts`: a bucket of steps with prompts, whatever the sizes are.
 
         Raises:
             ValueError: the step is larger than the limits.
         """
         for bucket in self._all:
             each_one = step.rows == step.requests == step.samples
-            if bucket.decodes and (edited or not each_one):
+            if bucket.decodes and (prompts or not each_one):
                 continue
             if all(getattr(bucket, f.name) >= getattr(step, f.name) for f in fields(StepSizes)):
                 return bucket
@@ -133,7 +133,7 @@ class BucketUse:
         rows: Their token rows.
         padded_rows: Rows of their buckets.
         compiled: Functions compiled before the first step.
-        recompiled: Functions compiled since; should stay 0.
+        recompiled: What XLA compiled during steps; should stay 0.
     """
 
     steps: int = 0
@@ -142,11 +142,11 @@ class BucketUse:
     compiled: int = 0
     recompiled: int = 0
 
-    def count(self, step: StepSizes, bucket: StepBucket) -> None:
-        """Count a step that was padded to `bucket`."""
+    def count(self, rows: int, bucket: StepBucket, groups: int = 1) -> None:
+        """Count a step that each group of devices padded to `bucket`."""
         self.steps += 1
-        self.rows += step.rows
-        self.padded_rows += bucket.rows
+        self.rows += rows
+        self.padded_rows += groups * bucket.rows
 
     def numbers(self) -> Mapping[str, float]:
         """All statistics, for display."""

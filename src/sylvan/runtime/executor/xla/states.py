@@ -58,12 +58,12 @@ class XlaStates:
 
     def copy(self, source: int, target: int) -> None:
         """Copy all parts of one slot into another."""
-        self._copies.run([(source, target)])
+        self._copies.run([(0, source, target)])
 
     def copy_pages(self, layers: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Copy slots, one after another."""
         del layers
-        self._copies.run(copies)
+        self._copies.run([(0, *pair) for pair in copies])
 
 
 def _zeros(size: tuple[int, ...], dtype: str) -> jax.Array:

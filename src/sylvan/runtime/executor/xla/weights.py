@@ -37,6 +37,8 @@ from sylvan.kernels.xla.values import Weights
 
 AXIS = "model"
 """Mesh axis of the devices that share each matrix."""
+DATA = "data"
+"""Mesh axis of the groups of devices that have different requests, each with all weights."""
 WHOLE = PartitionSpec()
 _OUTPUTS, _INPUTS = PartitionSpec(AXIS, None), PartitionSpec(None, AXIS)
 
@@ -54,9 +56,9 @@ def load_weights(graph: Graph, mesh: Mesh) -> Weights:
 
     Args:
         graph: Traced graph.
-        mesh: The devices, along `AXIS`.
+        mesh: The devices, along `DATA` and `AXIS`.
     """
-    divided, stacks = _divisions(graph, mesh.size), _expert_stacks(graph)
+    divided, stacks = _divisions(graph, mesh.shape[AXIS]), _expert_stacks(graph)
     matrices: dict[int, tuple[jax.Array, ...]] = {}
     for ref in sorted(graph.weights, reverse=True):
         whole = _numbers(graph.weights[ref], graph.dtype)

@@ -1,4 +1,4 @@
-"""What the tokens of a text attend to in a sound: in heads that follow it, smoothed.
+"""Alignment of text tokens with a sound, from smoothed weights of alignment heads.
 
 As in OpenAI's published code of Whisper (`whisper/timing.py`). Times are made of it in
 `sylvan.text.word_times`.

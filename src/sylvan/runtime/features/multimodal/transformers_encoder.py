@@ -143,28 +143,6 @@ class TransformersEncoder:
             audio_attention_mask=audio_attention_mask,
         )
 
-    def _gemma3n_images(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Run Gemma 3n's encoder, which also embeds the mark behind an image."""
-        inner: Any = self._model.model
-        seen = inner.get_image_features(pixel_values).pooler_output.flatten(0, 1)
-        return torch.cat((seen, self._embedded(inner.embed_vision, inner.config.eoi_token_id)))
-
-    def _gemma3n_sounds(
-        self, input_features: torch.Tensor, input_features_mask: torch.Tensor
-    ) -> torch.Tensor:
-        """The same for sounds; silence fills up what one lacks."""
-        inner: Any = self._model.model
-        found = inner.get_audio_features(input_features, ~input_features_mask.bool())
-        silence = self._embedded(inner.embed_audio, inner.vocab_size - 1)
-        heard = torch.where(found.audio_mel_mask[0, :, None], silence, found.pooler_output[0])
-        missing = inner.config.audio_soft_tokens_per_image - len(heard)
-        end = self._embedded(inner.embed_audio, inner.config.eoa_token_id)
-        return torch.cat((heard, silence.expand(missing, -1), end))
-
-    def _embedded(self, embed: Any, token: int) -> torch.Tensor:
-        """What an encoder's own table has for a token, (1, D)."""
-        return embed(input_ids=torch.tensor([[token]], device=self._device))[0]
-
     def _placeholders(self, token: int, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of a prompt, (1, N), and empty embeddings."""
         ids = torch.full((1, int(count.sum())), token, device=self._device)
@@ -203,8 +181,6 @@ class TransformersEncoder:
         model: Any = self._model
         config: Any = model.config
         own = {
-            ("gemma3n", "audio"): self._gemma3n_sounds,
-            ("gemma3n", "image"): self._gemma3n_images,
             ("llama4", "image"): self._llama4,
             ("mllama", "image"): self._mllama,
             ("phi4_multimodal", "audio"): self._phi4_sounds,
@@ -264,16 +240,13 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
             if getattr(text, name, None):
                 setattr(text, name, 0)
-    given: dict[str, Any] = {}
-    if config.model_type == "gemma3n":  # tensors of all its layers together have other shapes
-        given["ignore_mismatched_sizes"] = True
     level = their_logging.get_verbosity()
     their_logging.set_verbosity_error()  # it would log each layer that is not loaded
     try:
         if dummy:
             model = kind.from_config(config).to(dtype)
         else:
-            model = kind.from_pretrained(model_dir, config=config, dtype=dtype, **given)
+            model = kind.from_pretrained(model_dir, config=config, dtype=dtype)
     finally:
         their_logging.set_verbosity(level)
     model.eval().requires_grad_(requires_grad=False)

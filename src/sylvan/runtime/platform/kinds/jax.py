@@ -26,7 +26,7 @@ class JaxKind:
     )
 
     def problem(self) -> str | None:
-        return jax_problem()
+        return jax_problem("jax")
 
     def memory(self) -> tuple[int, int] | None:
         machine = inspect_machine()

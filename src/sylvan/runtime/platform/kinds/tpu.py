@@ -35,7 +35,7 @@ class TpuKind:
                 "no TPU is attached to this machine (/dev/accel*, /dev/vfio/*); start it on a TPU "
                 f"VM, check the same programs on a CPU with device=jax, {ELSE}"
             )
-        return jax_problem("libtpu")
+        return jax_problem("tpu", "libtpu")
 
     def memory(self) -> tuple[int, int] | None:
         return tpu_memory()

@@ -137,6 +137,18 @@ _POOLS: Mapping[str, tuple[str, Value]] = {
 }
 """Metrics of memory that few models have; omitted for other models."""
 
+_BUCKETS: Mapping[str, tuple[str, Value]] = {
+    "bucket_waste": (
+        "Share of the computed rows that were padding, since the start",
+        lambda n, _: n.bucket_waste,
+    ),
+    "recompilations": (
+        "Functions compiled while serving; should stay 0",
+        lambda n, _: n.recompilations,
+    ),
+}
+"""Metrics of devices whose steps are padded to compiled functions; omitted for others."""
+
 _COUNTERS: Mapping[str, tuple[str, Value]] = {
     "num_retracted_requests": ("Requests that lost their memory", lambda n, _: n.retractions),
     "num_retracted_input_tokens": ("Their prompt tokens", lambda n, _: n.retracted_input_tokens),
@@ -219,7 +231,11 @@ class LoadMetrics(Collector):
         many = ("dp_rank",) if len(clients) > 1 else ()
         names = [*self._labels, *many]
         rows = [(self._values(client, many), *self._facts(client)) for client in clients]
-        tables = (_GAUGES, {} if not _has_pools(clients) else _POOLS)
+        tables = (
+            _GAUGES,
+            _POOLS if _has_pools(clients) else {},
+            _BUCKETS if any(c.load.bucket_padded_rows for c in clients) else {},
+        )
         for name, (doc, value) in (item for table in tables for item in table.items()):
             gauge = GaugeMetricFamily(self._prefix + name, doc, labels=names)
             for values, load, facts in rows:

@@ -15,7 +15,7 @@ from sylvan.kernels.native.graph import HostCall
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
-from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls
+from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls, tracers
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
@@ -167,7 +167,7 @@ def test_parts_left_to_pytorch_are_reported_and_change_nothing():
     model = Toy(torch.float32, 64)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
 
-    left = host_calls(model, LIMITS, NoPool(8, 16), LIBRARY, torch.float32)
+    left = host_calls(model, tracers(LIMITS, NoPool(8, 16), LIBRARY, torch.float32))
 
     assert left == "Odd, OddRows"
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())

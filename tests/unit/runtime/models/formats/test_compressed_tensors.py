@@ -21,7 +21,7 @@ NAME = "layers.0.a.weight"
 
 
 def compressed(layout, weights, scale, zero=None, rows=None, **more):
-    """What the reader makes of the tool's tensors, and the numbers that the tool takes them for."""
+    """The reader's result for the tool's tensors, and the numbers that the tool takes them for."""
     reader, there, numbers = written(layout, weights, scale, zero, rows, **more)
     return reader.read(NAME, reader.parts_of(NAME, there), there.__getitem__), numbers
 
