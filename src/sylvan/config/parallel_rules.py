@@ -10,7 +10,7 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 
 
 def _on_gpus(case: RuleCase) -> list[str]:
-    """What ranks that have a GPU each cannot do."""
+    """Name the settings that ranks with a GPU each do not work with."""
     config = case.config
     if config.parallel.ranks == 1 or config.device not in GPUS:
         return []

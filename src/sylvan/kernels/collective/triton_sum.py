@@ -23,7 +23,6 @@ from sylvan.kernels.gpu.launch import launch
 from sylvan.kernels.gpu.tiles import ceil_div
 
 BLOCK = 1024
-_WARPS = 8  # with half of them, eight ranks need registers that some chips lack
 PROGRAMS = 64
 """Programs of a launch, all of which must be resident at once: they wait for other ranks."""
 ONE_SHOT_BYTES = 4 * BLOCK * PROGRAMS
@@ -175,5 +174,4 @@ def _start(kernel: Any, grid: tuple[int], x: torch.Tensor, out: torch.Tensor, ro
         SIZE=rooms.size,
         PADDED=triton.next_power_of_2(rooms.size),
         BLOCK=BLOCK,
-        num_warps=_WARPS,
     )
