@@ -39,5 +39,6 @@ def experts(
     assert isinstance(logits, torch.Tensor)
     stacks = weights.gate_up, weights.down
     known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
-    compute = _experts.on(x) if known and weights.spread is None else reference.experts
+    known = known and routing.has_kernels and weights.has_kernels and weights.spread is None
+    compute = _experts.on(x) if known else reference.experts
     return compute(x, logits, routing, weights, load)[0]

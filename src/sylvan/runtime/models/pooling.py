@@ -40,6 +40,8 @@ _NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 
 _PLAIN = TokenHeads()
+COLBERT = "HF_ColBERT"
+"""BERT with a matrix for vectors of tokens, as the first programs of ColBERT write it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,9 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     spec = PoolingSpec(modes=modes)
     if config.architecture.startswith("CLIP") and (found := projection(model_dir)) is not None:
         spec = replace(spec, transforms=(found,))
+    if (config.raw.get("architectures") or [""])[0] == COLBERT:
+        weight = Checkpoint(model_dir).tensor("linear.weight").float()
+        spec = replace(spec, transforms=(lambda x: F.linear(x, weight),))
     path = model_dir / "modules.json"
     if path.is_file():
         spec = _read_modules(model_dir, _read_json(path, list), spec)
