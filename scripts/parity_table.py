@@ -105,7 +105,7 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
 
     from tests.parity.checkpoints import FAMILIES as BASE
     from tests.parity.families import FALLBACK
-    from tests.parity.published_blocks import FILLING
+    from tests.parity.published_blocks import FILLING, WHOLE
     from tests.parity.published_models import PUBLISHED
     from tests.parity.rare import ALL, RARE
     from tests.parity.reading import READING
@@ -113,14 +113,15 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
 
     torch.set_num_threads(1)
     configs, slow = {**BASE, **ALL}, {*FALLBACK, *RARE}
-    known = {**configs, **VECTORS, **PUBLISHED, **READING, **FILLING}
+    filling = {**FILLING, **WHOLE}
+    known = {**configs, **VECTORS, **PUBLISHED, **READING, **filling}
     found = {name: row for name, row in results.items() if name in known}
     for name in names or known:
         if name in VECTORS:
             found[name] = _vectors(name)
         elif name in PUBLISHED:
             found[name] = _published(name)
-        elif name in FILLING:
+        elif name in filling:
             found[name] = _filled(name)
         elif name in READING:
             found[name] = _reading(name)

@@ -19,7 +19,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "BltForCausalLM": "cuts bytes into patches by a model of its own",
         "CohereCompassForCausalLM": "its layers have types that its masks do not know",
         "CpmAntForCausalLM": OWN_ATTENTION,
-        "DbrxForCausalLM": "cannot be traced without weights, and clips its projections",
         "DeepseekV4ForCausalLM": INDEXED,
         "DogeForCausalLM": MASKS,
         "Dots3NoteForCausalLM": INDEXED,
@@ -49,7 +48,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "XLMWithLMHeadModel": OWN_ATTENTION,
         "XLNetLMHeadModel": OWN_ATTENTION,
         "XmodForCausalLM": "needs to be told its language",
-        "ZambaForCausalLM": "cannot continue from a recurrent state within a prompt",
     }
 )
 """Architecture -> reason. A test holds that every other one is in the table."""

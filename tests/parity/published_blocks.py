@@ -1,7 +1,9 @@
 """Models that fill blocks by diffusion: the published computation, and the published schedule.
 
 Sources: the modelling files of SDAR and of LLaDA 2, with their `generate`: a token sees its block
-and all before it, and logits in a row are for that row.
+and all before it, and logits in a row are for that row. `generate.py` of LLaDA 1 and
+`generation_utils.py` of Dream (maskgit_plus): tokens see everything, and Dream's logits in a row
+are for the next.
 """
 
 from __future__ import annotations
@@ -98,12 +100,74 @@ def _feed_forward(raw: Raw, w: Tensors, at: str, h: torch.Tensor) -> torch.Tenso
     return torch.stack(parts).sum(0)
 
 
+DREAM: Raw = SIZES | {
+    "architectures": ["DreamModel"],
+    "model_type": "Dream",
+    "rope_theta": 10_000.0,
+    "mask_token_id": MASK,
+}
+LLADA: Raw = {
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "d_model": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "n_layers": 3,
+    "mlp_hidden_size": 112,
+    "embedding_size": VOCAB,
+    "vocab_size": VOCAB,
+    "max_sequence_length": 256,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "weight_tying": False,
+    "mask_token_id": MASK,
+    "eos_token_id": 2,
+}
+
+
+def seeing_all(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
+    """LLaDA 1 and Dream: Llama whose tokens see the whole text; biases as in Qwen 2 for Dream."""
+    llada = "d_model" in raw
+    dim, eps, size = 64, raw["rms_norm_eps"], 16
+    inner, kv, top = 112, 2 * size, "model.transformer." if llada else "model."
+
+    def linear(theirs: str, ours: str, x: torch.Tensor, rows: int, *, bias: bool = False) -> Any:
+        name = theirs if llada else ours
+        b = w(name + ".bias", rows) if bias and not llada else None
+        return F.linear(x, w(name + ".weight", rows, x.shape[-1]), b)
+
+    table = w(top + ("wte" if llada else "embed_tokens") + ".weight", VOCAB, dim)
+    x = F.embedding(ids, table)
+    for i in range(3):
+        at = f"{top}{'blocks' if llada else 'layers'}.{i}."
+        first, second = (
+            ("attn_norm", "ff_norm") if llada else ("input_layernorm", "post_attention_layernorm")
+        )
+        h = rms(x, w(f"{at}{first}.weight", dim), eps)
+        q, k, v = (
+            heads(linear(f"{at}{p}_proj", f"{at}self_attn.{p}_proj", h, n, bias=True), size)
+            for p, n in (("q", dim), ("k", kv), ("v", kv))
+        )
+        h = attend(turned(q, 10_000.0), turned(k, 10_000.0), v, block=len(ids))
+        x = x + linear(at + "attn_out", at + "self_attn.o_proj", h, dim)
+        h = rms(x, w(f"{at}{second}.weight", dim), eps)
+        gate = F.silu(linear(at + "ff_proj", at + "mlp.gate_proj", h, inner))
+        up = linear(at + "up_proj", at + "mlp.up_proj", h, inner)
+        x = x + linear(at + "ff_out", at + "mlp.down_proj", gate * up, dim)
+    x = rms(x, w(top + ("ln_f" if llada else "norm") + ".weight", dim), eps)
+    return linear(top + "ff_out", "lm_head", x, VOCAB)
+
+
 FILLING = {"sdar": (SDAR, sdar), "sdar-moe": (SDAR_MOE, sdar), "llada2": (LLADA2, bailing)}
+WHOLE = {"llada": (LLADA, seeing_all), "dream": (DREAM, seeing_all)}
+"""Models whose tokens see the whole answer."""
 
 
 def filling(name: str, folder: Path) -> Published:
     """Write a checkpoint; return its computation."""
-    raw, run = FILLING[name]
+    raw, run = (FILLING | WHOLE)[name]
     model = Published(raw, run, len(name)).eval()
     model.write(folder)
     return model
@@ -137,3 +201,33 @@ def written(
                 take = torch.zeros(block, dtype=torch.bool).scatter(0, some, value=True)
             ids[start : start + block][take] = best[take]
     return ids[len(prompt) : len(prompt) + count].tolist(), passes
+
+
+def written_whole(
+    model: Published, prompt: list[int], count: int, *, steps: int, block: int
+) -> list[int]:
+    """The same of models that see the whole answer, block by block of it.
+
+    LLaDA fills as many places in each pass of a block, Dream as many as its times say.
+    """
+    dream = model.raw["model_type"] == "Dream"
+    ids = torch.tensor(prompt + [MASK] * count)
+    for start in range(len(prompt), len(ids), block):
+        stop = min(start + block, len(ids))
+        size, times = stop - start, torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64)
+        for step in range(steps):
+            with torch.inference_mode():
+                logits = model(ids[None]).logits[0]
+            logits = torch.cat((logits[:1], logits[:-1])) if dream else logits.clone()
+            logits[:, MASK] = -math.inf
+            chance, best = logits.softmax(-1).max(-1)
+            open_ = ids == MASK
+            open_[:start], open_[stop:] = False, False
+            left = int(open_.sum())
+            quota = size // steps + (step < size % steps)
+            if dream:
+                share = 1 - float(times[step + 1] / times[step])
+                quota = left if step == steps - 1 else int(left * share)
+            take = chance.masked_fill(~open_, -math.inf).topk(min(quota, left)).indices
+            ids[take] = best[take]
+    return ids[len(prompt) :].tolist()

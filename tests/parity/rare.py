@@ -157,6 +157,13 @@ RECURRENT: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
             use_mem_rope=True,
             initializer_range=0.08,
         ),
+        "zamba": shape(
+            "ZambaConfig",
+            mamba_d_state=8,
+            mamba_dt_rank=6,
+            n_mamba_heads=2,
+            layers_block_type=["linear_attention", "hybrid", "hybrid"],
+        ),
         "zaya": shape("ZayaConfig"),
     }
 )
@@ -261,6 +268,18 @@ MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
                 kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
                 for kind, base in (("full_attention", 5e6), ("sliding_attention", 1e4))
             },
+        ),
+        "dbrx": lambda: transformers.DbrxConfig(
+            vocab_size=VOCAB,
+            d_model=64,
+            n_heads=4,
+            n_layers=LAYERS,
+            max_seq_len=256,
+            attn_config={"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10_000.0},
+            ffn_config={"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 2},
+            initializer_range=0.15,
+            bos_token_id=1,
+            eos_token_id=2,
         ),
         "dory": lambda: transformers.DoryConfig(**SHAPE),
         "hrm-text": shape("HrmTextConfig"),

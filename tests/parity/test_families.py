@@ -13,7 +13,7 @@ from sylvan.runtime.executor.facts import check_tensors
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import SHAPE, write
 from tests.parity.compare import compare
-from tests.parity.families import FALLBACK, FAMILIES
+from tests.parity.families import FALLBACK, FAMILIES, LATENT, SHARED
 
 
 @pytest.mark.slow
@@ -83,3 +83,26 @@ def test_renamed_llama_equals_llama(architecture, rename, kv_heads, tmp_path):
 
     assert not difference.modes
     assert difference.excess <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("SarvamMoEForCausalLM", "SarvamMoEConfig"),
+        ("SarvamMLAForCausalLM", "SarvamMLAConfig"),
+        ("IQuestCoderForCausalLM", "IQuestCoderConfig"),
+    ],
+)
+def test_equal_models_are_served_under_their_own_names(architecture, config, tmp_path):
+    latent = LATENT | {"q_lora_rank": None, "head_dim": 8} if "MLA" in config else SHARED
+    more = {} if "Coder" in config else latent | {"first_k_dense_replace": 1}
+    model = write(getattr(transformers, config)(**SHAPE | more), 3, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": [architecture]}))
+
+    found = compare(tmp_path, model, new=32)
+
+    assert load_config(tmp_path).path == "native"
+    assert not found.modes
+    assert found.excess <= 1

@@ -189,3 +189,45 @@ def test_chunks_have_the_mean_of_their_tokens_in_the_whole_text(tmp_path):
     assert found == pytest.approx(F.normalize(means, dim=-1).numpy(), abs=1e-4)
     assert plain == pytest.approx(means.numpy(), abs=1e-4)
     assert whole[0] == pytest.approx(serving.embed([ids])[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("runner", ["auto", "eager"])
+def test_no_token_attends_to_hidden_ones(runner, tmp_path):
+    """Masks that fill up a query (ColBERT) see it, and are seen by nobody, themselves included."""
+    model = write(transformers.BertConfig(**ENCODER), 5, tmp_path, auto=transformers.AutoModel)
+    texts, hidden = _texts(), 7
+    serving = serve(tmp_path, runner=runner)
+    for i, ids in enumerate(texts):
+        given = np.array([*ids, *[9] * hidden], np.int32)
+        request = EmbedRequest(rid=f"q{i}", input_ids=given, form="tokens", hidden=hidden)
+        serving.scheduler.add(request)
+    plain = EmbedRequest(rid="plain", input_ids=np.array(texts[0], np.int32), form="tokens")
+    serving.scheduler.add(plain)
+    serving.run()
+
+    for i, ids in enumerate(texts):
+        whole, seen = torch.tensor([[*ids, *[9] * hidden]]), len(ids)
+        mask = (torch.arange(seen + hidden) < seen).long()[None]
+        with torch.inference_mode():
+            expected = model(whole, attention_mask=mask).last_hidden_state[0]
+        found = serving.outputs[f"q{i}"][-1].embedding
+        assert found == pytest.approx(F.normalize(expected, dim=-1).numpy(), abs=1e-4)
+    together = serving.outputs["q0"][-1].embedding[: len(texts[0])]
+    assert np.array_equal(together, serving.outputs["plain"][-1].embedding)
+
+
+def test_the_matrix_of_the_first_colbert_is_read(tmp_path):
+    """As `colbert-ir/colbertv2.0` is stored: BERT with a prefix, and one matrix beside it."""
+    model = write(transformers.BertConfig(**ENCODER), 5, tmp_path, auto=transformers.AutoModel)
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(3)) * 0.2
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named | {"linear.weight": weight}, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["HF_ColBERT"]}))
+
+    found = ask(serve(tmp_path), _texts(), "tokens")
+
+    for ids, vectors in zip(_texts(), found, strict=True):
+        expected = F.normalize(F.linear(hidden_of(model, ids), weight), dim=-1)
+        assert vectors == pytest.approx(expected.numpy(), abs=1e-4)

@@ -28,7 +28,8 @@ SAMPLE = (
 NOT_IN_TRANSFORMERS = {
     *("LlamaBidirectionalModel", "Qwen2ForRewardModel", "Qwen3ForRewardModel"),
     *("Contriever", "InternLM2ForRewardModel", "LlamaEmbeddingModel"),
-    "Qwen2ForProcessRewardModel",
+    *("Qwen2ForProcessRewardModel", "LlamaForClassification"),
+    "LlamaForSequenceClassificationWithNormal_Weights",
 }
 MODULES = (".encoder", ".vectors", ".clip")
 PROJECTED = {"CLIPModel", "CLIPTextModelWithProjection"}  # see test_clip.py
@@ -184,6 +185,57 @@ def test_internlm_rewards_by_one_matrix(tmp_path):
     assert reward == pytest.approx(expected.numpy(), abs=1e-4)
 
 
+def _with_head(path: Path, architecture: str, head: dict[str, torch.Tensor], **config: int) -> None:
+    """Make a classifier of the model in a directory."""
+    file = path / "model.safetensors"
+    tensors = {f"model.{n.removeprefix('model.')}": t for n, t in load_file(file).items()}
+    save_file(tensors | head, file)
+    raw = json.loads((path / "config.json").read_text())
+    changed = raw | {"architectures": [architecture]} | config
+    (path / "config.json").write_text(json.dumps(changed))
+
+
+def test_a_classifier_of_llama_has_a_matrix_of_its_own_name(tmp_path):
+    model = make("llama-embed", tmp_path)
+    matrix = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(5))
+    head = {"classification_head.weight": matrix * 0.2}
+    _with_head(tmp_path, "LlamaForClassification", head, classification_out_size=5)
+    ids = np.random.default_rng(2).integers(4, VOCAB, 19).tolist()
+
+    found = serve(tmp_path).embed([ids])[0]
+
+    with torch.inference_mode():
+        expected = F.linear(model(torch.tensor([ids])).last_hidden_state[0, -1], matrix * 0.2)
+    assert found == pytest.approx(expected.numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize("runner", ["auto", "eager"])
+def test_rewards_of_several_aims_are_weighed(runner, tmp_path):
+    """URM: the first numbers of five pairs, weighed by an mlp over the same vector."""
+    model = make("llama-embed", tmp_path)
+    size, random = model.config.hidden_size, torch.Generator().manual_seed(5)
+    sizes = {"score": (10, size), "weights.fc.0": (size, size), "weights.fc.2": (size, size)}
+    sizes["weights.fc.4"] = 5, size
+    head = {f"{n}.weight": torch.randn(*s, generator=random) * 0.2 for n, s in sizes.items()}
+    layers = {name: size for name, size in sizes.items() if "fc" in name}
+    head |= {f"{n}.bias": torch.randn(s[0], generator=random) for n, s in layers.items()}
+    architecture = "LlamaForSequenceClassificationWithNormal_Weights"
+    _with_head(tmp_path, architecture, head, num_labels=10)
+    ids = np.random.default_rng(2).integers(4, VOCAB, 19).tolist()
+
+    found = serve(tmp_path, runner=runner).embed([ids])[0]
+
+    with torch.inference_mode():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0, -1]
+        inner = hidden
+        for layer in (0, 2):
+            name = f"weights.fc.{layer}."
+            inner = F.selu(F.linear(inner, head[name + "weight"], head[name + "bias"]))
+        shares = F.linear(inner, head["weights.fc.4.weight"], head["weights.fc.4.bias"])
+        expected = (F.linear(hidden, head["score.weight"])[::2] * shares).sum()
+    assert found == pytest.approx([float(expected)], abs=1e-3)
+
+
 def test_a_decoder_may_attend_in_both_directions(tmp_path):
     make("qwen2-embed", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -218,7 +270,8 @@ def test_tasks_are_known_without_torch(architecture, tmp_path):
 
     task = tasks_of(raw, tmp_path)[0]
 
-    scores = architecture.endswith(("ForSequenceClassification", "RewardModel"))
+    scores = architecture.endswith(("ForClassification", "RewardModel", "Normal_Weights"))
+    scores |= architecture.endswith("ForSequenceClassification")
     vectors = "classify" if scores else "embed"
     assert task == (vectors if module in ("encoder", "vectors", "clip") else "generate")
     both_ways = architecture in ("EuroBertModel", "LlamaBidirectionalModel")

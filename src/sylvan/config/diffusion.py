@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,3 +21,6 @@ class DiffusionConfig(Section, frozen=True):
     block: Count | None = None
     """Tokens of a block, for models that were trained for several sizes; default: the
     checkpoint's."""
+    order: Literal["probability", "entropy", "margin"] = "probability"
+    """Which open places go first: where the token is likely, where the model hesitates least
+    between all tokens, or where the second best token is far behind."""

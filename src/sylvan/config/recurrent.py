@@ -42,6 +42,11 @@ def _rwkv7(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     return 0, layers * width * (4 + _first(config, 64, "head_dim"))
 
 
+def _rwkv6(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    width = _first(config, 1, "hidden_size")
+    return 0, layers * width * (4 + _first(config, 64, "head_size"))
+
+
 def _xlstm(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     width, heads = _first(config, 1, "hidden_size"), _first(config, 8, "num_heads")
     keys, values = (
@@ -75,6 +80,8 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = Mappin
         "minimax_text_01": _lightning,
         "recurrent_gemma": _griffin,
         "rwkv": _rwkv,
+        "rwkv5": _rwkv6,
+        "rwkv6": _rwkv6,
         "rwkv7": _rwkv7,
         "xlstm": _xlstm,
     }
@@ -87,10 +94,10 @@ def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
     names = [str(name) for name in cast("list[object]", kinds)] if isinstance(kinds, list) else []
     if set(names) & (_RECURRENT | _BOTH):
         return names
-    if kind in _ONLY_RECURRENT:
-        return ["mamba"] * layers
-    if kind == "falcon_h1":
-        return ["hybrid"] * layers
+    if kind in _ONLY_RECURRENT or kind == "falcon_h1":
+        return ["hybrid" if kind == "falcon_h1" else "mamba"] * layers
+    if kind == "zamba":
+        return _zamba(config, layers)
     attends: list[int] | None = None
     if kind == "jamba":
         period, offset = _first(config, 8, "attn_layer_period"), config.get("attn_layer_offset", 4)
@@ -100,6 +107,13 @@ def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
     if attends is None:
         return None
     return ["attention" if i in attends else "mamba" for i in range(layers)]
+
+
+def _zamba(config: Mapping[str, Any], layers: int) -> list[str]:
+    """The third layer is hybrid, and those that a period and an offset choose of the later ones."""
+    period, offset = _first(config, 6, "attn_layer_period"), config.get("attn_layer_offset", 4)
+    later = ("hybrid" if i % period == offset else "mamba" for i in range(layers - 3))
+    return ["mamba", "mamba", "hybrid", *later]
 
 
 def _mamba(config: Mapping[str, Any]) -> int:

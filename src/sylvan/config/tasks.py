@@ -10,8 +10,8 @@ from typing import Any, cast
 ENCODERS = frozenset(
     {
         *("Bert", "Camembert", "Contriever", "Data2VecText", "DistilBert", "Electra", "Ernie"),
-        *("Gte", "ModernBert", "NomicBert", "Roberta", "Siglip", "Siglip2", "Siglip2Text"),
-        *("SiglipText", "XLMRoberta"),
+        *("Gte", "HF_ColBERT", "ModernBert", "NomicBert", "Roberta", "Siglip", "Siglip2"),
+        *("Siglip2Text", "SiglipText", "XLMRoberta"),
     }
 )
 """Prefixes of architectures with bidirectional attention."""
@@ -23,8 +23,11 @@ _AFTER_PADDING = frozenset(
         "XLMRobertaXL",
     }
 )
-_WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel", "MTModel")
-_SCORES = ("ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel")
+_WITH_HEAD = ("LMHeadModel", "ChatModel", "ChatGLMModel", "DreamModel", "MTModel")
+_SCORES = (
+    *("ForSequenceClassification", "ForClassification", "ForProcessRewardModel"),
+    *("ForRewardModel", "ForSequenceClassificationWithNormal_Weights"),
+)
 _BARE = ("Model", "ModelWithProjection")
 _ENDS = (*_SCORES, "ForMaskedLM", "ForPreTraining", "Model")
 _DISTIL = {
@@ -93,12 +96,18 @@ _SPELT = {
         "max_position_embeddings": "seq_length",
     },
     "QWen": {"head_dim": "kv_channels"},
-    "Dbrx": {
+    "LLaDAModel": {
         "hidden_size": "d_model",
+        "intermediate_size": "mlp_hidden_size",
         "num_hidden_layers": "n_layers",
         "num_attention_heads": "n_heads",
-        "max_position_embeddings": "max_seq_len",
+        "num_key_value_heads": "n_kv_heads",
+        "max_position_embeddings": "max_sequence_length",
+        "vocab_size": "embedding_size",
     },
+    "Phi3Small": {"intermediate_size": "ff_intermediate_size"},
+    "Step3p5": {"num_key_value_heads": "num_attention_groups"},
+    "ZambaFor": {"head_dim": "attention_head_dim"},
 }
 """Other names of sizes in families, by prefix of their architectures."""
 
@@ -126,6 +135,21 @@ def _counts(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
 
+def _dbrx(config: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "max_seq_len",
+    }
+    inside = {
+        "num_key_value_heads": _inside(config.get("attn_config"), "kv_n_heads"),
+        "intermediate_size": _inside(config.get("ffn_config"), "ffn_hidden_size"),
+    }
+    found = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    return found | {name: value for name, value in inside.items() if value is not None}
+
+
 def _longcat(config: dict[str, Any]) -> dict[str, Any]:
     """Double the layers, because each attends twice."""
     layers = config.get("num_layers")
@@ -151,6 +175,12 @@ def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
     return {"max_position_embeddings": config.get("max_position_embeddings") or 8192}
 
 
+def _rwkv(config: dict[str, Any]) -> dict[str, Any]:
+    """Nothing limits its texts: those that it was trained on."""
+    given = config.get("max_position_embeddings") or config.get("max_context_length")
+    return {"max_position_embeddings": given or 4096}
+
+
 def _t5(config: dict[str, Any]) -> dict[str, Any]:
     """Context length of the decoder: the trained one, because positions are distances."""
     names = {"head_dim": "d_kv", "intermediate_size": "d_ff", "num_attention_heads": "num_heads"}
@@ -162,9 +192,11 @@ def _t5(config: dict[str, Any]) -> dict[str, Any]:
 
 _RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
     {
+        "Dbrx": _dbrx,
         "DeciLM": _searched,
         "LongcatFlash": _longcat,
         "MiMoV2Flash": _mimo_v2,
+        **dict.fromkeys(("Rwkv5For", "Rwkv6For"), _rwkv),
         **dict.fromkeys(("T5For", "MT5For", "UMT5For"), _t5),
         "xLSTM": _xlstm,
     }

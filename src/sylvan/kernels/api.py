@@ -17,6 +17,8 @@ from sylvan.kernels.adapters import LoraLayer
 
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
+RouterScores = Literal["softmax", "softmax_chosen", "sigmoid", "sqrt_softplus", "sparsemixer"]
+Clamp = Literal["gpt_oss", "inputs", "outputs"]
 ActivationKind = Literal[
     "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"
 ]
@@ -166,14 +168,15 @@ class HeadNorm:
 class Routing:
     """Routing: how experts are selected.
 
-    `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, or
-    SparseMixer. `groups` of experts are ranked first (by the best expert, or the sum of the two
-    best), and only `kept_groups` of them take part. `bias` is added for choosing only.
-    `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
+    `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, the root of
+    softplus of each, or SparseMixer. `groups` of experts are ranked first (by the best expert, or
+    the sum of the two best), and only `kept_groups` of them take part. `bias` is added for choosing
+    only. `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
+    `ids`: the experts of each row, where something else than scores selects them. Shape: (T, K).
     """
 
     top_k: int
-    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    scores: RouterScores = "softmax"
     normalise: bool = False
     scale: float = 1.0
     groups: int = 1
@@ -182,6 +185,12 @@ class Routing:
     bias: torch.Tensor | None = None
     jitter: float = 0.01  # SparseMixer: largest relative distance to the best score that counts
     scale_inputs: bool = False
+    ids: torch.Tensor | None = None
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels route so, besides the reference."""
+        return self.ids is None and self.scores != "sqrt_softplus"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -244,9 +253,9 @@ class ExpertRanks:
 class ExpertWeights:
     """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
-    A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else GPT-OSS's
-    clamped form of it. `lora` holds the adapters of `gate_up` and `down`. `spread` says which ranks
-    hold the other experts; None: all experts are here.
+    A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else a clamped
+    form of it, see `gating.reference.clamped_glu`. `lora` holds the adapters of `gate_up` and `down`.
+    `spread` says which ranks hold the other experts; None: all experts are here.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -256,8 +265,14 @@ class ExpertWeights:
     act: ActivationKind = "silu"
     alpha: float = 1.0
     limit: float | None = None
+    clamp: Clamp = "gpt_oss"
     lora: tuple[LoraLayer, LoraLayer] | None = None
     spread: ExpertRanks | None = None
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels compute this form, besides the reference."""
+        return self.limit is None or self.clamp == "gpt_oss"
 
     @property
     def num_experts(self) -> int:

@@ -102,6 +102,8 @@ _TRITON: Mapping[str, str] = MappingProxyType(
         "rows.take_rows": "rows.triton_rows",
         "sample": "sample.triton_sample",
         "scan": "scan.triton_scan",
+        "sparse.attend_slots": "sparse.triton_sparse",
+        "sparse.choose_tokens": "sparse.triton_sparse",
     }
 )
 

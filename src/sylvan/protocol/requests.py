@@ -124,6 +124,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     media: tuple[MediaItem, ...] = ()
     form: VectorForm = "text"
     spans: tuple[tuple[int, int], ...] = ()  # a vector for each instead: the mean of its tokens
+    hidden: int = 0  # to so many of the last tokens no token attends
     dimensions: int | None = None
     normalize: bool = True
     lora: str | None = None  # id of the adapter: its name and its contents

@@ -124,8 +124,8 @@ class RerankBody(WireModel):
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = True
-    late_interaction: bool | None = False
-    """Compare vectors of all tokens; of embedders."""
+    late_interaction: bool | None = None
+    """Compare vectors of all tokens, of embedders; default: whether the model was trained so."""
     model: Name | None = None
 
 

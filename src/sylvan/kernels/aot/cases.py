@@ -35,6 +35,7 @@ from sylvan.kernels.scan.delta import DeltaInputs
 from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.triton_scan import TritonScans
+from sylvan.kernels.sparse.triton_sparse import attend_slots, choose_tokens
 
 BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
@@ -115,6 +116,19 @@ def _side(page: int, layer: AttentionLayer, dtype: torch.dtype) -> torch.Tensor:
 
 def _scales(layer: AttentionLayer) -> KVScales:
     return KVScales(*(_empty(layer.num_kv_heads, dtype=F32) for _ in range(2)))
+
+
+def _sparse_cases() -> list[CompileCase]:
+    """DeepSeek V3.2's: latent rows with the key of the index behind them."""
+    kept = _empty(1000, 64, 1, 576 + 128)
+    q, weights = _empty(64, 64, 128, dtype=F32), _empty(64, 64, dtype=F32)
+    pages = _empty(512, dtype=torch.int64)
+    slots = _empty(64, 2048, dtype=torch.int64)
+    rows = _empty(64, 128, 576)
+    return [
+        CompileCase("index scores", lambda: choose_tokens(q, weights, kept, pages, 32768, 2048)),
+        CompileCase("chosen tokens", lambda: attend_slots(rows, kept, slots, _LATENT, 512)),
+    ]
 
 
 def _pages(a: _Attention) -> LayerKV:
@@ -465,6 +479,7 @@ def cases(fp8: torch.dtype | None) -> list[CompileCase]:
     """All cases; `fp8` is the chip's dtype for an FP8 cache, if it has one."""
     return [
         *_attention_cases(fp8),
+        *_sparse_cases(),
         *(_narrow_cases(fp8) if fp8 else []),
         *_head_cases(),
         *_copy_cases(),

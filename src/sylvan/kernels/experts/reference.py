@@ -10,6 +10,7 @@ from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.exchange import sum_by_owner
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
+from sylvan.kernels.gating.reference import clamped_glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
 from sylvan.kernels.matmul.reference import linear
 from sylvan.kernels.matmul.weights import QuantisedWeight
@@ -61,9 +62,7 @@ def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
     """The gated activation between the two products. Shape: (P, 2 F) -> (P, F)."""
     if weights.limit is None:
         return glu(gate_up, weights.act)
-    gate, up = gate_up.float().chunk(2, -1)
-    gate, up = gate.clamp(max=weights.limit), up.clamp(-weights.limit, weights.limit)
-    return ((up + 1) * gate * torch.sigmoid(gate * weights.alpha)).to(gate_up.dtype)
+    return clamped_glu(gate_up, weights.act, weights.limit, weights.clamp, weights.alpha)
 
 
 def _linear(

@@ -7,6 +7,7 @@ balances, SparseMixer (arXiv:2409.12136) for Phi-MoE.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from sylvan.kernels.api import Routing
 
@@ -14,7 +15,10 @@ from sylvan.kernels.api import Routing
 def route(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """Expert numbers, ascending in each row, and their weights. Shapes: (T, K), (T, K) float32."""
     logits_TE = logits_TE.float()
-    if routing.scores == "sparsemixer":
+    if routing.ids is not None:
+        ids_TK = routing.ids.long()
+        weights_TK = _shares(_scores(logits_TE, routing), ids_TK, routing)
+    elif routing.scores == "sparsemixer":
         ids_TK, weights_TK = _sparse_mixer(logits_TE, routing)
     else:
         ids_TK, weights_TK = _top_k(logits_TE, routing)
@@ -26,15 +30,25 @@ def _top_k(logits_TE: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, tor
     if routing.scores == "softmax_chosen":
         best_TK, ids_TK = logits_TE.topk(routing.top_k, -1)
         return ids_TK, best_TK.softmax(-1) * routing.scale
-    scores_TE = logits_TE.sigmoid() if routing.scores == "sigmoid" else logits_TE.softmax(-1)
+    scores_TE = _scores(logits_TE, routing)
     ranks_TE = scores_TE if routing.bias is None else scores_TE + routing.bias.float()
     if routing.groups > 1:
         ranks_TE = _keep_groups(ranks_TE, routing)
     ids_TK = ranks_TE.topk(routing.top_k, -1).indices
+    return ids_TK, _shares(scores_TE, ids_TK, routing)
+
+
+def _scores(logits_TE: torch.Tensor, routing: Routing) -> torch.Tensor:
+    if routing.scores == "sqrt_softplus":
+        return functional.softplus(logits_TE).sqrt()
+    return logits_TE.sigmoid() if routing.scores == "sigmoid" else logits_TE.softmax(-1)
+
+
+def _shares(scores_TE: torch.Tensor, ids_TK: torch.Tensor, routing: Routing) -> torch.Tensor:
     weights_TK = scores_TE.gather(-1, ids_TK)
     if routing.normalise:
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
-    return ids_TK, weights_TK * routing.scale
+    return weights_TK * routing.scale
 
 
 def _keep_groups(ranks_TE: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -215,6 +215,8 @@ def _check(
     routing: Routing,
 ) -> None:
     x, logits = rows
+    if not routing.has_kernels:
+        raise Unsupported(f"experts by {routing.scores} or by token")
     _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
     if logits.dtype != "f32" or logits.cols != weights.num_experts:
         raise Unsupported("experts by logits that are not float32, one for each")
@@ -224,6 +226,8 @@ def _check_sizes(
     builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
 ) -> None:
     builder.expect(x, "experts")
+    if not weights.has_kernels:
+        raise Unsupported(f"experts with clamped {weights.clamp}")
     num_experts, most = weights.num_experts, builder.constants
     if num_experts > most.max_experts or most_chosen > most.max_chosen:
         raise Unsupported(

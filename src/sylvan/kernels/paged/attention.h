@@ -40,6 +40,7 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
             if (op.chunk) low[i] = std::max(low[i], (end[i] - 1) / op.chunk * op.chunk);
             if (s.run->row_ends) end[i] = std::max(end[i], s.run->row_ends[row[i]]);
             if (whole) end[i] = window ? std::min(rows, r + window) : rows;
+            if (whole && s.run->row_ends) end[i] = std::min(end[i], s.run->row_ends[row[i]]);
         }
     }
     int first_chunk() const { return low[0] / KV_CHUNK; }  // rows of a tile ascend

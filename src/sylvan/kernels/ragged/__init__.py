@@ -14,10 +14,12 @@ def ragged_attention(
     v_TKH: torch.Tensor,
     starts: list[int],
     layer: AttentionLayer,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend within each text. Shape: (T, N H).
 
     Text r has rows starts[r] to starts[r + 1]. With a window, a token sees the tokens less than
-    `layer.window` positions before and after it.
+    `layer.window` positions before and after it. With ends, a row sees only the tokens of its text
+    before its end, which is the same for all rows of a text.
     """
-    return reference.ragged_attention(q_TNH, k_TKH, v_TKH, starts, layer)
+    return reference.ragged_attention(q_TNH, k_TKH, v_TKH, starts, layer, ends_T)

@@ -19,6 +19,7 @@ def ragged_attention(
     v_TKH: torch.Tensor,
     starts: list[int],
     layer: AttentionLayer,
+    ends_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     assert layer.softcap is None, "no encoder caps its scores"
     assert layer.sinks is None, "no encoder has sinks"
@@ -28,9 +29,13 @@ def ragged_attention(
         length = stop - start
         if length not in masks:
             masks[length] = _mask(length, layer, q_TNH.device)
-        q, k, v = (x[start:stop].transpose(0, 1)[None] for x in (q_TNH, k_TKH, v_TKH))
+        seen = length if ends_T is None else int(ends_T[start])
+        q = q_TNH[start:stop].transpose(0, 1)[None]
+        k, v = (x[start : start + seen].transpose(0, 1)[None] for x in (k_TKH, v_TKH))
+        mask = masks[length]
+        mask = mask if mask is None else mask[:, :seen]
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=masks[length], scale=layer.scale, enable_gqa=True
+            q, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=True
         )
         out_TNH[start:stop] = out[0].transpose(0, 1)
     return out_TNH.flatten(1)

@@ -40,6 +40,29 @@ def choose(
     return torch.cat(chosen)
 
 
+def choose_tokens(
+    q_THI: torch.Tensor,
+    weights_TH: torch.Tensor,
+    rows_PS1W: torch.Tensor,
+    pages_P: torch.Tensor,
+    length: int,
+    top_k: int,
+) -> torch.Tensor:
+    """`choose` for the last rows of a request, whose keys are the last columns of rows in pages.
+
+    Args:
+        q_THI: Heads of the index.
+        weights_TH: Their weights.
+        rows_PS1W: All pages of the layer.
+        pages_P: Those of the request.
+        length: Its tokens, those of the rows included.
+        top_k: K.
+    """
+    width = q_THI.shape[-1]
+    keys_SI = rows_PS1W[pages_P, :, 0, rows_PS1W.shape[-1] - width :].flatten(0, 1)[:length]
+    return choose(q_THI, weights_TH, keys_SI, length - len(q_THI), top_k)
+
+
 def attend_slots(
     q_TNC: torch.Tensor,
     rows_PS1C: torch.Tensor,

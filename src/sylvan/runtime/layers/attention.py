@@ -36,6 +36,11 @@ class PagedAttention(nn.Module):
         self._q_norm = None if q_norm is None else q_norm.of_heads()
         self._k_norm = None if k_norm is None else k_norm.of_heads()
 
+    @property
+    def reads_pages(self) -> bool:
+        """Whether it gathers keys and values itself on a CPU; pages must be readable as tensors."""
+        return False
+
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         norms = self._q_norm, self._k_norm
@@ -61,7 +66,9 @@ class RaggedAttention(PagedAttention):
         assert isinstance(qkv, torch.Tensor)
         norms = self._q_norm, self._k_norm
         heads = reference.split_heads(qkv, self.layer, batch.positions_T, self.rope, norms)
-        return ops.ragged_attention(*heads, batch.q_starts_R.tolist(), self.layer)
+        ends = batch.row_ends
+        ends_T = None if ends is None else torch.from_numpy(ends).to(qkv.device)
+        return ops.ragged_attention(*heads, batch.q_starts_R.tolist(), self.layer, ends_T)
 
 
 class SpecialAttention(PagedAttention):
@@ -83,7 +90,7 @@ class SpecialAttention(PagedAttention):
 
     @property
     def reads_pages(self) -> bool:
-        """Whether it gathers keys and values itself on a CPU; pages must be readable as tensors."""
+        """See `PagedAttention`."""
         variant = self._variant
         return not (variant.chunk is None and variant.slopes is None and variant.biases is None)
 

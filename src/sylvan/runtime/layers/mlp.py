@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ActivationKind, X
+from sylvan.kernels.api import ActivationKind, Clamp, TracedTensor, Unsupported, X
+from sylvan.kernels.gating.reference import clamped_glu
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
 
@@ -24,6 +25,32 @@ class GatedMLP(nn.Module):
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""
         return self.down_proj(self.gate_up_proj.gated(x_TD, self._act))
+
+
+class ClampedMLP(GatedMLP):
+    """A gated mlp whose factors lie within a limit; see `gating.reference.clamped_glu`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - sizes, and what the clamp needs
+        self,
+        build: Build,
+        dim: int,
+        inner: int,
+        act: ActivationKind,
+        limit: float,
+        clamp: Clamp,
+        alpha: float = 1.0,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(build, dim, inner, act, bias=bias)
+        self._clamped = limit, clamp, alpha
+
+    def forward(self, x_TD: X) -> X:
+        """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            raise Unsupported("a clamped mlp")
+        gate_up = self.gate_up_proj(x_TD)
+        return self.down_proj(clamped_glu(gate_up, self._act, *self._clamped))
 
 
 class MLP(nn.Module):

@@ -12,12 +12,12 @@ from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.adapters import LoraLayer
-from sylvan.kernels.api import ActivationKind, LinearWeight, X
+from sylvan.kernels.api import ActivationKind, Clamp, LinearWeight, X
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.mesh import Picked, Split
-from sylvan.runtime.layers.mlp import GatedMLP
+from sylvan.runtime.layers.mlp import ClampedMLP, GatedMLP
 from sylvan.runtime.layers.placement import LayerSlots
 
 
@@ -37,6 +37,8 @@ class MoEShape:
     expert_bias: bool = False
     alpha: float = 1.0
     limit: float | None = None
+    shared_limit: float | None = None
+    clamp: Clamp = "gpt_oss"
     layer: int = 0
 
 
@@ -92,6 +94,7 @@ class Experts(nn.Module):
             act=self._shape.act,
             alpha=self._shape.alpha,
             limit=self._shape.limit,
+            clamp=self._shape.clamp,
             lora=self.lora,
             spread=self.spread,
         )
@@ -118,7 +121,10 @@ class MoE(nn.Module):
         self.gate = Router(build, shape)
         self.experts = Experts(build, shape)
         self.shared_experts = self.shared_expert_gate = None
-        if shape.shared:
+        if shape.shared and shape.shared_limit is not None:
+            sizes, limit = (shape.dim, shape.shared), shape.shared_limit
+            self.shared_experts = ClampedMLP(build, *sizes, shape.act, limit, shape.clamp)
+        elif shape.shared:
             self.shared_experts = GatedMLP(build, shape.dim, shape.shared, shape.act)
         if shape.shared_gate:
             self.shared_expert_gate = Linear(build, shape.dim, (1,), bias=False)
@@ -129,6 +135,10 @@ class MoE(nn.Module):
         """Shape: (T, D) -> (T, D)."""
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
+        return self.routed(x_TD, logits_TE, routing)
+
+    def routed(self, x_TD: X, logits_TE: X, routing: Routing) -> X:
+        """What chosen and shared experts make of rows. Shape: (T, D) -> (T, D)."""
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
         if self._ranks.size > 1 and self.experts.spread is None:
             out_TD = ops.all_reduce(out_TD, self._ranks)

@@ -24,7 +24,7 @@ from sylvan.kernels import ops
 from sylvan.kernels.api import IndexedRows, Rope, TracedTensor
 from sylvan.kernels.latent import LatentParts
 from sylvan.kernels.paged import reference
-from sylvan.kernels.sparse.reference import attend_slots, choose
+from sylvan.kernels.sparse import attend_slots, choose_tokens
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -177,9 +177,8 @@ class SparseLatentAttention(LatentAttention):
             rows, chosen = slice(few, starts[r + 1]), None
             if few < starts[r + 1]:
                 if queries is not None:
-                    keys_SI = rows_PC[pages, :, 0, columns:].flatten(0, 1)[:length]
                     mine = queries[0][rows], queries[1][rows]
-                    chosen = choose(*mine, keys_SI, first + few - starts[r], top_k)
+                    chosen = choose_tokens(*mine, rows_PC, pages, length, top_k)
                 else:
                     assert given is not None
                     chosen = given[r]

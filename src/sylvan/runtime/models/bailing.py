@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sylvan.runtime.models.config import (
     ModelConfig,
     MoEConfig,
+    architecture_of,
     block_diffusion,
     common_fields,
     make_config,
@@ -26,8 +27,8 @@ Raw = dict[str, Any]
 
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `BailingMoeForCausalLM`, `BailingMoeV2ForCausalLM` and LLaDA 2."""
-    filling = raw.get("architectures") == ["LLaDA2MoeModelLM"]
-    second = filling or raw.get("architectures") == ["BailingMoeV2ForCausalLM"]
+    filling = architecture_of(raw) == "LLaDA2MoeModelLM"
+    second = filling or architecture_of(raw) == "BailingMoeV2ForCausalLM"
     first = raw.get("first_k_dense_replace", 0)
     moe = grouped_experts(raw, first=first) if second else _softmax(raw, first)
     bias = bool(raw.get("use_bias", False))

@@ -20,6 +20,7 @@ from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
+from sylvan.runtime.models.divided import DividedFiles
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
@@ -74,7 +75,11 @@ class WeightReader:
         blocks: bool = False,
         plain: bool = False,
     ) -> None:
-        self._checkpoint = checkpoint = checkpoint if blocks else unpacked(checkpoint)
+        checkpoint = checkpoint if blocks else unpacked(checkpoint)
+        parts_of = getattr(model, "parts_of", None)
+        if parts_of is not None and not isinstance(checkpoint, KeptBlocks):
+            checkpoint = DividedFiles(checkpoint, parts_of)
+        self._checkpoint = checkpoint
         self._plain = plain
         self._bits = dict(matrices(model, quantise)) if quantise else {}
         self._quantise = quantise
@@ -344,7 +349,8 @@ class WeightReader:
         """This rank's shard of a source, of `shape`; a view of the file if possible."""
         source, splits = slot.sources[number], slot.splits_of(number)
         tensor = self._checkpoint.tensor(self._names[source])
-        if not tensor.is_floating_point() or tensor.itemsize == 1:
+        plain = tensor.is_floating_point() and tensor.itemsize > 1
+        if not plain and (tensor.is_floating_point() or slot.dtype.is_floating_point):
             raise ConfigError(
                 f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
                 f"weights can be read"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
 from sylvan.checkpoints.formats import with_quantization_config
-from sylvan.kernels.api import ActivationKind
+from sylvan.kernels.api import ActivationKind, Clamp, RouterScores
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.rope import RopeParams, parse_rope
 from sylvan.utils.json_files import read_json
@@ -37,14 +39,15 @@ class NotNative(ConfigError):  # noqa: N818 - a kind of refusal that has a way o
 class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture of experts; see `kernels.experts.Routing` and `layers.moe.MoEShape`.
 
-    `layers` are the layers with experts; others have a plain feed-forward.
+    `layers` are the layers with experts; others have a plain feed-forward. `clamp` says how `limit`
+    and `shared_limit`, that of shared experts, are applied.
     """
 
     num_experts: int
     top_k: int
     inner: int
     layers: tuple[int, ...]
-    scores: Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"] = "softmax"
+    scores: RouterScores = "softmax"
     normalise: bool = False
     scale: float = 1.0
     groups: int = 1
@@ -59,6 +62,8 @@ class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
     expert_bias: bool = False
     alpha: float = 1.0
     limit: float | None = None
+    shared_limit: float | None = None
+    clamp: Clamp = "gpt_oss"
 
 
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +107,19 @@ class StatePart(msgspec.Struct, frozen=True):
 
 
 class BlockDiffusion(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens see their own block and all before it; open places hold `mask_id`, until predicted."""
+    """Tokens see their own block and all before it; open places hold `mask_id`, until predicted.
+
+    `whole`: tokens see the whole text, also the places of later blocks; blocks are counted from the
+    start of the answer. `shifted`: logits in a row are for the place after it. `last_time`: where
+    times of passes end, which begin at 1 and say how many places each pass fills (Dream); 0: all
+    passes fill as many.
+    """
 
     block: int
     mask_id: int
+    whole: bool = False
+    shifted: bool = False
+    last_time: float = 0.0
 
 
 class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +207,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: Literal["native", "transformers"] = "native"
     code: str | None = None  # directory of trusted Python files to run
     causal: bool = True  # False: bidirectional attention, without a KV cache
-    head: Literal["lm", "none", "score", "reward", "words"] = "lm"  # words: of an encoder
+    # words: of an encoder; weighed: rewards of several aims
+    head: Literal["lm", "none", "score", "reward", "weighed", "words"] = "lm"
     num_labels: int = 0  # outputs of a classification head
     token_types: int = 0  # number of segment embeddings
     embedding_size: int = 0  # width of the embedding tables; 0: hidden size
@@ -259,8 +274,25 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     return with_quantization_config(raw, model_dir)
 
 
+SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "BailingMoEForCausalLM": "BailingMoeForCausalLM",
+        "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+        "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+        "HF_ColBERT": "BertModel",
+        "IQuestCoderForCausalLM": "LlamaForCausalLM",
+        "QuantMixtralForCausalLM": "MixtralForCausalLM",
+        "SarvamMLAForCausalLM": "DeepseekV3ForCausalLM",
+        "SarvamMoEForCausalLM": "BailingMoeV2ForCausalLM",
+        "TorchNativeLlamaForCausalLM": "LlamaForCausalLM",
+        "TorchNativePhi3ForCausalLM": "Phi3ForCausalLM",
+    }
+)
+"""Other names of architectures: older ones, those of other programs, and equal models."""
+
+
 def architecture_of(raw: dict[str, Any]) -> str:
-    """The architecture that config.json names.
+    """The architecture that config.json names, as it is usually spelt.
 
     Raises:
         ConfigError: it names none or several.
@@ -268,7 +300,7 @@ def architecture_of(raw: dict[str, Any]) -> str:
     names = raw.get("architectures")
     if not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise ConfigError("config.json names no model in `architectures`")
-    return names[0]
+    return SPELLINGS.get(names[0], names[0])
 
 
 def common_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -407,13 +439,16 @@ def _check_moe(moe: MoEConfig) -> None:
         )
 
 
-def block_diffusion(raw: dict[str, Any], *, block: int, mask_id: int) -> dict[str, Any]:
+def block_diffusion(
+    raw: dict[str, Any], *, block: int, mask_id: int, **how: bool | float
+) -> dict[str, Any]:
     """The field of a model that fills blocks.
 
     Args:
         raw: config.json.
         block: Tokens of a block, unless it says otherwise (`block_size`, `block_length`).
         mask_id: The token of open places, unless it says otherwise (`mask_token_id`).
+        how: Other fields of `BlockDiffusion`.
     """
     sizes = (raw.get(name) for name in ("block_size", "block_length"))
     size = next((s for s in sizes if s is not None), block)
@@ -423,7 +458,7 @@ def block_diffusion(raw: dict[str, Any], *, block: int, mask_id: int) -> dict[st
         raise ConfigError(f"config.json: block_size must be in 1..{_LARGEST_BLOCK}, it is {size!r}")
     if not (isinstance(mask, int) and 0 <= mask < raw.get("vocab_size", 0)):
         raise ConfigError(f"config.json: mask_token_id {mask!r} is not in the vocabulary")
-    return {"diffusion": {"block": size, "mask_id": mask}}
+    return {"diffusion": {"block": size, "mask_id": mask} | how}
 
 
 def sliding_windows(raw: dict[str, Any], default_on: bool) -> tuple[int | None, ...]:

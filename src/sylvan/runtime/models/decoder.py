@@ -105,7 +105,7 @@ def make_norm(config: ModelConfig, build: Build) -> RMSNorm | LayerNorm:
 def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     """The family's feed-forward block of a layer."""
     if config.moe is not None and layer in config.moe.layers:
-        return MoE(build, _moe_shape(config.moe, config, layer))
+        return MoE(build, moe_shape(config.moe, config, layer))
     if config.moe is not None:
         build = replace(build, mesh=among_experts(build.mesh))
     sizes = config.hidden_size, config.intermediate_size
@@ -113,7 +113,8 @@ def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
     return kind(build, *sizes, config.hidden_act, bias=config.mlp_bias)
 
 
-def _moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
+def moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
+    """Sizes of the mixture of a layer."""
     routing = Routing(
         top_k=moe.top_k,
         scores=moe.scores,
@@ -138,6 +139,8 @@ def _moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
         expert_bias=moe.expert_bias,
         alpha=moe.alpha,
         limit=moe.limit,
+        shared_limit=moe.shared_limit,
+        clamp=moe.clamp,
         layer=layer,
     )
 

@@ -126,6 +126,7 @@ _GTE = (
 )
 _HEADS = (
     "cls.",
+    "linear.",
     "lm_head.",
     "decoder.",
     "vocab_transform.",

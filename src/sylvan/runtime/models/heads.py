@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ActivationKind, LinearWeight, X
+from sylvan.kernels.api import ActivationKind, LinearWeight, TracedTensor, Unsupported, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear, VocabHead
@@ -108,12 +109,40 @@ class WordHead(nn.Module):
         return self.lm_head(self.transform_norm(x)[0], out_f32=True)
 
 
+class WeighedScore(nn.Module):
+    """One reward of a text: those of several aims, weighed by an mlp over the same vector.
+
+    Aims have pairs of numbers, of which the first counts (URM, arXiv:2410.00847).
+    Shape: (R, D) -> float32 (R, 1).
+    """
+
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__()
+        dim, pairs = config.hidden_size, count_labels(config.raw)
+        if pairs % 2:
+            raise ConfigError(f"config.json: num_labels must be even, it is {pairs}")
+        self.rewards = Linear(build, dim, (pairs,), bias=False)
+        sizes = (dim, dim), (dim, dim), (dim, pairs // 2)
+        inner, middle, outer = (Linear(build, n, (m,), bias=True) for n, m in sizes)
+        self.weights = nn.Sequential(inner, nn.SELU(), middle, nn.SELU(), outer)
+
+    def forward(self, x: X) -> X:
+        """Shape: (R, D) -> (R, 1)."""
+        if isinstance(x, TracedTensor):
+            raise Unsupported("rewards that are weighed")
+        assert isinstance(x, torch.Tensor)
+        rewards = self.rewards(x, out_f32=True)[:, ::2]
+        return (rewards * self.weights(x).float()).sum(-1, keepdim=True)
+
+
 def make_score(config: ModelConfig, build: Build) -> nn.Module | None:
     """The scoring head of a decoder; None if it has none."""
     if config.head == "reward":
         dim = config.hidden_size
         parts = Linear(build, dim, (dim,), bias=True), Relu(), Score(config, build, bias=True)
         return nn.Sequential(*parts)
+    if config.head == "weighed":
+        return WeighedScore(config, build)
     return Score(config, build) if config.head == "score" else None
 
 

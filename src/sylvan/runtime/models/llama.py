@@ -1,6 +1,6 @@
 """Llama, and families that differ from it only by switches in their config.
 
-Mistral (windows), Qwen2 (bias), Qwen3 (head norm), SDAR (blocks), Granite and MiniCPM
+Mistral (windows), Qwen2 (bias), Qwen3 (head norm), SDAR and Dream (diffusion), Granite and MiniCPM
 (multipliers), SmolLM3 (layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5
 (interleaved rotary positions),
 OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last), MiMo
@@ -18,6 +18,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
     QueryScaling,
+    architecture_of,
     block_diffusion,
     common_fields,
     make_config,
@@ -55,6 +56,11 @@ def _qwen3(raw: dict[str, Any]) -> Switches:
 
 def _sdar(raw: dict[str, Any]) -> Switches:
     return _qwen3(raw) | block_diffusion(raw, block=4, mask_id=151669)
+
+
+def _dream(raw: dict[str, Any]) -> Switches:
+    how = {"whole": True, "shifted": True, "last_time": 1e-3}
+    return _qwen2(raw) | block_diffusion(raw, block=512, mask_id=151666, **how)
 
 
 def granite_multipliers(raw: dict[str, Any]) -> Switches:
@@ -138,6 +144,7 @@ _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Switches]] = MappingProxyType
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
         "GraniteForCausalLM": granite_multipliers,
+        "DreamModel": _dream,
         "SDARForCausalLM": _sdar,
         "MiniCPMForCausalLM": minicpm_multipliers,
         "SmolLM3ForCausalLM": _smollm3,
@@ -164,10 +171,37 @@ class Hunyuan(Decoder):
     }
 
 
+class Classifier(Decoder):
+    """Another name of the head (`LlamaForClassification`)."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "score": ("classification_head",)}
+
+
+class WeighedReward(Decoder):
+    """Names of a head that weighs rewards (`LlamaForSequenceClassificationWithNormal_Weights`)."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FUSED,
+        "score": (),
+        "rewards": ("score",),
+        "weights": ("weights.fc",),
+    }
+
+
+_NAMES: Mapping[str, type[Decoder]] = MappingProxyType(
+    {
+        "HunYuanDenseV1ForCausalLM": Hunyuan,
+        "LlamaForClassification": Classifier,
+        "LlamaForSequenceClassificationWithNormal_Weights": WeighedReward,
+    }
+)
+
+
 def _model(config: ModelConfig, build: Build) -> Decoder:
     """Select the class that matches the tensor names of the checkpoint."""
-    hunyuan = config.architecture == "HunYuanDenseV1ForCausalLM"
-    return (Hunyuan if hunyuan else Decoder)(config, build)
+    generates = config.head in ("lm", "none")
+    name = config.architecture if generates else architecture_of(config.raw)
+    return _NAMES.get(name, Decoder)(config, build)
 
 
 MODEL = _model

@@ -1,7 +1,7 @@
 """Mixture-of-experts variants of dense families.
 
 Mixtral, DeepSeek 1, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5,
-Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria.
+Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria, XVERSE.
 """
 
 from __future__ import annotations
@@ -127,6 +127,19 @@ def _deepseek(raw: Raw) -> Raw:
         normalise=bool(raw.get("norm_topk_prob", False)),
         layers=tuple(layer for layer in layers if layer % every == 0),
         shared=inner * (raw.get("n_shared_experts") or 0),
+    )
+    return {"moe": moe}
+
+
+def _xverse(raw: Raw) -> Raw:
+    inner = raw.get("intermediate_size") or 0
+    moe = MoEConfig(
+        num_experts=raw.get("num_experts", 64),
+        top_k=raw.get("moe_top_k") or raw.get("num_experts_per_tok") or 6,
+        inner=inner,
+        normalise=bool(raw.get("norm_topk_prob", False)),
+        layers=sparse_layers(raw),
+        shared=inner * (raw.get("num_shared_experts") or 0),
     )
     return {"moe": moe}
 
@@ -294,6 +307,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": _ernie,
         "AriaTextForCausalLM": _aria,
         "HunYuanMoEV1ForCausalLM": _hunyuan,
+        "XverseMoeForCausalLM": _xverse,
     }
 )
 
@@ -369,6 +383,12 @@ class Ernie(Decoder):
         return tensor.flatten() if ".moe_statics." in name else tensor
 
 
+class XverseMoe(Decoder):
+    """A name of its own for the router."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "gate": ("router",)}
+
+
 class HunyuanMoe(Decoder):
     """Other names."""
 
@@ -423,6 +443,7 @@ _MODELS: Mapping[str, type[Decoder]] = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": Ernie,
         "AriaTextForCausalLM": Aria,
         "HunYuanMoEV1ForCausalLM": HunyuanMoe,
+        "XverseMoeForCausalLM": XverseMoe,
     }
 )
 

@@ -40,6 +40,8 @@ _NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 
 _PLAIN = TokenHeads()
+COLBERT = "HF_ColBERT"
+"""BERT with a matrix for vectors of tokens, as the first programs of ColBERT write it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,9 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     if config.architecture == "Contriever":
         modes = ("mean",)
     spec = _of_family(model_dir, config) or PoolingSpec(modes=modes)
+    if (config.raw.get("architectures") or [""])[0] == COLBERT:
+        weight = Checkpoint(model_dir).tensor("linear.weight").float()
+        spec = replace(spec, transforms=(lambda x: F.linear(x, weight),))
     path = model_dir / "modules.json"
     if path.is_file():
         spec = _read_modules(model_dir, _read_json(path, list), spec)

@@ -69,7 +69,7 @@ def parse_rope(
     kind = found.get("rope_type") or found.pop("type", None) or "default"
     if not isinstance(kind, str):
         raise ConfigError(f"config.json: rope_type must be a name, not {kind!r:.100}")
-    found["rope_type"] = {"mrope": "default", "su": "longrope"}.get(kind, kind)
+    found["rope_type"] = _OTHER_NAMES.get(kind, kind)
     if raw.get("original_max_position_embeddings") is not None:
         found["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     elif found["rope_type"] in ("llama3", "yarn", "longrope"):
@@ -82,6 +82,7 @@ def parse_rope(
     return params
 
 
+_OTHER_NAMES = {"deepseek_yarn": "yarn", "mrope": "default", "su": "longrope"}
 _NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "stepped": ("original_max_position_embeddings",),

@@ -27,7 +27,11 @@ _CAUSAL: Mapping[str, str] = MappingProxyType(
     }
 )
 _BOTH_WAYS = ("EuroBert", "LlamaBidirectional")
-_SUFFIXES = ("ForSequenceClassification", "ForProcessRewardModel", "ForRewardModel", "Model")
+_WEIGHED = "ForSequenceClassificationWithNormal_Weights"
+_SUFFIXES = (
+    *("ForSequenceClassification", "ForClassification", "ForProcessRewardModel"),
+    *("ForRewardModel", "Model", _WEIGHED),
+)
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
@@ -61,12 +65,17 @@ def _windows(config: ModelConfig, raw: dict[str, Any]) -> tuple[int | None, ...]
 def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     if architecture.endswith("Model") and not architecture.endswith("RewardModel"):
         return {"head": "none"}
+    kind, labels = "score", count_labels(raw)
     if architecture == "InternLM2ForRewardModel":  # one matrix
-        return {"head": "score", "num_labels": 1}
-    if architecture.endswith("RewardModel"):
+        labels = 1
+    elif architecture.endswith("ForClassification"):
+        labels = raw.get("classification_out_size") or 1
+    elif architecture.endswith(_WEIGHED):
+        kind, labels = "weighed", 1
+    elif architecture.endswith("RewardModel"):
         default = 2 if architecture.endswith("ForProcessRewardModel") else 1
-        return {"head": "reward", "num_labels": count_labels(raw, default=default)}
-    return {"head": "score", "num_labels": count_labels(raw)}
+        kind, labels = "reward", count_labels(raw, default=default)
+    return {"head": kind, "num_labels": labels}
 
 
 MODEL = Decoder  # unused: the config names the family whose class is used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -19,6 +20,7 @@ from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import VectorForm
+from sylvan.runtime.serving.colbert import LateTexts, Role, read_late_texts
 from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.media_inputs import item_input, media_input, page_input
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
@@ -109,9 +111,13 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
     if body.late_chunking:
         check_no_chunks(caller.facts)
         return await _late_chunks(caller, body, asked, prompts)
-    inputs = _prompted(_inputs(body.input, body.rid, asked), prompts, body.prompt_name)
-    inputs = await with_media(caller, chat, body.input, queries(caller, inputs))
-    vectors = await caller.vectors(inputs)
+    inputs = _inputs(body.input, body.rid, asked)
+    if form == "tokens" and (late := read_late_texts(caller.facts.model_path)) is not None:
+        vectors = await late_vectors(caller, late, inputs, _role(body.prompt_name))
+    else:
+        inputs = _prompted(inputs, prompts, body.prompt_name)
+        inputs = await with_media(caller, chat, body.input, queries(caller, inputs))
+        vectors = await caller.vectors(inputs)
     if form == "weights":
         hidden = caller.manager.tokenizer.special_ids
         written = [_words(v, hidden) for v in vectors]
@@ -126,6 +132,40 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
         "model": body.model or caller.facts.served_name,
         "usage": usage_of([v.usage for v in vectors]),
     }
+
+
+def _role(prompt_name: str | None) -> Role:
+    """What a text is for a model of late interaction; a document unless said otherwise."""
+    if prompt_name in (None, "document"):
+        return "document"
+    if prompt_name == "query":
+        return "query"
+    message = f"prompt_name: this model knows query and document, not {prompt_name[:80]!r}."
+    raise RequestError(message, param="prompt_name")
+
+
+async def late_vectors(
+    caller: EmbeddingCaller, late: LateTexts, inputs: Sequence[EmbedInput], role: Role
+) -> list[Vector]:
+    """Vectors of the tokens of texts, as a model of late interaction makes them.
+
+    Token ids are taken as they are.
+
+    Raises:
+        RequestError: as `EmbeddingCaller.vectors`.
+    """
+    tokenizer = caller.manager.tokenizer
+    asked = [
+        inp if inp.text is None else late.asked(role, inp.text, tokenizer, inp) for inp in inputs
+    ]
+    vectors = await caller.vectors(asked)
+    if role == "query":
+        return vectors
+    kept = [
+        vector.values if inp.text is None else late.kept(vector, tokenizer)
+        for inp, vector in zip(inputs, vectors, strict=True)
+    ]
+    return [dataclasses.replace(v, values=rows) for v, rows in zip(vectors, kept, strict=True)]
 
 
 async def _late_chunks(
@@ -157,10 +197,14 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
     """Answer `/encode`, and `/classify`, where the numbers belong to labels."""
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
-    if caller.facts.embeds:
-        inputs = _prompted(inputs, read_prompts(caller.facts.model_path), body.prompt_name)
-        inputs = queries(caller, inputs)
-    vectors = await caller.vectors(inputs)
+    late = read_late_texts(caller.facts.model_path) if body.return_multivector else None
+    if late is not None:
+        vectors = await late_vectors(caller, late, inputs, _role(body.prompt_name))
+    else:
+        if caller.facts.embeds:
+            inputs = _prompted(inputs, read_prompts(caller.facts.model_path), body.prompt_name)
+            inputs = queries(caller, inputs)
+        vectors = await caller.vectors(inputs)
     now = datetime.now(tz=UTC).timestamp()
     replies = [_native(v, body, caller.clock() - began_s, now) for v in vectors]
     return replies if is_batch else replies[0]

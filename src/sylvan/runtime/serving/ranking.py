@@ -16,9 +16,11 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions, VectorForm
 from sylvan.protocol.sampling import SamplingParams
+from sylvan.runtime.serving.colbert import LateTexts, read_late_texts
 from sylvan.runtime.serving.embeddings import (
     EmbeddingCaller,
     Reply,
+    late_vectors,
     meta_of,
     queries,
     usage_of,
@@ -123,6 +125,10 @@ async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -
 
 async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
     prompts = read_prompts(caller.facts.model_path)
+    late = read_late_texts(caller.facts.model_path)
+    wanted = body.late_interaction or (body.late_interaction is None and late is not None)
+    if late is not None and wanted:
+        return await _by_conventions(caller, body, late)
     name, others = prompts.first_of(*QUERY), prompts.first_of(*DOCUMENT)
     by_token = body.late_interaction or caller.facts.forms[0] == "tokens"
     form: VectorForm | None = "tokens" if by_token else None
@@ -145,6 +151,19 @@ async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
     query, *documents = await caller.vectors([asked, *inputs])
     compared = _late_interaction if by_token else _cosine
     return [Judged(compared(query.values, v.values), meta_of(v)) for v in documents]
+
+
+async def _by_conventions(
+    caller: EmbeddingCaller, body: RerankBody, late: LateTexts
+) -> list[Judged]:
+    """By vectors of tokens, marked and cut as the model was trained."""
+    _check_texts(body)
+    form: VectorForm = "tokens"
+    query = EmbedInput(text=_asked(body), form=form)
+    texts = [EmbedInput(text=_text(document), form=form) for document in body.documents]
+    [asked] = await late_vectors(caller, late, [query], "query")
+    found = await late_vectors(caller, late, texts, "document")
+    return [Judged(_late_interaction(asked.values, v.values), meta_of(v)) for v in found]
 
 
 def _late_interaction(query: np.ndarray, document: np.ndarray) -> float:

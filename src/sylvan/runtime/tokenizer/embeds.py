@@ -250,6 +250,7 @@ def build_embed(
         token_types=types,
         form=form,
         spans=prompt.spans,
+        hidden=min(inp.hidden, count - 1),
         dimensions=inp.dimensions,
         normalize=inp.normalize,
         tenant=inp.tenant,

@@ -59,7 +59,8 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     `input_ids`, in the order of their placeholders. Text never yields control tokens. `form` is
     what is made of the text; None: what the model usually makes. `dimensions` truncates vectors,
     for models trained for that; `truncate` truncates a text that is too long, at its end.
-    `internal` requests are our own, such as health probes; they are not counted in metrics.
+    `internal` requests are our own, such as health probes; they are not counted in metrics. To the
+    last `hidden` tokens no token attends.
     """
 
     text: str | None = None
@@ -78,6 +79,7 @@ class EmbedInput(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     internal: bool = False
     origin: Origin | None = None
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from sylvan.runtime.executor.graphs.native_layers import (
 from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule, tile_rows
 from sylvan.runtime.executor.graphs.native_modules import RowProgram as Part
 from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
-from sylvan.runtime.layers.attention import SpecialAttention
+from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
@@ -67,7 +67,7 @@ def use_layer_kernels(
         logger.warning("set OMP_WAIT_POLICY=PASSIVE before Python starts for faster products")
         return None
     native = use_native_layers(model, dtype, threads)
-    if native is None or pages is None or _reads_pages(model):
+    if native is None or pages is None or pages[0].latent is not None or _reads_pages(model):
         return native
     try:
         attends = with_attention(native.library, dtype, *pages)
@@ -80,8 +80,8 @@ def use_layer_kernels(
 def _reads_pages(model: nn.Module) -> bool:
     """Whether the attention of some layer reads pages as tensors."""
     latent = any(isinstance(part, LatentAttention) for part in model.modules())
-    special = [part for part in model.modules() if isinstance(part, SpecialAttention)]
-    return latent or any(part.reads_pages for part in special)
+    paged = (part for part in model.modules() if isinstance(part, PagedAttention))
+    return latent or any(part.reads_pages for part in paged)
 
 
 def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> NativeKernels | None:

@@ -21,7 +21,7 @@ from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.layers import use_native_layers
-from sylvan.runtime.layers.attention import PagedAttention, SpecialAttention
+from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
@@ -69,7 +69,8 @@ def host_modules(
     """
     found: list[nn.Module] = []
     blocks: Any = getattr(model, "layers", ())
-    parts = [part for block in blocks for part in block.children()]
+    # a dict: blocks may share a part
+    parts = dict.fromkeys(part for block in blocks for part in block.children())
     parts = [part for part in parts if not isinstance(part, RMSNorm | LayerNorm)]
     for part in parts:
         part.forward = _traced_or_called(part, trial, found, attending)
@@ -107,7 +108,7 @@ def _check_attention(module: nn.Module, trial: NativeTracer) -> None:
     for part in module.modules():
         if isinstance(part, LatentAttention):
             raise Unsupported("attention over latents outside of the program")
-        if isinstance(part, SpecialAttention) and part.reads_pages:
+        if isinstance(part, PagedAttention) and part.reads_pages:
             raise Unsupported("attention that reads pages outside of the program")
         if isinstance(part, PagedAttention):
             layer = part.layer

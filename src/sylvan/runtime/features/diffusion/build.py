@@ -46,13 +46,14 @@ def diffusion_worker(
         return None
     if site.device.type != "cpu":
         raise ConfigError(f"{site.config.architecture} fills blocks by diffusion, on CPUs only")
-    if site.max_tokens < 2 * shape.block:
+    if site.max_tokens < 2 * shape.block and not shape.whole:
         raise ConfigError(
             f"scheduler.max_batch_tokens={site.max_tokens}: blocks of {shape.block} tokens need "
             f"steps of at least {2 * shape.block}"
         )
-    steps = min(settings.steps or shape.block, shape.block)
-    return DiffusionWorker(shape, FillSchedule(steps, settings.confidence))
+    steps = settings.steps or shape.block
+    schedule = FillSchedule(steps, settings.confidence, shape.last_time)
+    return DiffusionWorker(shape, schedule, settings.order)
 
 
 def diffusion_control(
@@ -80,7 +81,8 @@ def diffusion_control(
                 f"{name}: {model.architecture} fills blocks by diffusion, which cannot be combined "
                 "with it"
             )
-    return (Diffusion(shape.block, shape.mask_id, context_len),)
+    whole = int(config.scheduler.max_batch_tokens) if shape.whole else None
+    return (Diffusion(shape.block, shape.mask_id, context_len, whole),)
 
 
 def most_rows(model: ModelConfig, settings: DiffusionConfig, running: int) -> int:
@@ -92,4 +94,6 @@ def most_rows(model: ModelConfig, settings: DiffusionConfig, running: int) -> in
         running: Most requests that run at a time.
     """
     shape = block_shape(model, settings)
-    return 0 if shape is None else max(running, _BLOCKS_AT_ONCE * shape.block)
+    if shape is None:
+        return 0
+    return max(running, shape.block if shape.whole else _BLOCKS_AT_ONCE * shape.block)

@@ -22,19 +22,25 @@ class Diffusion(Capability):
     a request is therefore computed together with the rest of its block, in the step that fills the
     positions after it.
 
+    A model that sees the whole text computes all of it in each step, with the places of all later
+    blocks; the KV of one step is of no use to the next.
+
     Args:
         block: Tokens of a block.
         mask_id: Id of the mask token.
         context_len: Most tokens of a request.
+        whole: Most tokens of a forward pass, if the model sees the whole text; else None.
     """
 
     name: ClassVar = "diffusion"
     fills: ClassVar = True
     work_type: ClassVar = FillWork
 
-    def __init__(self, block: int, mask_id: int, context_len: int) -> None:
+    def __init__(
+        self, block: int, mask_id: int, context_len: int, whole: int | None = None
+    ) -> None:
         self._block, self._mask_id = block, mask_id
-        self._context_len = context_len
+        self._context_len, self._whole = context_len, whole
         self._final: dict[str, tuple[int, int]] = {}  # tokens with final KV, and retractions so far
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
@@ -58,12 +64,21 @@ class Diffusion(Capability):
                     f"{param}: this model fills blocks by diffusion, which has no such option."
                 )
                 raise RequestError(message, param=param)
+        total = min(req.max_tokens, self._context_len)
+        if self._whole is not None and total > self._whole:
+            message = (
+                "max_tokens: this model sees the whole text in each pass, so prompt and answer are "
+                f"at most {self._whole} tokens (scheduler.max_batch_tokens); these are {total}."
+            )
+            raise RequestError(message, param="max_tokens")
         return Verdict.READY
 
     def cut(self, req: Req, size: int, most: int) -> int:
         """Plan whole blocks; leave the last token to the step that fills the positions after it."""
         if req.lacking == 1:
             return size
+        if self._whole is not None:
+            return min(size, req.lacking - 1)
         stop, last = req.computed + size, req.num_tokens - 1
         if stop >= last:
             return last - req.computed
@@ -75,8 +90,11 @@ class Diffusion(Capability):
     def draft(self, req: Req, most: int) -> Draft | None:
         """Return masked positions up to the end of the newest token's block."""
         known = req.tokens.length
-        end = min((known // self._block + 1) * self._block, self._context_len)
-        if end - known > most:
+        if self._whole is not None:
+            end = min(req.max_tokens, self._context_len)
+        else:
+            end = min((known // self._block + 1) * self._block, self._context_len)
+        if not 0 < end - known <= most:
             return None
         return Draft((self._mask_id,) * (end - known), chain(end - known))
 
@@ -86,6 +104,12 @@ class Diffusion(Capability):
         for index, piece in enumerate(batch.slices):
             req = piece.req
             if piece.draft is None:
+                continue
+            if self._whole is not None:
+                head = np.array(req.tokens.view(0, piece.start), np.int32)
+                done = (piece.stop - req.prompt_len) % self._block
+                fills = min(self._block - done, len(piece.draft.tokens))
+                found.append(FillSlice(index, head, fills))
                 continue
             start = (piece.stop - 1) // self._block * self._block
             if self._final.get(req.rid) == (piece.stop, req.retractions):

@@ -34,23 +34,49 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class FillSchedule:
-    """Most passes per block, and the confidence at which a prediction is accepted at once."""
+    """Most passes per block, and the confidence at which a prediction is accepted at once.
+
+    `last_time`: see `BlockDiffusion`.
+    """
 
     steps: int
     confidence: float
+    last_time: float = 0.0
 
     def quota(self, block: int, step: int) -> int:
         """Minimum positions to fill in pass `step`, from 0, so that `steps` passes suffice."""
-        each, more = divmod(block, self.steps)
+        steps = min(self.steps, block)
+        each, more = divmod(block, steps)
         return max(1, each + (step < more))
 
+    def timed_quota(self, block: int, left: int, step: int) -> int:
+        """The same by times, of the places that are left; may be 0. The last pass fills the rest.
 
-def chosen(chances_S: FloatArray, quota: int, confidence: float) -> IntArray:
-    """Select the positions that become tokens: all confident ones, or at least the `quota` best."""
+        Source: `generation_utils.py` of Dream's checkpoints.
+        """
+        steps = min(self.steps, block)
+        if step >= steps - 1:
+            return left
+        now, then = (1 - (1 - self.last_time) * at / steps for at in (step, step + 1))
+        return int(left * (1 - then / now))
+
+
+def chosen(
+    chances_S: FloatArray, quota: int, confidence: float, order_S: FloatArray | None = None
+) -> IntArray:
+    """Select the positions that become tokens: all confident ones, or at least the `quota` best.
+
+    Args:
+        chances_S: Probability of each prediction.
+        quota: Minimum number of positions to fill.
+        confidence: Probability above which a prediction is accepted at once.
+        order_S: Rank of each prediction, best largest; None: its probability.
+    """
     certain = np.flatnonzero(chances_S > confidence)
     if len(certain) >= quota:
         return certain.astype(np.int32)
-    return np.sort(np.argsort(-chances_S, kind="stable")[:quota]).astype(np.int32)
+    order_S = chances_S if order_S is None else order_S
+    return np.sort(np.argsort(-order_S, kind="stable")[:quota]).astype(np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +88,7 @@ class Filling:
         slot: Slot of the request.
         start: Position of the first row.
         ids: Tokens of all rows; the mask at open positions.
-        open: Masked positions in `ids`, ascending.
+        open: Masked positions in `ids` to fill now, ascending; later ones may follow.
     """
 
     index: int
@@ -72,12 +98,14 @@ class Filling:
     open: IntArray
     schedule: FillSchedule
     first: int = 0
+    size: int = 0
     step: int = 0
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict[int, TokenLogprobs])
     error: str = ""
 
     def __post_init__(self) -> None:
         self.first = int(self.open[0]) if len(self.open) else len(self.ids)
+        self.size = len(self.open)
 
     @property
     def stop(self) -> int:
@@ -88,7 +116,7 @@ class Filling:
         """The tokens; the KV of the newest is recomputed together with the next block."""
         if self.error:
             return SliceOutput(error=self.error)
-        tokens = tuple(self.ids[self.first :].tolist())
+        tokens = tuple(self.ids[self.first : self.first + self.size].tolist())
         kept = [self.logprobs[place] for place in sorted(self.logprobs)]
         logprobs = join_logprobs(kept) if kept else None
         return SliceOutput(tokens, logprobs=logprobs, accepted=len(tokens) - 1)
@@ -100,12 +128,16 @@ class DiffusionWorker(CapabilityWorker):
     Args:
         shape: Size of blocks, and the mask token.
         schedule: Default schedule; requests may have their own.
+        order: Which positions are filled first; see `DiffusionConfig.order`.
     """
 
     name: ClassVar = Diffusion.name
 
-    def __init__(self, shape: BlockDiffusion, schedule: FillSchedule) -> None:
+    def __init__(
+        self, shape: BlockDiffusion, schedule: FillSchedule, order: str = "probability"
+    ) -> None:
         self._block, self._mask_id = shape.block, shape.mask_id
+        self._shape, self._order = shape, order
         self._default = schedule
         self._schedules: dict[int, FillSchedule] = {}
         self._work = FillWork()
@@ -122,8 +154,9 @@ class DiffusionWorker(CapabilityWorker):
             return
         steps, confidence = request.denoising_steps, request.confidence
         self._schedules[join.slot] = FillSchedule(
-            min(steps or self._default.steps, self._block),
+            steps or self._default.steps,
             self._default.confidence if confidence is None else confidence,
+            self._default.last_time,
         )
 
     def before_forward(self, step: StepContext, work: FillWork) -> None:
@@ -134,7 +167,7 @@ class DiffusionWorker(CapabilityWorker):
         """Compute a step."""
         fillings = self._fillings(plan)
         others = [i for i in range(plan.num_slices) if i not in fillings]
-        if others:
+        if others and not self._shape.whole:  # else all is computed with the places
             self._forward(backend, self._prompts(plan, others))
         for group in self._groups(list(fillings.values()), backend):
             self._fill(group, backend, slots)
@@ -156,7 +189,7 @@ class DiffusionWorker(CapabilityWorker):
             ids = plan.input_ids[rows][: int(plan.stops[part.index]) - start]
             whole = np.concatenate([part.head, ids]).astype(np.int32)
             whole[len(whole) - count :] = self._mask_id
-            open_ = np.arange(len(whole) - count, len(whole), dtype=np.int32)
+            open_ = np.arange(len(whole) - count, len(whole), dtype=np.int32)[: part.fills]
             found[part.index] = Filling(
                 part.index,
                 slot,
@@ -201,8 +234,13 @@ class DiffusionWorker(CapabilityWorker):
             todo = [part for part in left if len(part.open)]
             if todo:
                 self._take(todo, backend, slots)
-            # a part without masked positions is done, unless this pass has completed it
-            left = [part for part in todo if not part.error]
+            # a part without masked positions is done, unless this pass has completed it; if the
+            # whole text is seen, its KV has no use
+            left = [
+                part
+                for part in todo
+                if not part.error and (len(part.open) or not self._shape.whole)
+            ]
 
     def _take(
         self, todo: Sequence[Filling], backend: ImmediateBackend, slots: RequestSlots
@@ -212,15 +250,15 @@ class DiffusionWorker(CapabilityWorker):
         each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
         positions = np.concatenate(places).astype(np.int64)
         batch = SamplingBatch(each.astype(np.int32), positions, slots.params)
-        drawn, chances_S = self._draw(batch, backend)
+        drawn, chances_S, order_S = self._draw(batch, backend)
         row = 0
         for part in todo:
             count = len(part.open)
             some = slice(row, row + count)
             wrong = (drawn.errors[r] for r in range(row, row + count) if r in drawn.errors)
             part.error = next(wrong, "")
-            quota = part.schedule.quota(self._block, part.step)
-            kept = chosen(chances_S[some], quota, part.schedule.confidence)
+            quota = self._quota(part)
+            kept = chosen(chances_S[some], quota, part.schedule.confidence, order_S[some])
             for place in kept.tolist():
                 at = int(part.open[place])
                 part.ids[at] = drawn.token_ids[row + place]
@@ -230,10 +268,18 @@ class DiffusionWorker(CapabilityWorker):
             part.step += 1
             row += count
 
+    def _quota(self, part: Filling) -> int:
+        """How many places of a part are filled now; passes that would fill none are left out."""
+        if not self._shape.last_time:
+            return part.schedule.quota(part.size if self._shape.whole else self._block, part.step)
+        while not (quota := part.schedule.timed_quota(part.size, len(part.open), part.step)):
+            part.step += 1
+        return quota
+
     def _draw(
         self, batch: SamplingBatch, backend: ImmediateBackend
-    ) -> tuple[SampleOutput, FloatArray]:
-        """Sample all rows, excluding the mask token; return the probability of each sample."""
+    ) -> tuple[SampleOutput, FloatArray, FloatArray]:
+        """Sample all rows without the mask token; return probabilities and ranks of the samples."""
         every = np.arange(len(batch.slots), dtype=np.int32)
         with torch.inference_mode():
             backend.logits_SV[:, self._mask_id] = -torch.inf
@@ -241,14 +287,27 @@ class DiffusionWorker(CapabilityWorker):
         drawn = backend.draw_rows(every, batch, None)
         with torch.inference_mode():
             ids_S1 = torch.from_numpy(drawn.token_ids).long().clamp(min=0)[:, None]
-            return drawn, held_SV.gather(1, ids_S1)[:, 0].exp().numpy()
+            chances = held_SV.gather(1, ids_S1)[:, 0].exp()
+            return drawn, chances.numpy(), self._ordered(held_SV, chances).numpy()
+
+    def _ordered(self, held_SV: torch.Tensor, chances_S: torch.Tensor) -> torch.Tensor:
+        """The largest goes first. Shape: (S,)."""
+        if self._order == "entropy":
+            return torch.xlogy(held_SV.exp(), held_SV.exp()).sum(-1)
+        if self._order == "margin":
+            best, second = held_SV.topk(2, -1).values.exp().unbind(-1)
+            return best - second
+        return chances_S
 
     def _forward(self, backend: ImmediateBackend, parts: Sequence[Filling]) -> None:
         """Run the rows of all parts, with logits for masked positions."""
         lens = np.array([len(part.ids) for part in parts], np.int32)
         firsts = np.cumsum(lens, dtype=np.int32) - lens
         samples = np.repeat(np.arange(len(parts)), [len(part.open) for part in parts])
-        rows = [first + part.open for first, part in zip(firsts, parts, strict=True)]
+        rows = [
+            first + part.open - self._shape.shifted
+            for first, part in zip(firsts, parts, strict=True)
+        ]
         numbers = np.concatenate(
             [
                 np.array([part.slot for part in parts], np.int32),
@@ -273,4 +332,6 @@ class DiffusionWorker(CapabilityWorker):
     def _ends(self, part: Filling) -> IntArray:
         """Return the end of each row's attention: its block, as far as it exists."""
         positions = np.arange(part.start, part.stop, dtype=np.int32)
+        if self._shape.whole:
+            return np.full_like(positions, part.stop)
         return np.minimum((positions // self._block + 1) * self._block, part.stop).astype(np.int32)

@@ -25,6 +25,7 @@ class PoolSlice(msgspec.Struct, frozen=True):
     form: VectorForm = "text"
     ids: tuple[int, ...] = ()  # token ids, if pooling selects single tokens (`steps`)
     spans: tuple[tuple[int, int], ...] = ()  # see `EmbedRequest`
+    hidden: int = 0
 
 
 class NoEmbeddings(Capability):
@@ -73,6 +74,7 @@ class EmbeddingCapability(Capability):
                     *asked,
                     tuple(map(int, ids)),
                     request.spans,
+                    request.hidden,
                 )
                 found.append(mine)
         return tuple(found) or None

@@ -22,6 +22,23 @@ class EmbeddingsWorker(CapabilityWorker):
     def __init__(self, pooler: Pooler) -> None:
         self._pooler = pooler
 
+    def before_forward(self, step: StepContext, work: Sequence[PoolSlice]) -> None:
+        """Keep tokens from attending to those that are hidden."""
+        if not any(part.hidden for part in work):
+            return
+        if step.batch.kv.layer_groups:
+            for part in work:
+                if part.hidden:
+                    step.errors[part.index] = "a causal model cannot hide tokens from each other"
+            return
+        plan = step.plan
+        lens = plan.stops - plan.starts
+        ends = np.repeat(lens, lens).astype(np.int32)
+        for part in work:
+            stop = int(plan.ends[part.index])
+            ends[stop - int(lens[part.index]) : stop] -= part.hidden
+        step.batch.row_ends = ends
+
     def leave(self, slot: int) -> None:
         self._pooler.forget(slot)
 

@@ -1,0 +1,103 @@
+"""Attention to near blocks, and to every so many blocks before them (Phi-3-small).
+
+The far blocks differ by head, so that all heads together see everything.
+
+Shapes: T rows of a request, N query heads, K key heads, H columns, S tokens of the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
+from sylvan.kernels.paged import reference
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.attention import PagedAttention
+
+_MOST = 1 << 24  # scores at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPattern:
+    """Which blocks of `size` tokens a row sees.
+
+    Its own and the `near` - 1 before it, and of the others those whose number plus 1 plus `step`
+    times that of the head is a multiple of `stride`. `first_head` is that of this rank.
+    """
+
+    size: int
+    near: int
+    stride: int
+    step: int
+    first_head: int = 0
+
+    @property
+    def dense(self) -> int:
+        """Longest text of which every row sees everything."""
+        return self.size * self.near
+
+    def hidden(self, first: int, rows: int, length: int, heads: int) -> torch.Tensor:
+        """Which tokens rows from position `first` on do not see. Shape: bool (N, rows, S)."""
+        own, tokens = torch.arange(first, first + rows)[:, None], torch.arange(length)
+        shift_N1 = (self.first_head + torch.arange(heads))[:, None] * self.step + 1
+        block = tokens // self.size
+        passed = (block + shift_N1) % self.stride != 0
+        return (tokens > own) | ((own // self.size - block >= self.near) & passed[:, None])
+
+
+class BlockSparseAttention(PagedAttention):
+    """Texts that are short enough are attended to by the backend, as a whole."""
+
+    def __init__(self, layer: AttentionLayer, rope: Rope | None, pattern: BlockPattern) -> None:
+        super().__init__(layer, rope)
+        self._pattern = pattern
+
+    @property
+    def reads_pages(self) -> bool:
+        """See `PagedAttention`."""
+        return True
+
+    def forward(self, qkv: X, batch: ForwardBatch) -> X:
+        """Shape: (T, (N + 2 K) H) -> (T, N H)."""
+        if isinstance(qkv, TracedTensor):
+            raise Unsupported("attention to blocks")
+        found: Any = self._attended(qkv, batch)
+        return found
+
+    def _attended(self, qkv: Any, batch: ForwardBatch) -> torch.Tensor:
+        layer, positions_T = self.layer, batch.positions_T
+        heads = reference.split_heads(qkv, layer, positions_T, self.rope, (None, None))
+        if int(batch.kv_lens_R.max()) <= self._pattern.dense:
+            return batch.attention.run(layer, *heads, batch).flatten(1)
+        q_TNH, k_TKH, v_TKH = heads
+        batch.kv.store(layer.index, batch.slots_of(layer.index), k_TKH, v_TKH)
+        keys, values = batch.kv.layer(layer.index)
+        table_SP, size = batch.table_of(layer.index), batch.kv.page_size
+        out_TNH, starts = torch.empty_like(q_TNH), batch.q_starts_R.tolist()
+        reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
+        for r, (slot, length) in enumerate(reqs):
+            pages = table_SP[slot, : -(-length // size)].long()
+            k_SKH, v_SKH = (x[pages].flatten(0, 1)[:length].float() for x in (keys, values))
+            rows = slice(starts[r], starts[r + 1])
+            out_TNH[rows] = self._of_request(q_TNH[rows], k_SKH, v_SKH).to(out_TNH.dtype)
+        return out_TNH.flatten(1)
+
+    def _of_request(
+        self, q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor
+    ) -> torch.Tensor:
+        """Float32 (T, N, H) of the last rows of a request."""
+        times, length = q_TNH.shape[1] // k_SKH.shape[1], len(k_SKH)
+        k_NHS = k_SKH.repeat_interleave(times, 1).permute(1, 2, 0)
+        v_NSH = v_SKH.repeat_interleave(times, 1).transpose(0, 1)
+        first, parts = length - len(q_TNH), list[torch.Tensor]()
+        step = max(1, _MOST // (q_TNH.shape[1] * length))
+        for start in range(0, len(q_TNH), step):
+            q_NTH = q_TNH[start : start + step].float().transpose(0, 1)
+            hidden = self._pattern.hidden(first + start, q_NTH.shape[1], length, len(q_NTH))
+            scores_NTS = q_NTH @ k_NHS * self.layer.scale
+            scores_NTS = scores_NTS.masked_fill(hidden.to(scores_NTS.device), float("-inf"))
+            parts.append((scores_NTS.softmax(-1) @ v_NSH).transpose(0, 1))
+        return torch.cat(parts)
