@@ -254,8 +254,8 @@ class ExpertWeights:
     """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
     A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else a clamped
-    form of it, see `gating.reference.clamped_glu`. `lora` holds the adapters of `gate_up` and `down`.
-    `spread` says which ranks hold the other experts; None: all experts are here.
+    form of it, see `gating.reference.clamped_glu`. `lora` holds the adapters of `gate_up` and
+    `down`. `spread` says which ranks hold the other experts; None: all experts are here.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
