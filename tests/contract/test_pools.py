@@ -68,11 +68,15 @@ CASES = {
     "native": Case(lambda: NativePool(SHAPE, torch.bfloat16), (3 * 2 * 16 * (32 + 16) * 2,)),
     "native, fp32": Case(lambda: NativePool(SHAPE, torch.float32), (3 * 2 * 16 * (32 + 16) * 4,)),
     "native, int8": Case(
-        lambda: NativePool(SHAPE, torch.bfloat16, int8=True),
+        lambda: NativePool(SHAPE, torch.bfloat16, small="int8"),
+        (3 * 2 * 16 * (32 + 4 + 16 + 4),),
+    ),
+    "native, fp8": Case(
+        lambda: NativePool(SHAPE, torch.bfloat16, small="fp8_e4m3"),
         (3 * 2 * 16 * (32 + 4 + 16 + 4),),
     ),
     "native, int4": Case(
-        lambda: NativePool(WIDE, torch.bfloat16, int4=True),
+        lambda: NativePool(WIDE, torch.bfloat16, small="int4"),
         (3 * 2 * 2 * 16 * (32 // 2 + 4),),
     ),
     "native, latent": Case(

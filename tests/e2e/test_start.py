@@ -1,4 +1,4 @@
-"""What a start leaves for the next one, with nothing asked for."""
+"""A start leaves a load cache for the next one by default."""
 
 from __future__ import annotations
 

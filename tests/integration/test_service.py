@@ -128,6 +128,7 @@ def test_a_hangup_reads_keys_and_limits_of_a_gateway_again(tmp_path, manager):
                 "server": {"port": port, "api_key": key},
                 "limits": {"queue_size": size},
                 "routing": {"policy": "random" if size == 3 else "round_robin"},
+                "failover": {"wait_s": 20 + size},
                 "observe": {"metrics_port": None},
             }
             file.write_text(json.dumps(settings))
@@ -154,6 +155,7 @@ def test_a_hangup_reads_keys_and_limits_of_a_gateway_again(tmp_path, manager):
             assert process.wait(PATIENCE_S) == 0
             assert process.stdout is not None
             said = process.stdout.read()
-    assert "SIGHUP: keys reloaded; server.api_key, limits.queue_size changed" in said
-    assert "SIGHUP: these need a restart: routing.policy" in said
+    changed = "server.api_key, routing.policy, limits.queue_size"
+    assert f"SIGHUP: keys reloaded; {changed} changed" in said
+    assert "SIGHUP: these need a restart: failover.wait_s" in said
     assert "SIGHUP: nothing has changed: " in said

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 TABLE = json.loads((Path(__file__).parents[1] / "parity/results.json").read_text())
-"""What docs/reference/models.md is made of: a family that is new there is compared here."""
+"""Source of docs/reference/models.md: a family that is new there is compared here."""
 CONFIGS = {**checkpoints.FAMILIES, **rare.ALL}
 NATIVE = [
     name

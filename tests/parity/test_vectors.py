@@ -262,6 +262,10 @@ def test_the_prefix_cache_serves_embedders_exactly(tmp_path):
     assert warm.scheduler.load().cached_prompt_tokens >= 48
 
 
+EMBEDDERS = ("encoder", "vectors", "clip", "siglip", "retrieval")
+"""Modules whose models have no head."""
+
+
 @pytest.mark.parametrize("architecture", sorted(MODELS))
 def test_tasks_are_known_without_torch(architecture, tmp_path):
     """The configuration and the registry agree on what an architecture is for."""
@@ -273,6 +277,6 @@ def test_tasks_are_known_without_torch(architecture, tmp_path):
     scores = architecture.endswith(("ForClassification", "RewardModel", "Normal_Weights"))
     scores |= architecture.endswith("ForSequenceClassification")
     vectors = "classify" if scores else "embed"
-    assert task == (vectors if module in ("encoder", "vectors", "clip") else "generate")
+    assert task == (vectors if module in EMBEDDERS else "generate")
     both_ways = architecture in ("EuroBertModel", "LlamaBidirectionalModel")
-    assert is_causal(raw) == (module != "encoder" and not both_ways)
+    assert is_causal(raw) == (module not in ("encoder", "siglip") and not both_ways)

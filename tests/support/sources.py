@@ -1,4 +1,4 @@
-"""What the sources of the package contain, parsed once for all tests that ask."""
+"""Contents of the package's sources, parsed once for all tests."""
 
 from __future__ import annotations
 

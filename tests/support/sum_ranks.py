@@ -20,7 +20,7 @@ ONE_SHOT, TWO_SHOT = (1, 1000, 3000), (1, 3000, 9000)
 
 
 def message(rank: int, count: int) -> torch.Tensor:
-    """What a rank has to add; numbers of very different sizes, so that the order can be seen."""
+    """Return a rank's numbers, of very different sizes, so that the order of sums matters."""
     generator = torch.Generator().manual_seed(10 * rank + count)
     return torch.randn(count, generator=generator) * 10.0 ** (rank - 1)
 

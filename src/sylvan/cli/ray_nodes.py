@@ -197,7 +197,7 @@ def _reserve(cluster: _Cluster, config: Config) -> Any:
 
 
 def resources(config: Config) -> dict[str, float]:
-    """What the ranks of a machine need of Ray: cores, and a GPU each where they have one."""
+    """Return the Ray resources of a machine's ranks: cores, and a GPU each where they have one."""
     threads, ranks = config.threads, config.parallel.ranks_per_node
     assert isinstance(threads, int), "a resolved configuration has no auto"
     cores: dict[str, float] = {"CPU": threads * ranks}

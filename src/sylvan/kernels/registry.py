@@ -85,6 +85,7 @@ _NATIVE = (
 )
 _TRITON: Mapping[str, str] = MappingProxyType(
     {
+        "collective": "collective.triton_sum",
         "copy": "copy.triton_copy",
         "embed.embedding": "embed.triton_embed",
         "experts.experts": "experts.triton_experts",

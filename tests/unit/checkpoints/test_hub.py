@@ -112,7 +112,7 @@ def hub(tmp_path_factory) -> Iterator[tuple[str, Path]]:
 def fetched(
     hub: str, url: str, cache: Path, token: str = TOKEN
 ) -> subprocess.CompletedProcess[str]:
-    """What `fetch` says in a process with this hub."""
+    """Return the output of `fetch` in a process with this hub."""
     return subprocess.run(
         [sys.executable, "-c", _FETCH, url, str(cache)],
         env=os.environ | {"HF_ENDPOINT": hub, "HF_TOKEN": token, "HF_HOME": str(cache / "home")},

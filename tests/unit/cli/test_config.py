@@ -70,7 +70,8 @@ def test_yaml_can_be_read_back(show, tmp_path, tiny_model, capsys):
     assert capsys.readouterr().out == text
 
 
-def test_yaml_of_nothing_given_is_an_empty_table(capsys):
+def test_yaml_of_nothing_given_is_an_empty_table(capsys, monkeypatch):
+    monkeypatch.delenv("SYLVAN_LOAD_CACHE")
     assert main(["config", "--yaml"]) == 0
     assert capsys.readouterr().out == "{}\n"
 

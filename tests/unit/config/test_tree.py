@@ -12,7 +12,7 @@ from sylvan.config.tree import Config, LoraConfig, SchedulerConfig, ServerConfig
 from sylvan.config.values import Secret
 
 PACKAGE = Path(sylvan.__file__).parent
-BUDGET = 211  # raising it is a decision
+BUDGET = 215  # raising it is a decision
 
 
 def test_tree_stays_within_its_budget():

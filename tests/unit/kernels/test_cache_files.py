@@ -103,7 +103,7 @@ def test_what_is_too_large_costs_nothing_else(tmp_path, disk):
 
 @pytest.mark.parametrize(("total_gib", "spare_gib"), [(10, 1), (40, 2), (1000, 4)])
 def test_a_part_of_the_disk_stays_free(tmp_path, disk, total_gib, spare_gib):
-    """What others take is none of ours; what we hold makes room."""
+    """Files of others are not deleted; our own make room."""
     files = CacheFiles(tmp_path)
     disk(total_gib * GIB, others=(total_gib - spare_gib) * GIB - 50 * KIB)
     files.write("a.weights", {}, block(30))

@@ -65,7 +65,7 @@ class HeadSpec:
 
 
 class Biases(NamedTuple):
-    """What is added to scores, float32; None: nothing.
+    """Additions to scores, float32; None: nothing.
 
     Attributes:
         sinks: A logit of each head that takes part in the softmax but carries no value (H,).
@@ -144,7 +144,7 @@ def biased(scores: Array, places: tuple[Any, Any], spec: HeadSpec, slopes: Array
 
 
 def _of_distance(biases_KGE: Array, distance_NBL: Array) -> Array:
-    """What is added to the scores of each head: (N, K, G, B, L)."""
+    """Return the additions to the scores of each head: (N, K, G, B, L)."""
     table_EH = biases_KGE.reshape(-1, biases_KGE.shape[-1]).T
     found = table_EH[jnp.clip(distance_NBL, 0, table_EH.shape[0] - 1)]  # (N, B, L, H)
     found = found.transpose(0, 3, 1, 2)

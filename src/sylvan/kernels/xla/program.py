@@ -131,7 +131,7 @@ class ProgramMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReadArrays:
-    """What a step reads and leaves as it is.
+    """Inputs that a step reads and does not change.
 
     Attributes:
         adapters: By the number of the constant that describes a layer's adapters.

@@ -95,6 +95,6 @@ def _layer(v: Values, pages: TokenPages) -> int:
 
 
 def _rows(v: Values, pages: TokenPages, tiles: Tiles) -> Array:
-    """What is kept of all tokens of each tile's request: (N, L, C + I)."""
+    """Return the cached rows of all tokens of each tile's request: (N, L, C + I)."""
     found = v.pages[_layer(v, pages)][0][tiles.tables]  # (N, P, 1, page_size, C + I)
     return found.reshape(found.shape[0], -1, found.shape[-1])

@@ -37,6 +37,7 @@ from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls, tr
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.load_cache import kept_weights
+from sylvan.runtime.executor.loading import deferred_model, loaded_model
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
 from sylvan.runtime.executor.parts import (
@@ -44,9 +45,7 @@ from sylvan.runtime.executor.parts import (
     KeptStates,
     ModelPlan,
     device_states,
-    rounds_to_fp8,
     suits_device,
-    use_device_scans,
 )
 from sylvan.runtime.executor.plan_workers import plan_worker
 from sylvan.runtime.executor.pools import (
@@ -67,14 +66,10 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
     Progress,
-    defer_weights,
     load_deferred,
-    load_weights,
 )
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.dummy import dummy_weights
 from sylvan.runtime.models.encoder_config import with_words
-from sylvan.runtime.models.fp8_inputs import round_to_fp8
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingWish, read_pooling
@@ -316,7 +311,7 @@ def _lowered(plan: ModelPlan) -> BuiltModel | None:
     build = getattr(importlib.import_module(module), function)
     if plan.config.path == "transformers":
         return build(plan, None)  # raises the ConfigError that explains why not
-    model = _deferred(plan)
+    model = deferred_model(plan)
     plan.adapt(model)
     return build(plan, model)
 
@@ -366,7 +361,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     )
     states = plan.states.tensors(plan.build.device) if plan.states is not None else None
     held = states.parts if states is not None else ()
-    model = _deferred(plan)
+    model = deferred_model(plan)
     names = plan.names(model)
     plan.adapt(model)
     if plan.options.deterministic:
@@ -439,7 +434,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
     """
     options, dtype = plan.options, plan.build.dtype
     if plan.platform or options.runner == "eager":
-        model = _loaded(plan)
+        model = loaded_model(plan)
         weights = plan.live(model, plan.names(model))
         plan.adapt(model)
         return model, None, weights
@@ -448,7 +443,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
     pages = (plan.paged_config, shape) if attends and plan.config.causal else None
     if plan.config.path == "transformers":
         return _with_kernels_inside(plan, pages)
-    model = _deferred(plan)
+    model = deferred_model(plan)
     names = plan.names(model)
     plan.adapt(model)
     native = use_layer_kernels(model, dtype, plan.threads, pages)
@@ -465,7 +460,7 @@ def _with_kernels_inside(
     from sylvan.runtime.executor.graphs.hf_acceleration import use_kernels  # for these models only
     from sylvan.runtime.executor.graphs.origins import Origins
 
-    model = _loaded(plan)
+    model = loaded_model(plan)
     plan.adapt(model)
     origins = Origins(model)
     native = use_kernels(model, plan.build.dtype, plan.threads, pages, origins)
@@ -474,40 +469,6 @@ def _with_kernels_inside(
     packed = origins.holders(native.copies)
     holders = with_tensors(model, slots(plan.skeleton()), packed, origins.lost)
     return model, native, plan.live_in(holders, native.forget)
-
-
-def _deferred(plan: ModelPlan) -> Any:
-    """Build a native model whose matrices are read only when they are packed."""
-    model = plan.model()
-    if (kind := plan.options.load_format) == "dummy":
-        dummy_weights(model, plan.options.seed, plan.formats.converted)
-    else:
-        defer_weights(
-            model,
-            plan.model_dir,
-            plan.progress,
-            plan.formats.converted,
-            kind,
-            blocks=plan.formats.blocks,
-        )
-    return model
-
-
-def _loaded(plan: ModelPlan) -> Any:
-    formats, read = plan.formats, plan.options.load_format != "dummy"
-    few_bits = read and (formats.loaded is not None or formats.blocks)
-    late = few_bits and plan.platform is not None and plan.config.path == "native"
-    model = plan.model(late=late)
-    if plan.config.path == "transformers":
-        _load_by_transformers(model, plan)
-    elif (kind := plan.options.load_format) == "dummy":
-        dummy_weights(model, plan.options.seed, plan.formats.converted)
-    else:
-        load_weights(model, plan.model_dir, plan.progress, formats, kind, device=plan.build.device)
-    if rounds_to_fp8(plan):
-        round_to_fp8(model)
-    use_device_scans(plan, model)
-    return model
 
 
 def _open(device: str) -> Platform:
@@ -550,7 +511,7 @@ def _on_device(
         )
     graph = can_graph and options.runner != "eager"
     try:
-        model = _loaded(plan)
+        model = loaded_model(plan)
         weights = plan.live(model, plan.names(model))
         workers = worker_halves(plan, parts, late)
         adapter_of(workers)(model)
@@ -601,9 +562,3 @@ def _on_device(
 def _page_bytes(plan: ModelPlan) -> int:
     whole = plan.kv_shape.bytes_per_page(plan.kv_type)
     return whole // 2 if plan.config.latent else whole  # values are part of latent keys
-
-
-def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
-    if plan.options.load_format == "dummy":
-        raise ConfigError("load_format dummy serves native families only")
-    model.load(plan.model_dir, pickled=plan.options.load_format == "pt")

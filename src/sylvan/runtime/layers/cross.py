@@ -72,7 +72,7 @@ class CrossAttention(nn.Module):
         return self.out_proj(self.attend(q_TNH, spans).flatten(1))
 
     def attend(self, q_TNH: torch.Tensor, spans: Sequence[CrossSpan]) -> torch.Tensor:
-        """What rows see of their items; whoever runs the layer may replace it."""
+        """Attend to the items of rows; an executor may replace this method."""
         out_TNH = torch.zeros_like(q_TNH)
         for span in spans:
             [memory] = span.memories

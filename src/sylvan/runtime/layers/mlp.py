@@ -28,22 +28,27 @@ class GatedMLP(nn.Module):
 
 
 class ClampedMLP(GatedMLP):
-    """A gated mlp whose factors lie within a limit; see `gating.reference.clamped_glu`."""
+    """A gated mlp whose factors lie within a limit; see `gating.reference.clamped_glu`.
 
-    def __init__(  # noqa: PLR0913, PLR0917 - sizes, and what the clamp needs
+    Args:
+        build: Build options.
+        sizes: D, and columns of a factor.
+        act: Activation of the gate.
+        clamping: Limit, form and alpha.
+        bias: Whether the products have biases.
+    """
+
+    def __init__(
         self,
         build: Build,
-        dim: int,
-        inner: int,
+        sizes: tuple[int, int],
         act: ActivationKind,
-        limit: float,
-        clamp: Clamp,
-        alpha: float = 1.0,
+        clamping: tuple[float, Clamp, float],
         *,
         bias: bool = False,
     ) -> None:
-        super().__init__(build, dim, inner, act, bias=bias)
-        self._clamped = limit, clamp, alpha
+        super().__init__(build, *sizes, act, bias=bias)
+        self._clamped = clamping
 
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""

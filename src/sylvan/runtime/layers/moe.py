@@ -123,7 +123,7 @@ class MoE(nn.Module):
         self.shared_experts = self.shared_expert_gate = None
         if shape.shared and shape.shared_limit is not None:
             sizes, limit = (shape.dim, shape.shared), shape.shared_limit
-            self.shared_experts = ClampedMLP(build, *sizes, shape.act, limit, shape.clamp)
+            self.shared_experts = ClampedMLP(build, sizes, shape.act, (limit, shape.clamp, 1.0))
         elif shape.shared:
             self.shared_experts = GatedMLP(build, shape.dim, shape.shared, shape.act)
         if shape.shared_gate:
@@ -138,7 +138,7 @@ class MoE(nn.Module):
         return self.routed(x_TD, logits_TE, routing)
 
     def routed(self, x_TD: X, logits_TE: X, routing: Routing) -> X:
-        """What chosen and shared experts make of rows. Shape: (T, D) -> (T, D)."""
+        """Apply the chosen and the shared experts. Shape: (T, D) -> (T, D)."""
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
         if self._ranks.size > 1 and self.experts.spread is None:
             out_TD = ops.all_reduce(out_TD, self._ranks)

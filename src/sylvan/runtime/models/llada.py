@@ -26,7 +26,7 @@ _FIXED = {
     "attention_layer_norm": False,
     "multi_query_attention": None,
 }
-"""What published checkpoints say, and this file presumes."""
+"""Settings that all published checkpoints share, and that this file assumes."""
 
 
 def parse(raw: Raw) -> ModelConfig:

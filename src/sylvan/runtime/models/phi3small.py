@@ -114,8 +114,8 @@ class Phi3SmallBlock(PreNorm):
         self.self_attn = BlockAttention(config, build, layer, ropes)
         limit = config.raw.get("gegelu_limit")
         limit = math.inf if limit is None else float(limit)
-        given = config.hidden_size, config.intermediate_size, config.hidden_act
-        self.mlp = ClampedMLP(build, *given, limit, "gpt_oss", _ALPHA, bias=True)
+        sizes, clamping = (config.hidden_size, config.intermediate_size), (limit, "gpt_oss", _ALPHA)
+        self.mlp = ClampedMLP(build, sizes, config.hidden_act, clamping, bias=True)
 
 
 class Phi3Small(Decoder):

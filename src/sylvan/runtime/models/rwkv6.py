@@ -164,7 +164,7 @@ class DynamicTimeMix(FadingTimeMix):
 
 
 class ShiftedChannelMix(nn.Module):
-    """What stands for the mlp."""
+    """Channel mixing, in place of an MLP."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()

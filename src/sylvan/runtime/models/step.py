@@ -167,7 +167,7 @@ class StepBlock(PreNorm):
         self.self_attn = HeadGateAttention(_of_heads(config, layer), build, layer, ropes)
         if layer not in moe.layers and shared is not None:
             sizes = config.hidden_size, config.intermediate_size
-            self.mlp = ClampedMLP(build, *sizes, config.hidden_act, shared, "outputs")
+            self.mlp = ClampedMLP(build, sizes, config.hidden_act, (shared, "outputs", 1.0))
 
 
 class StepDecoder(Decoder):

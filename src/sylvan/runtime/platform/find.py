@@ -62,7 +62,7 @@ def open_platform(kind: Kind) -> Any:
     except (ImportError, RuntimeError) as error:  # jax and jaxlib that do not fit, for one
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"device={kind.facts.name}: what it needs cannot be imported: {why}; install it anew: "
+            f"device={kind.facts.name}: what it needs cannot be imported: {why}; reinstall it: "
             f"{kind.facts.how}"
         ) from error
     return getattr(found, function)(kind.facts)

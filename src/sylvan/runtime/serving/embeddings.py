@@ -135,7 +135,7 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
 
 
 def _role(prompt_name: str | None) -> Role:
-    """What a text is for a model of late interaction; a document unless said otherwise."""
+    """Return the role of a text for a late-interaction model; a document by default."""
     if prompt_name in (None, "document"):
         return "document"
     if prompt_name == "query":
@@ -147,7 +147,7 @@ def _role(prompt_name: str | None) -> Role:
 async def late_vectors(
     caller: EmbeddingCaller, late: LateTexts, inputs: Sequence[EmbedInput], role: Role
 ) -> list[Vector]:
-    """Vectors of the tokens of texts, as a model of late interaction makes them.
+    """Vectors of the tokens of texts, as a late-interaction model makes them.
 
     Token ids are taken as they are.
 

@@ -54,7 +54,7 @@ def test_cells_say_what_is_taken(rows, device, column, cell):
     ("backend", "column", "cell"),
     [
         ("native", "page sizes", "16, 32, ... 256"),
-        ("native", "keys", "model, int8, int4"),
+        ("native", "keys", "model, int8, int4, fp8_e4m3"),
         ("native", "same bits in any batch", "yes"),
         ("triton", "devices", "cuda, rocm"),
         ("triton", "latents", "yes"),

@@ -165,7 +165,7 @@ def test_files_that_were_not_used_for_longest_go(model_dir, tmp_path):
 
 @pytest.mark.parametrize("change", ["update", "release"])
 def test_weights_that_are_being_written_do_not_change(model_dir, tmp_path, monkeypatch, change):
-    """What a later start reads is the checkpoint, whatever a trainer sends to this one."""
+    """A later start reads the checkpoint, whatever a trainer sends to this one."""
     options = replace(OPTIONS, load_cache=tmp_path / "cache")
     want = weights_of(model_dir, OPTIONS)
     (tmp_path / "other").mkdir()

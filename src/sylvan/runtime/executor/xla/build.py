@@ -218,7 +218,7 @@ def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
 def _rotary_tables(
     plan: ModelPlan, model: nn.Module, lowered: _Lowered, weights: Weights, mesh: Mesh
 ) -> RotaryTables | None:
-    """What copies positions of images to the devices; None if they have none of their own."""
+    """Return the copier of image positions to the devices; None without such positions."""
     if not _edits_inputs(plan) or not plan.config.rope_axes:
         return None
     leaves = lowered.modules.leaves.tensors if lowered.modules is not None else ()

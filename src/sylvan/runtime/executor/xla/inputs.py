@@ -196,7 +196,7 @@ def sizes_of(batch: ForwardBatch, groups: Sequence[GroupRows]) -> StepSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowInputs:
-    """What some models' rows have besides tokens.
+    """Inputs of rows besides tokens, in some models.
 
     Attributes:
         adapters: Adapter slot of each row of the step (T,).

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class XlaMemory:
-    """What steps consume and replace, and the adapters and encoded items that they read."""
+    """Device memory that steps replace, and the adapters and encoded items that they read."""
 
     pool: XlaPool
     states: XlaStates | None
@@ -40,7 +40,7 @@ class XlaMemory:
 
     @property
     def kinds(self) -> InputKinds:
-        """What a step needs to know."""
+        """Sizes that a step depends on."""
         states = self.states
         slots = 0 if states is None else states.num_slots + states.num_branches
         return InputKinds(
@@ -60,7 +60,7 @@ class XlaMemory:
 
     @property
     def read(self) -> ReadArrays:
-        """What a step reads and leaves as it is."""
+        """Return the inputs that a step reads and does not change."""
         return ReadArrays(
             self.adapters.arrays, {} if self.items is None else dict(self.items.arrays)
         )

@@ -114,7 +114,7 @@ class TorchModules:
         return JaxTensor(expert_product(*given))
 
     def _items_of(self, part: CrossAttention) -> Any:
-        """What stands for `CrossAttention.attend` of one layer: an item is a page."""
+        """Return the replacement of `CrossAttention.attend` of one layer: an item is a page."""
         shape = part.shape
         spec = HeadSpec(
             num_heads=shape.num_heads,
