@@ -237,6 +237,7 @@ def _facts(config: Config, model: LoadedModelInfo) -> dict[str, Scalar]:
         "kv_bytes": model.kv_bytes,
         "state_bytes": model.num_states * model.state_bytes,
         "weight_version": config.weight_version,
+        "word_times": config.device not in ON_JAX,
     }
 
 

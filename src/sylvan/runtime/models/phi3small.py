@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sylvan.kernels.api import Clamp
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.block_sparse import BlockPattern, BlockSparseAttention
 from sylvan.runtime.layers.build import Build
@@ -114,7 +115,8 @@ class Phi3SmallBlock(PreNorm):
         self.self_attn = BlockAttention(config, build, layer, ropes)
         limit = config.raw.get("gegelu_limit")
         limit = math.inf if limit is None else float(limit)
-        sizes, clamping = (config.hidden_size, config.intermediate_size), (limit, "gpt_oss", _ALPHA)
+        sizes = config.hidden_size, config.intermediate_size
+        clamping: tuple[float, Clamp, float] = limit, "gpt_oss", _ALPHA
         self.mlp = ClampedMLP(build, sizes, config.hidden_act, clamping, bias=True)
 
 

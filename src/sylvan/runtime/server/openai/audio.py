@@ -31,7 +31,7 @@ from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
 from sylvan.runtime.serving.conversation import Conversation, RequestFacts, prepare
 from sylvan.runtime.serving.samples import Sample, collect
 from sylvan.runtime.serving.service import read_generation_config
-from sylvan.runtime.tokenizer.types import GenerateInput, error_of
+from sylvan.runtime.tokenizer.types import GenerateInput, ServedModelInfo, error_of
 from sylvan.text.whisper import TIME_STEP_S, WINDOW_S, WhisperTokens
 from sylvan.text.word_times import split_words, timed_words, token_starts
 from sylvan.utils.threads import call_in_thread
@@ -136,6 +136,8 @@ class _Whisper(_AudioCall):
         except KeyError as error:
             message = f"the tokenizer of this model has no token {error.args[0]!r}."
             raise RequestError(message) from error
+        if form.words and (why := no_word_times(engine.facts)):
+            raise RequestError(why, param="timestamp_granularities")
         known = self._tokens.languages
         if form.language and known and form.language not in known:
             message = f"language: {form.language[:40]!r} is not known to this model."
@@ -278,6 +280,13 @@ class _Chat(_AudioCall):
         [[sample]] = await collect(self._context.service, [made.input])
         text = sample.text.strip() + " "
         return [Segment(0.0, seconds, text, tuple(sample.token_ids))], seconds
+
+
+def no_word_times(facts: ServedModelInfo) -> str:
+    """Return why a model does not report word times; empty if it does."""
+    if facts.extra.get("word_times", True):
+        return ""
+    return "timestamp_granularities: word times are not computed on this device; device=cpu does."
 
 
 def _is_whisper(context: Context) -> bool:
