@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled"),
 ]
-OPTIONS = {"device": "jax", "dtype": "float32", "max_samples": 0}
+OPTIONS = {"device": "jax", "dtype": "float32", "max_samples": 64}
 
 
 @pytest.mark.parametrize("name", FILLING)
