@@ -87,6 +87,11 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2, split=1024)),
     TileEntry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
+    # pages of one token: their addresses take registers
+    TileEntry("chosen decode", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("chosen decode", "sm90", _ANY, 2, Tile(32, 32, warps=8, stages=2)),
+    TileEntry("chosen decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
+    TileEntry("chosen decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     TileEntry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
     TileEntry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
     TileEntry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),

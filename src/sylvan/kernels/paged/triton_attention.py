@@ -208,7 +208,8 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
     arch = arch_of(q)
     if _Shape.of(pages).shared:
         group = layer.num_heads // layer.num_kv_heads
-        return tile(f"latent {op}", group, pages.keys.element_size(), arch)
+        kind = "chosen" if pages.keys.shape[1] == 1 and op == "decode" else "latent"
+        return tile(f"{kind} {op}", group, pages.keys.element_size(), arch)
     # Elements are converted to the type of q. Expanding pairs takes registers, as wide heads do.
     return tile(op, pages.widths[0] * pages.pairs, q.element_size(), arch)
 

@@ -19,7 +19,7 @@ from sylvan.kernels.gpu.tiles import ceil_div, power_of_two
 from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_attention import decode
 
-_TOKENS = 64  # scored by one program
+_TOKENS = 32  # scored by one program
 _LEAST = 16  # smallest block of a matrix unit
 
 
@@ -40,6 +40,7 @@ def scores_kernel(
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Scores of a block of tokens for one row; tokens after the row have none."""
     row = tl.program_id(0).to(tl.int64)
@@ -47,15 +48,19 @@ def scores_kernel(
     valid = token < length
     page = tl.load(pages_ptr + token // PAGE, mask=valid, other=0).to(tl.int64)
     place = page * PAGE + token % PAGE
-    head, col = tl.arange(0, HEAD_BLOCK), tl.arange(0, WIDTH_BLOCK)
-    inside = (head < HEADS)[:, None] & (col < WIDTH)[None, :]
-    q_ptr += row * (HEADS * WIDTH)
-    q = tl.load(q_ptr + head[:, None] * WIDTH + col[None, :], mask=inside, other=0.0)
+    col = tl.arange(0, WIDTH_BLOCK)
     mask = (col < WIDTH)[:, None] & valid[None, :]
     keys = tl.load(keys_ptr + place[None, :] * row_stride + col[:, None], mask=mask, other=0.0)
-    products = tl.dot(q, keys.to(tl.float32), input_precision="ieee")
-    weights = tl.load(weights_ptr + row * HEADS + head, mask=head < HEADS, other=0.0)
-    score = tl.sum(tl.maximum(products, 0.0) * weights[:, None], 0)
+    keys = keys.to(tl.float32)
+    q_ptr += row * (HEADS * WIDTH)
+    score = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, HEADS, HEAD_BLOCK):  # few at a time, as registers hold no more
+        head = start + tl.arange(0, HEAD_BLOCK)
+        inside = (head < HEADS)[:, None] & (col < WIDTH)[None, :]
+        q = tl.load(q_ptr + head[:, None] * WIDTH + col[None, :], mask=inside, other=0.0)
+        products = tl.dot(q, keys, input_precision=PRECISION)
+        weights = tl.load(weights_ptr + row * HEADS + head, mask=head < HEADS, other=0.0)
+        score += tl.sum(tl.maximum(products, 0.0) * weights[:, None], 0)
     seen = token <= first + row
     score = tl.where(seen, score, float("-inf"))
     tl.store(out_ptr + row * out_stride + token, score, mask=valid)
@@ -73,7 +78,8 @@ def choose_tokens(
     rows, heads, width = q_THI.shape
     page = rows_PS1W.shape[1]
     score_TS = q_THI.new_empty(rows, length, dtype=torch.float32)
-    tokens = length if arch_of(q_THI) == "interpreter" else _TOKENS
+    arch = arch_of(q_THI)
+    tokens = length if arch == "interpreter" else _TOKENS
     block = max(_LEAST, power_of_two(tokens))
     launch(
         scores_kernel,
@@ -90,9 +96,10 @@ def choose_tokens(
         HEADS=heads,
         WIDTH=width,
         PAGE=page,
-        HEAD_BLOCK=max(_LEAST, power_of_two(heads)),
+        HEAD_BLOCK=_LEAST,
         WIDTH_BLOCK=max(_LEAST, power_of_two(width)),
         BLOCK=block,
+        PRECISION="tf32x3" if arch.startswith("sm") else "ieee",
         num_warps=4,
     )
     order_TS = score_TS.sort(dim=-1, descending=True, stable=True).indices
