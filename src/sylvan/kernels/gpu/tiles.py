@@ -110,7 +110,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("row down", None, _ANY, 2, Tile(1, 2, 2048, warps=8)),
     # ---- quantised weights, few rows, by number of rows
     TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
-    TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
+    TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=8, stages=4, programs=528)),
     TileEntry("few bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
     TileEntry("few bytes", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
     TileEntry("few bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),

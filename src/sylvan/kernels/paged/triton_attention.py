@@ -210,8 +210,9 @@ def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> T
         group = layer.num_heads // layer.num_kv_heads
         kind = "chosen" if pages.keys.shape[1] == 1 and op == "decode" else "latent"
         return tile(f"{kind} {op}", group, pages.keys.element_size(), arch)
-    # Elements are converted to the type of q. Expanding pairs takes registers, as wide heads do.
-    return tile(op, pages.widths[0] * pages.pairs, q.element_size(), arch)
+    # Elements are converted to the type of q. Scales of tokens take registers, as wide heads do.
+    wide = 2 if pages.scaled == "token" else 1
+    return tile(op, pages.widths[0] * wide, q.element_size(), arch)
 
 
 def _descriptors(
