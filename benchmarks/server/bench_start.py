@@ -45,6 +45,7 @@ from checkpoints import SHAPES, write_checkpoint
 MB = 1e6
 CROWD, PROMPT, ANSWER = 32, 500, 16
 PATIENCE_S = 120.0
+_STILL_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,20 @@ def import_torch(setup: Setup) -> float:
     return time.perf_counter() - start
 
 
-def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
-    """Times of one start, and the first tokens of an answer."""
+def wait_until_written(cache: Path) -> None:
+    """Wait until the files of a load cache, which a server writes while it serves, stop growing."""
+    size, since = -1, time.perf_counter()
+    while time.perf_counter() < since + _STILL_S or size <= 0:
+        time.sleep(0.2)
+        now = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+        if now != size:
+            size, since = now, time.perf_counter()
+
+
+def serve(
+    setup: Setup, *settings: str, fills: Path | None = None
+) -> tuple[dict[str, float], list[int]]:
+    """Times of one start, and the first tokens of an answer; `fills`: a load cache to write."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", setup.model, "--port", str(port)]
@@ -158,6 +171,8 @@ def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
             held, needed = peaks(server.pid), weights + memory["kvcache"] * 1e9 / MB
             found["scheduler_above_mb"] = max(held.values()) - needed
             found["all_above_mb"] = sum(held.values()) - needed
+        if fills is not None:
+            wait_until_written(fills)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(PATIENCE_S)
@@ -167,7 +182,7 @@ def serve(setup: Setup, *settings: str) -> tuple[dict[str, float], list[int]]:
 def measure(setup: Setup, cache: Path, runs: int) -> dict[str, Any]:
     rounding = setup.rounding
     warm = (*rounding, "--load-cache", str(cache))
-    _, tokens = serve(setup, *warm)
+    _, tokens = serve(setup, *warm, fills=cache)
     none = ("--load-cache", "none")
     ways = {"off": (*rounding, *none), "load_cache": warm} | ({"read": none} if rounding else {})
     wanted = {name: serve(setup, *none)[1] if name == "read" else tokens for name in ways}
