@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 _ALIGN = 64
+_MAPPED = 512 << 10
+"""Smallest size with a mapping of its own: what lives long leaves no holes among temporaries."""
 _LARGE = 4 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap does not name
 SLACK = 256  # bytes past the end that vector loads may touch
@@ -26,7 +28,7 @@ def allocate(num_bytes: int) -> Bytes:
     Raises:
         MemoryError: The system has too little memory; names the number of bytes.
     """
-    if num_bytes < _LARGE:
+    if num_bytes < _MAPPED:
         raw = np.zeros(num_bytes + _ALIGN + SLACK, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         return raw[start : start + num_bytes]
@@ -34,7 +36,7 @@ def allocate(num_bytes: int) -> Bytes:
         region = _map(num_bytes + SLACK)
     except OSError as error:
         raise MemoryError(f"the system refuses {num_bytes:,} bytes ({error.strerror})") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if num_bytes >= _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8, num_bytes)
