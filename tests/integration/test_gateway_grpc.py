@@ -411,7 +411,7 @@ async def test_a_worker_that_goes_is_passed_over(folder):
             await stack.aclose()
             for _ in range(4):
                 reply = await front.post("/v1/completions", {"prompt": "x"})
-                assert reply.status_code == 200
+                assert reply.status_code == 200, reply.text
             assert len(b.engine.control.requests) == 4
             await until(lambda: front.runtime.num_healthy == 1)
 

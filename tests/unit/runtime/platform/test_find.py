@@ -51,7 +51,7 @@ def test_packages_that_do_not_fit_together_are_one_sentence(monkeypatch, tmp_pat
     kind = load_kinds(())["jax"]
     facts = replace(kind.facts, opener="misfit:open")
 
-    with pytest.raises(ConfigError, match=r"device=jax: .*: jaxlib is version 2, jax 1; install"):
+    with pytest.raises(ConfigError, match=r"device=jax: .*: jaxlib is version 2, jax 1; reinstall"):
         open_platform(_Misfit(facts))
 
 
