@@ -5,6 +5,7 @@ Outputs are zero-padded to a multiple of 32, and inputs to whole matrix tiles.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +72,33 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
         for name, part in packed.parts.items():
             room.parts[name][:] = part
     return stack
+
+
+def empty(form: Form, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
+    """A weight of zeros as `pack` and `pack_stack` lay it out, for a form other than codes.
+
+    Raises:
+        Unsupported: a form without a kernel.
+    """
+    if form.kind == "int4" and form.group not in _NATIVE_GROUPS:
+        raise Unsupported(f"int4 weights in groups of {form.group}")
+    *stack, rows, cols = shape
+    count, padded = math.prod(stack), _up(rows, _OUT_PAD)
+    if form.kind == "dense":
+        words = _up(cols, 32) * dtype.itemsize // 4
+        return PackedWeight(
+            "dense", rows, cols, padded, words, allocate(count * padded * words * 4)
+        )
+    group = form.group
+    width = _up(cols, max(64, group))
+    words = width // (4 if form.kind == "int8" else 8)
+    scales = padded * (width // group if group else 1)
+    data, scale = allocate(count * padded * words * 4), allocate(count * scales * 4)
+    if form.kind == "int8":
+        sums = allocate(count * padded * 4)
+        return PackedWeight("int8", rows, cols, padded, words, data, scale, sums, form=form)
+    data[:] = 0x88  # level 8 stands for zero
+    return PackedWeight("int4", rows, cols, padded, words, data, scale, group=group, form=form)
 
 
 def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:

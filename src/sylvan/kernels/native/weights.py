@@ -31,6 +31,7 @@ from sylvan.kernels.native.opset import (
     TakeColumns,
     WeightFormat,
 )
+from sylvan.kernels.native.packing import can_pack, pack_plain
 from sylvan.kernels.native.schema import Op
 
 _LINEARS: Mapping[PackKind, type[Linear]] = MappingProxyType(
@@ -86,7 +87,11 @@ def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: KeptWeights | None
     stacked = len(weight.shape) == 3
     found = None if kept is None else kept.take(weight)
     if found is None:
-        found = (pack_stack if stacked else pack)(weight, graph.dtype)
+        plain = weight.plain if isinstance(weight, DeferredWeight) else None
+        if plain is not None and can_pack(plain.form.kind):
+            found = pack_plain(plain, weight.shape, graph.dtype)
+        else:
+            found = (pack_stack if stacked else pack)(weight, graph.dtype)
         if kept is not None:
             kept.keep(weight, found)
     graph.constants[~ref] = found.data
