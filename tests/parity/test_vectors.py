@@ -211,7 +211,7 @@ def test_a_classifier_of_llama_has_a_matrix_of_its_own_name(tmp_path):
 
 @pytest.mark.parametrize("runner", ["auto", "eager"])
 def test_rewards_of_several_aims_are_weighed(runner, tmp_path):
-    """URM: the first numbers of five pairs, weighed by an mlp over the same vector."""
+    """URM: the first numbers of five pairs, weighted by an mlp over the same vector."""
     model = make("llama-embed", tmp_path)
     size, random = model.config.hidden_size, torch.Generator().manual_seed(5)
     sizes = {"score": (10, size), "weights.fc.0": (size, size), "weights.fc.2": (size, size)}

@@ -14,7 +14,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from sylvan.protocol.requests import EmbedRequest
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FAMILIES, SLIDING
@@ -125,7 +125,7 @@ class VectorServing(Serving):
 
 def serve(path: Path, pooling: str | None = None, **limits: object) -> VectorServing:
     """A checkpoint served for vectors."""
-    options = {"embed": PoolingWish(mode=pooling), "headless": True} | limits.pop("options", {})
+    options = {"embed": PoolingOverride(mode=pooling), "headless": True} | limits.pop("options", {})
     both = (path / "both_ways").exists()
     whole = {"chunk_tokens": 512, "whole_prompts": True} if both else {}
     runner = str(limits.pop("runner", "auto"))

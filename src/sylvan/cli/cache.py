@@ -17,7 +17,7 @@ from sylvan.runtime.storage.api import PageStore, StoreError, StoreLimits
 from sylvan.runtime.storage.backends.file import INDEX, directory_of
 from sylvan.runtime.storage.find import open_store, scheme_of, shown
 from sylvan.runtime.storage.manifest import manifest_of
-from sylvan.utils.clock import since_1970
+from sylvan.utils.clock import unix_time
 
 SPEC = Spec(
     usage="cache ls|verify|prune STORE | cache export|import STORE FILE",
@@ -92,7 +92,7 @@ def _prune(store: PageStore, args: Parsed) -> int:
     hours, size = args.options.get("unused_for"), args.options.get("max_bytes")
     count = maintenance.prune(
         store,
-        unused_since_s=None if hours is None else since_1970() - 3600 * _hours(hours),
+        unused_since_s=None if hours is None else unix_time() - 3600 * _hours(hours),
         max_bytes=None if size is None else _size(size),
     )
     print(f"{count} removed")

@@ -29,12 +29,12 @@ from sylvan.config.route import FrontConfig, MeasureConfig, RouteConfig, RouteLi
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
-from sylvan.gateway.build import GatewayRuntime, PeerPlace
+from sylvan.gateway.build import GatewayRuntime, PeerIdentity
 from sylvan.gateway.live import LIVE
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
-from sylvan.utils.clock import since_1970
+from sylvan.utils.clock import unix_time
 from sylvan.utils.loop_watch import DEFAULT_LIMIT_S, LoopWatch
 
 STATUS = "status"
@@ -92,13 +92,13 @@ def _many(config: RouteConfig, quiet: bool, *, until_eof: bool) -> int:
     return DONE
 
 
-def _peers(given: str | None, count: int) -> PeerPlace | None:
+def _peers(given: str | None, count: int) -> PeerIdentity | None:
     if given is None:
         return None
     folder, _, number = given.rpartition(":")
     if not folder or not number.isdigit() or int(number) >= count:
         raise ConfigError(f"--peer: expected FOLDER:NUMBER, got {given!r}")
-    return PeerPlace(Path(folder), int(number), count)
+    return PeerIdentity(Path(folder), int(number), count)
 
 
 def load_route(args: Parsed) -> LoadedConfig[RouteConfig]:
@@ -149,7 +149,7 @@ class _GatewayRun:
     sockets: Sockets
     quiet: bool
     until_eof: bool
-    peers: PeerPlace | None
+    peers: PeerIdentity | None
     reread: Callable[[], RouteConfig]
 
     async def run(self) -> None:
@@ -157,7 +157,7 @@ class _GatewayRun:
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(StopSignal(at_eof=self.until_eof))
-            live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
+            live = LiveSettings(ROUTE, config, LIVE, self.reread, unix_time)
             changes = live if peers is None else None  # one of several has only its part
             runtime = GatewayRuntime(config, peers=peers, live=changes)
             gateway = await stack.enter_async_context(runtime)

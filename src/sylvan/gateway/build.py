@@ -92,7 +92,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPlace:
+class PeerIdentity:
     """Identifies this process among the processes of one gateway.
 
     Attributes:
@@ -129,7 +129,7 @@ class GatewayRuntime:
         self,
         config: RouteConfig,
         clocks: Clocks | None = None,
-        peers: PeerPlace | None = None,
+        peers: PeerIdentity | None = None,
         live: LiveSettings[RouteConfig] | None = None,
     ) -> None:
         self._config = config

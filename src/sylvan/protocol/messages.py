@@ -442,7 +442,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
 
 
-class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
+class RankRendezvous(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     """Address where the first rank sends its steps to ranks on other machines; sent at the start.
 
     `tokens`: authentication token of each rank.
@@ -452,4 +452,4 @@ class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     tokens: dict[int, str]
 
 
-FromScheduler = RankMeeting | ControlReply | Heartbeat | Loading | Ready | StartFailed
+FromScheduler = RankRendezvous | ControlReply | Heartbeat | Loading | Ready | StartFailed

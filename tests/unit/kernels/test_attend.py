@@ -117,7 +117,7 @@ def test_heads_turn_by_their_rows_of_a_table(dtype, columns):
     angles = torch.randn(len(q), columns // 2)
     table = torch.cat((angles.cos(), angles.sin()), 1)
 
-    found = scene.backend.run_turned(what, q, k, v, scene.batch, table)
+    found = scene.backend.run_rotated(what, q, k, v, scene.batch, table)
 
     heads = [turned(x, table).to(dtype) for x in (q, k)]
     expected = scene.backend.run(what, *heads, v, scene.batch)

@@ -27,7 +27,7 @@ from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import NIBBLES, SCALED, Cache, LayerKV, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
 from sylvan.kernels.paged.triton_heads import store_heads, store_kv
-from sylvan.kernels.paged.triton_scaled import turn_heads
+from sylvan.kernels.paged.triton_scaled import rotate_heads
 from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
 from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
@@ -206,7 +206,7 @@ def _head_cases() -> list[CompileCase]:
             )
             for name, dtype in (("int8", torch.int8), ("int4", NIBBLES))
         ),
-        CompileCase("turn heads", lambda: turn_heads(new)),
+        CompileCase("turn heads", lambda: rotate_heads(new)),
     ]
 
 

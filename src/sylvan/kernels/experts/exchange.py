@@ -33,7 +33,7 @@ def sum_by_owner(
     ids_TK: torch.Tensor,
     outputs_PD: torch.Tensor,
     pairs: torch.Tensor,
-    shares_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
 ) -> torch.Tensor:
     """Return the weighted sums of all rows, each computed by one rank in the order of the experts.
 
@@ -42,7 +42,7 @@ def sum_by_owner(
         ids_TK: The experts of each row.
         outputs_PD: Outputs of this rank's pairs.
         pairs: Indices of these pairs, int64.
-        shares_TK: Routing weight of each pair, float32.
+        weights_TK: Routing weight of each pair, float32.
 
     Returns: (T, D) in the dtype of the outputs, on every rank.
     """
@@ -62,7 +62,7 @@ def sum_by_owner(
     for source in range(ranks.size):
         own = way.of(source, ranks.rank)
         got[own - first * top_k] = found[source, : len(own)]
-    weighted = got.float().unflatten(0, (-1, top_k)) * shares_TK[mine, :, None]
+    weighted = got.float().unflatten(0, (-1, top_k)) * weights_TK[mine, :, None]
     sums = outputs_PD.new_zeros(each, columns)
     sums[: mine.stop - first] = weighted.sum(1).to(outputs_PD.dtype)
     return ranks.all_gather(sums).flatten(0, 1)[:num_rows]

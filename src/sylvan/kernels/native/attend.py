@@ -35,7 +35,7 @@ class _Kind:
     keys: int
     values: int
     out: int
-    table: int  # of turning, if any columns turn
+    table: int  # of rotation, if any columns rotate
     work: tuple[int, ...]  # `HeadTransform.key`
     shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
     kept: tuple[object, ...]  # what keys name by its address or identity
@@ -57,14 +57,14 @@ class HeadTransform:
     norms: Norms = (None, None)
 
     @property
-    def turning(self) -> int:
+    def rope_dim(self) -> int:
         """Columns of a head that turn."""
         return 0 if self.table_TR is None else self.table_TR.shape[1]
 
     @property
     def key(self) -> tuple[int, ...]:
         """Everything by which programs differ."""
-        return self.turning, self.interleaved, *map(id, self.norms)
+        return self.rope_dim, self.interleaved, *map(id, self.norms)
 
 
 _NO_WORK = HeadTransform()
@@ -249,8 +249,8 @@ class NativePagedAttention:
         cols = width + layer.num_kv_heads * layer.value_dim
         rows = tracer.input(cols, tracer.dtype)
         rope = (
-            Rope(torch.zeros(1, work.turning, dtype=torch.float32), work.interleaved)
-            if work.turning
+            Rope(torch.zeros(1, work.rope_dim, dtype=torch.float32), work.interleaved)
+            if work.rope_dim
             else None
         )
         found = tracer.attention(rows, layer, rope, work.norms, None)

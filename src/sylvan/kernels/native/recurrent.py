@@ -227,7 +227,7 @@ class StateTracer:
         builder.emit(op, out, dtype=builder.dtype)
         return out
 
-    def weighed(
+    def weighted(
         self, a: TracedTensor, b: TracedTensor, a_factor: float, b_factor: float
     ) -> TracedTensor:
         builder = self._builder

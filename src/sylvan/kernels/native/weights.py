@@ -18,7 +18,6 @@ from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
 from sylvan.kernels.native.builder import ELEMENT_BYTES
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.opset import (
     Code,
     Embed,
@@ -32,6 +31,7 @@ from sylvan.kernels.native.opset import (
     WeightFormat,
 )
 from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.weight_file import PackedWeightFile
 
 _LINEARS: Mapping[PackKind, type[Linear]] = MappingProxyType(
     {"dense": Linear, "int8": LinearInt8, "int4": LinearInt4}
@@ -61,7 +61,7 @@ class _Packed:
     parts: Mapping[str, int]
 
 
-def pack_weights(graph: Graph, kept: KeptWeights | None = None) -> Graph:
+def pack_weights(graph: Graph, kept: PackedWeightFile | None = None) -> Graph:
     """Pack each weight, in the order in which they were traced; `kept` has some that were.
 
     One is in memory twice at a time: the memory of a torch parameter is freed when it has been
@@ -82,7 +82,7 @@ def pack_weights(graph: Graph, kept: KeptWeights | None = None) -> Graph:
     return made
 
 
-def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: KeptWeights | None) -> _Packed:
+def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: PackedWeightFile | None) -> _Packed:
     stacked = len(weight.shape) == 3
     found = None if kept is None else kept.take(weight)
     if found is None:

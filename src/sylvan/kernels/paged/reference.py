@@ -32,12 +32,12 @@ def rotate(x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope | None) ->
         return x_TNH
     dim = rope.cos_sin.shape[1]
     cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
-    turning, passing = x_TNH[..., :dim], x_TNH[..., dim:]
+    rotary, passing = x_TNH[..., :dim], x_TNH[..., dim:]
     if rope.interleaved:
-        a, b = turning[..., ::2], turning[..., 1::2]
+        a, b = rotary[..., ::2], rotary[..., 1::2]
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
     else:
-        a, b = turning.chunk(2, -1)
+        a, b = rotary.chunk(2, -1)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
     return torch.cat((turned, passing), -1)
 

@@ -106,7 +106,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class OutputBuffers:
     """Numbers of the buffers that are read after a step; `layers` in the order wanted.
 
     `head`: the segment of the head, whose input is `taken`. `edits`: buffers that a step may
@@ -148,7 +148,7 @@ class LoweredProgram:
     Args:
         graph: Traced, its weights not packed.
         layers: By the number of a constant of keys, the attention layer whose they are.
-        ends: See `Ends`.
+        ends: See `OutputBuffers`.
         attend: Attention over pages.
         call: Computes host calls; None: the graph has none.
         every: The ops of the graph, and those that host calls run inside; by default the former.
@@ -164,7 +164,7 @@ class LoweredProgram:
         self,
         graph: Graph,
         layers: Mapping[int, int],
-        ends: Ends,
+        ends: OutputBuffers,
         attend: Attend,
         call: HostLowering | None = None,
         every: Sequence[Op] = (),

@@ -2,7 +2,7 @@
 
 A page holds a row for each token: its latent columns, then its key of the index.
 
-Shapes: T rows, N tiles, B rows of a tile, H heads, C latent and turning columns, I columns of a
+Shapes: T rows, N tiles, B rows of a tile, H heads, C latent and rotary columns, I columns of a
 head of the index, G its heads, L tokens of the pages of a request, K chosen tokens, P pages.
 """
 

@@ -72,7 +72,7 @@ from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.models.siglip import padding_facts
 from sylvan.runtime.sched.capability import Capability
@@ -464,7 +464,7 @@ def _options(config: Config) -> LocalOptions:
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
         tree_depth=number(config.speculative.num_steps) if config.speculative else 0,
         num_states=number(config.cache.max_states),
-        embed=_wish(config),
+        embed=_pooling_override(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
         load_cache=load_cache_dir(config),
@@ -492,10 +492,10 @@ def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:
     return {field: int(counts[name]) for field, name in names.items()}
 
 
-def _wish(config: Config) -> PoolingWish | None:
+def _pooling_override(config: Config) -> PoolingOverride | None:
     if config.task == "generate":
         return None
-    return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
+    return PoolingOverride(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
 def _state(

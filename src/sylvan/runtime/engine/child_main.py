@@ -37,7 +37,7 @@ _ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
-class StepsPlace(msgspec.Struct, frozen=True, kw_only=True):
+class StepsAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank of another machine meets the first one.
 
     Attributes:
@@ -68,7 +68,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     sockets: dict[str, str]
     reports_loading: bool = False
     rank: int = 0
-    steps: StepsPlace | None = None
+    steps: StepsAddress | None = None
 
 
 class ChildMain:

@@ -34,7 +34,7 @@ from sylvan.protocol.nodes import (
     ToNode,
     Welcome,
 )
-from sylvan.runtime.engine.child_main import ChildConfig, StepsPlace
+from sylvan.runtime.engine.child_main import ChildConfig, StepsAddress
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.nodes import BEATS_PER_LIMIT
 from sylvan.runtime.engine.process import RANK_ARGV, start_process
@@ -206,7 +206,7 @@ class NodeAgent:
                 parent_pid=os.getpid(),
                 sockets={"replies": outbox},
                 rank=rank,
-                steps=StepsPlace(
+                steps=StepsAddress(
                     address=f"tcp://{self._host}:{start.port}", token=start.tokens.get(rank, "")
                 ),
             )

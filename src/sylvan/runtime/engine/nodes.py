@@ -21,7 +21,7 @@ from sylvan.config import Config
 from sylvan.config.address import resolve_host, split_address
 from sylvan.config.fields import get
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import RankMeeting, Ready
+from sylvan.protocol.messages import RankRendezvous, Ready
 from sylvan.protocol.nodes import (
     AskJoin,
     EndRanks,
@@ -155,7 +155,7 @@ class NodeHub:
             ) from None
         self._config, self._clock, self._checkpoint = config, clock, checkpoint
         self._places = {node: _Place() for node in range(1, parallel.nodes)}
-        self._met: tuple[int, RankMeeting] | None = None
+        self._met: tuple[int, RankRendezvous] | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._listen(), self._beat())]
 
@@ -173,7 +173,7 @@ class NodeHub:
         self._start_if_possible(place)
         return ranks
 
-    def meet(self, run: int, meeting: RankMeeting) -> None:
+    def meet(self, run: int, meeting: RankRendezvous) -> None:
         """The first rank of a run can be met."""
         self._met = run, meeting
         for place in self._places.values():

@@ -24,10 +24,10 @@ from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import ConfigError, RankLostError
-from sylvan.protocol.messages import RankMeeting
+from sylvan.protocol.messages import RankRendezvous
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.engine.child_main import ChildMain
-from sylvan.runtime.engine.roles import MEETING, streams_of
+from sylvan.runtime.engine.roles import RENDEZVOUS, streams_of
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.disagg.decode import DecodeRole
@@ -40,7 +40,7 @@ from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapabi
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.tiers.control import KVTiers
-from sylvan.runtime.layers.mesh import Alone, Mesh
+from sylvan.runtime.layers.mesh import Mesh, SingleRank
 from sylvan.runtime.layers.placement import read_placement
 from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
@@ -213,7 +213,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
 
 def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -> Mesh:
     """`join_mesh` for ranks that have a GPU each."""
-    from sylvan.kernels.collective.nccl import Seat, choose_gpu, join_gpus  # not on a CPU
+    from sylvan.kernels.collective.nccl import GroupMember, choose_gpu, join_gpus  # not on a CPU
 
     parallel = config.parallel
     each = parallel.ranks_per_node
@@ -225,7 +225,7 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
     def over_nccl(name: str, rank: int, size: int) -> Communicator:
         return join_gpus(
             part_of_store(store, name),
-            Seat(f"sylvan{name}", rank, size, device),
+            GroupMember(f"sylvan{name}", rank, size, device),
             parallel.join_timeout_s,
             config.scheduler.hang_timeout_s,
             short=short,
@@ -278,7 +278,7 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
 def _part(join: Join, name: str, rank: int, size: int) -> Communicator:
     """Join the group of `size` consecutive ranks that a rank is in."""
     group, place = divmod(rank, size)
-    return join(f"-{name}-{group}", place, size) if size > 1 else Alone()
+    return join(f"-{name}-{group}", place, size) if size > 1 else SingleRank()
 
 
 def sampler_of(mesh: Mesh) -> int:
@@ -292,7 +292,7 @@ def _head_host(config: Config) -> str:
     return resolve_host(split_address(config.parallel.address)[0])
 
 
-def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankGroup | None:
+def rank_group(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RankGroup | None:
     """Open the first rank's channels; None if it is the only rank.
 
     Args:
@@ -310,10 +310,10 @@ def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankG
     if parallel.nodes > 1:
         elsewhere = _elsewhere(child, report)
         others += [Spoke(elsewhere.centre, token) for token in elsewhere.tokens.values()]
-    return RankGroup(others, child.path(MEETING), elsewhere)
+    return RankGroup(others, child.path(RENDEZVOUS), elsewhere)
 
 
-def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> RemoteRanks:
+def _elsewhere(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RemoteRanks:
     parallel, host = child.config.parallel, _head_host(child.config)
     ranks = range(parallel.ranks_per_node, parallel.ranks)
     tokens = {rank: random_hex(16) for rank in ranks}
@@ -321,7 +321,7 @@ def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> Remot
         centre: Centre[Any, Any] = Centre(child.context, host, tuple(tokens.values()), FromRank)
     except MessageError as error:
         raise ConfigError(f"parallel.address={parallel.address}: {error}") from None
-    report(RankMeeting(port=centre.port, tokens=tokens))
+    report(RankRendezvous(port=centre.port, tokens=tokens))
     return RemoteRanks(centre, host, tokens)
 
 
@@ -348,7 +348,7 @@ def follow_mesh(child: ChildMain, first: StartRank, config: Config) -> Mesh:
         RankLostError: see `join_mesh`.
     """
     if not first.store:
-        return join_mesh(config, child.path(MEETING), child.rank)
+        return join_mesh(config, child.path(RENDEZVOUS), child.rank)
     host, timeout_s = _head_host(config), config.parallel.join_timeout_s
     store = remote_store(host, first.store, timeout_s)
     return join_mesh(config, None, child.rank, store)

@@ -69,7 +69,7 @@ class PendingCommand(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class FinishedCommand:
     """A `PendingCommand` whose result is known."""
 
     result: CommandResult

@@ -12,7 +12,7 @@ from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.latent import LatentAttention
-from sylvan.runtime.layers.mesh import Mesh, NoRanks
+from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
 from sylvan.runtime.models.registry import family_of
@@ -68,15 +68,15 @@ def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
     """Name of what does not divide evenly; empty if everything does."""
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
-    there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
+    there = Mesh(UnconnectedRank(size), mesh.ep, mesh.placement, mesh.same_bits)
     if mesh.dense is not None:
         if size % mesh.dense.size:
             return f"{size} ranks do not divide into parallel.moe_dense_tp={mesh.dense.size}"
-        there = replace(there, dense=NoRanks(mesh.dense.size))
+        there = replace(there, dense=UnconnectedRank(mesh.dense.size))
     if (groups := mesh.attention_dp) > 1:
         if size % groups:
             return f"{size} ranks do not divide into parallel.attention_dp={groups} groups"
-        there = replace(there, attention=NoRanks(size // groups))
+        there = replace(there, attention=UnconnectedRank(size // groups))
     try:
         family_of(config).model(config, _on_meta(there))
     except ConfigError as error:
@@ -98,7 +98,7 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         "reads images or sounds": config.media is not None,
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
-    alone = _on_meta(Mesh(attention=NoRanks(1)))
+    alone = _on_meta(Mesh(attention=UnconnectedRank(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
         why = "has attention layers of another kind"
     if why:

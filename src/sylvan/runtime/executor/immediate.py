@@ -17,7 +17,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.backend import Drawing
+from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.own_requests import OwnRequests
@@ -102,7 +102,7 @@ class ImmediateBackend:
         with torch.inference_mode():
             self.logits_SV = self._runner.run(self.batch)
 
-    def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def step(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         self._receive(plan)
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
@@ -113,7 +113,7 @@ class ImmediateBackend:
             self._forward(plan)
         return self.draw(plan, masks)
 
-    def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def draw(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         every = np.arange(plan.num_samples, dtype=np.int32)
         return self._draw(self.logits_SV, every, self._slots.rows(plan), masks)
 
@@ -175,7 +175,7 @@ class ImmediateBackend:
             for group, slots in enumerate(self.batch.host.slot_mappings if sources else ()):
                 self.batch.kv.move(group, slots[sources], slots[targets])
 
-    def finish(self, drawing: Drawing) -> None:
+    def finish(self, sample: PendingSample) -> None:
         """Do nothing: all work is done."""
 
     def discard(self) -> None:

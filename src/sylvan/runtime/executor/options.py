@@ -20,7 +20,7 @@ from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
-from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride, PoolingSpec
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -67,7 +67,7 @@ class LocalOptions:
     max_samples: int = 0  # sampled rows per step, with guesses; 0: one per request
     tree_paths: int = 0  # extra paths of draft trees per step, beyond the first of each
     tree_depth: int = 0  # maximum guesses per path
-    embed: PoolingWish | None = None  # set: serve embeddings, even of a generative model
+    embed: PoolingOverride | None = None  # set: serve embeddings, even of a generative model
     headless: bool = False  # omit the head of a generative model
     threads: int = 0  # threads of the step program; 0: as many as torch uses
     seed: int = 0

@@ -12,8 +12,8 @@ from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.kernels.paged.pages import NIBBLES
 from sylvan.kernels.registry import registry
 from sylvan.kernels.scan import scans_of
@@ -349,7 +349,7 @@ class BuiltModel:
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
     states: KeptStates | None = None
-    kept: KeptWeights | None = None
+    kept: PackedWeightFile | None = None
 
 
 def rounds_to_fp8(plan: ModelPlan) -> bool:

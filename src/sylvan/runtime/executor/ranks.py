@@ -32,7 +32,7 @@ from sylvan.protocol.commands import (
 from sylvan.protocol.errors import CapacityError, ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
-from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
+from sylvan.runtime.executor.api import Executor, FinishedCommand, Pending, PendingCommand
 from sylvan.runtime.executor.rank_commands import CommandRound, Plan, Round, Rounds, plan_of
 from sylvan.transport.api import DuplexChannel
 
@@ -138,7 +138,7 @@ class RankedExecutor:
             plan = "weights can neither be read nor replaced while pipeline stages share them"
         plan = plan or plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
-            return Carried(CommandResult(error=plan))
+            return FinishedCommand(CommandResult(error=plan))
         return Rounds(plan, self._send_round)
 
     def _send_round(self, commands: Round) -> CommandRound:

@@ -25,7 +25,7 @@ from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
-class LateParts:
+class DeferredParts:
     """References to parts that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class LateParts:
 
 
 def worker_halves(
-    plan: ModelPlan, parts: ExecutorParts, late: LateParts
+    plan: ModelPlan, parts: ExecutorParts, late: DeferredParts
 ) -> tuple[CapabilityWorker, ...]:
     """Build the worker halves of capabilities that this model needs."""
     site = ModelSite(

@@ -11,7 +11,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, StepContext, ov
 from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.immediate import ImmediateBackend
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class StageWorker:
         backend: ImmediateBackend,
         capabilities: Sequence[CapabilityWorker],
         gate: StepGate,
-        ahead: PagesAhead,
+        ahead: PagePrefaulter,
     ) -> None:
         self._backend, self._gate, self._ahead = backend, gate, ahead
         self._capabilities = tuple(capabilities)

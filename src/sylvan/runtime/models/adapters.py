@@ -24,7 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
-from sylvan.runtime.layers.mesh import Picked
+from sylvan.runtime.layers.mesh import IndexSelection
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
@@ -359,7 +359,7 @@ def held(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _of_all_experts(
-    here: Sequence[AdapterTarget], own: Picked, elsewhere: Sequence[str], parts: int
+    here: Sequence[AdapterTarget], own: IndexSelection, elsewhere: Sequence[str], parts: int
 ) -> list[AdapterTarget]:
     """The targets of a stack, expert by expert, including experts of other ranks."""
     found = {expert: here[i * parts : (i + 1) * parts] for i, expert in enumerate(own.numbers)}

@@ -53,9 +53,9 @@ def parse(raw: Raw) -> ModelConfig:
     if raw.get("postnorm") is False or raw.get("shared_intermediate_size"):
         raise ConfigError("config.json: a MiniMax with other residuals, or with shared experts")
     fields = common_fields(raw)
-    rope, turning = fields["rope"], raw.get("rotary_dim")
-    if turning and rope.partial_rotary_factor == 1.0:
-        rope = msgspec.structs.replace(rope, partial_rotary_factor=turning / fields["head_dim"])
+    rope, rotary_dim = fields["rope"], raw.get("rotary_dim")
+    if rotary_dim and rope.partial_rotary_factor == 1.0:
+        rope = msgspec.structs.replace(rope, partial_rotary_factor=rotary_dim / fields["head_dim"])
     moe = MoEConfig(
         num_experts=raw.get("num_local_experts", 8),
         top_k=raw.get("num_experts_per_tok", 2),
@@ -164,7 +164,7 @@ class MiniMaxBlock(nn.Module):
 def _added(x: X, y: X, x_factor: float, y_factor: float) -> X:
     if isinstance(x, TracedTensor):
         assert isinstance(y, TracedTensor)
-        return recurrent(x).weighed(x, y, x_factor, y_factor)
+        return recurrent(x).weighted(x, y, x_factor, y_factor)
     return x.float() * x_factor + y.float() * y_factor
 
 

@@ -71,7 +71,7 @@ def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     elif architecture.endswith("ForClassification"):
         labels = raw.get("classification_out_size") or 1
     elif architecture.endswith(_WEIGHED):
-        kind, labels = "weighed", 1
+        kind, labels = "weighted", 1
     elif architecture.endswith("RewardModel"):
         default = 2 if architecture.endswith("ForProcessRewardModel") else 1
         kind, labels = "reward", count_labels(raw, default=default)

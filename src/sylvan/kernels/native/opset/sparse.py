@@ -1,6 +1,6 @@
 """Attention to tokens that an index chooses.
 
-Shapes: T rows, H heads, C latent and turning columns, I columns of a head of the index, G its
+Shapes: T rows, H heads, C latent and rotary columns, I columns of a head of the index, G its
 heads, K tokens that are chosen.
 """
 

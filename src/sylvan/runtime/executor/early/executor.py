@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from sylvan.protocol.commands import CheckHealth, CommandResult, ExecutorCommand
 from sylvan.protocol.errors import ExecutorError
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.api import Carried, Executor, ExecutorCaps, Pending, PendingCommand
+from sylvan.runtime.executor.api import (
+    Executor,
+    ExecutorCaps,
+    FinishedCommand,
+    Pending,
+    PendingCommand,
+)
 from sylvan.runtime.executor.early.needs import exceeds_program
 from sylvan.runtime.executor.early.steps import FinishedStep, SavedSteps
 from sylvan.runtime.executor.local import StepExecutor
@@ -84,7 +90,7 @@ class EarlyExecutor:
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
         if self._building is None and isinstance(command, CheckHealth):
-            return Carried(CommandResult({"healthy": True, "reason": ""}))
+            return FinishedCommand(CommandResult({"healthy": True, "reason": ""}))
         self.prepare()
         assert self._building is not None
         return _LateCommand(self._building, command)
@@ -129,7 +135,7 @@ class _LateCommand:
             if error is None:
                 self.running = self.building.result().control(self.command)
             else:
-                self.running = Carried(CommandResult(error=str(error), status=500))
+                self.running = FinishedCommand(CommandResult(error=str(error), status=500))
         return self.running
 
 

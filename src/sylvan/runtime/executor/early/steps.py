@@ -19,7 +19,7 @@ from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.graphs.native_step import NativeStep, StepBuffers
 from sylvan.runtime.executor.results import step_result
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class SavedSteps:
             self.memory.slots.newest,
             self.memory.slots.params,
         )
-        self._ahead = PagesAhead([HostPages(pages)])
+        self._ahead = PagePrefaulter([HostPages(pages)])
         self._ahead.start()
 
     def launch(self, plan: StepPlan) -> FinishedStep:

@@ -24,7 +24,7 @@ from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape, all
 from sylvan.kernels.xla import attention
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.pallas import PallasAttend
-from sylvan.kernels.xla.program import Edit, Ends, LoweredProgram
+from sylvan.kernels.xla.program import Edit, LoweredProgram, OutputBuffers
 from sylvan.kernels.xla.sharded import ShardedAttend
 from sylvan.kernels.xla.values import Weights
 from sylvan.protocol.errors import ConfigError
@@ -337,8 +337,8 @@ def _layers_of(graph: Graph, pages: Mapping[int, LayerPages]) -> Mapping[int, in
     return {number: layers[id(data)] for number, data in numbered if id(data) in layers}
 
 
-def _ends(traced: Traced, plan: ModelPlan) -> Ends:
-    return Ends(
+def _ends(traced: Traced, plan: ModelPlan) -> OutputBuffers:
+    return OutputBuffers(
         hidden=traced.hidden.id,
         taken=traced.taken.id,
         logits=traced.logits.id,

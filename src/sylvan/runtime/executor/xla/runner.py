@@ -15,7 +15,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS, StepPlan
 from sylvan.runtime.executor.inputs import fill_step
-from sylvan.runtime.executor.results import hopeless
+from sylvan.runtime.executor.results import no_valid_token
 from sylvan.runtime.executor.xla.adapters import XlaAdapters
 from sylvan.runtime.executor.xla.compilations import counted_compilations
 from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, StepFunctions
@@ -240,7 +240,7 @@ class XlaStep:
             return None
         rows = None if self._params.greedy[slots].all() else self._rows(plan, slots)
         ids = self._runner.draw(rows, len(slots)) if len(slots) else np.zeros(0, np.int32)
-        errors = hopeless(ids.tolist())
+        errors = no_valid_token(ids.tolist())
         ids = np.maximum(ids, 0)
         self._last_token[slots] = ids
         return SampleOutput(ids, {}, errors)

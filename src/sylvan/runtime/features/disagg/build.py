@@ -156,11 +156,11 @@ class DisaggParts:
             )
             found.append(prefill)
         if "decode" in self._roles:
-            wishes = MissingKVPolicy(
+            policy = MissingKVPolicy(
                 falls_back=settings.fallback == "local",
                 asks_again=settings.retraction == "prefill" and through is None,
             )
-            decode = DecodeRole(shape, settings.timeout_s, self.records, wishes, store=through)
+            decode = DecodeRole(shape, settings.timeout_s, self.records, policy, store=through)
             found.append(decode)
         self._controls = tuple(found)
         return self._controls

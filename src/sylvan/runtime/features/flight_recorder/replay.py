@@ -23,7 +23,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import Carried, ExecutorCaps
+from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
 from sylvan.runtime.features.flight_recorder.recording import (
     Called,
@@ -322,9 +322,9 @@ class _TapeExecutor:
         self._tape.launched(plan)
         return _TapePending(self._tape)
 
-    def control(self, command: ExecutorCommand) -> Carried:
+    def control(self, command: ExecutorCommand) -> FinishedCommand:
         """Ignore commands: their effects on the scheduler are on the tape."""
-        return Carried(CommandResult(error="a recording has neither weights nor memory"))
+        return FinishedCommand(CommandResult(error="a recording has neither weights nor memory"))
 
     def close(self) -> None:
         pass

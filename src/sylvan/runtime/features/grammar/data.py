@@ -55,7 +55,7 @@ class Matchers:
         self._tokens: Sequence[bytes] = ()
         self._encode: Encode | None = None
         self._outputs: dict[int, Output] = {}  # by slot
-        self._bars: dict[str, tuple[int, tuple[int, ...]]] = {}  # by request ID
+        self._banned: dict[str, tuple[int, tuple[int, ...]]] = {}  # by request ID
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
         self._bits = MaskRows(vocab_size)
@@ -73,13 +73,13 @@ class Matchers:
     def ready(self) -> bool:
         return self._filling is None or self._filling.done()
 
-    def bar(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
+    def ban(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Forbid these IDs at that position, in the output of a request that joins again."""
-        self._bars[rid] = position, token_ids
+        self._banned[rid] = position, token_ids
 
-    def forget_bars(self, rid: str) -> None:
+    def forget_banned(self, rid: str) -> None:
         """Drop a finished request."""
-        self._bars.pop(rid, None)
+        self._banned.pop(rid, None)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         self._outputs.pop(slot, None)
@@ -106,8 +106,8 @@ class Matchers:
         for token in outputs.tolist():
             if output.follow(token):
                 self._look_ahead(output)
-        if request.rid in self._bars:
-            output.bar(*self._bars[request.rid])
+        if request.rid in self._banned:
+            output.ban(*self._banned[request.rid])
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:

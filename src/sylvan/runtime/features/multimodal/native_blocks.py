@@ -107,7 +107,7 @@ def _checked(
     assert block is not None
     if block.down.weight.dtype != dtype:
         return None
-    widths = (block.head_dim, block.head_dim // 2) if block.turned else (0,)
+    widths = (block.head_dim, block.head_dim // 2) if block.takes_rotary else (0,)
     agreed: list[tuple[EncoderBlock, int]] = []
     for rotated, batched in itertools.product(widths, (False, True)):
         found = _expected(stack[0], block, dtype, rotated, batched=batched)

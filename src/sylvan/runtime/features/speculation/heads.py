@@ -139,7 +139,7 @@ def _batch(site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: in
     shape = KVShape(
         num_layers=1,
         num_kv_heads=layer.num_key_value_heads,
-        head_dim=latent.latent + latent.turning if latent else layer.head_dim,
+        head_dim=latent.latent + latent.rope_dim if latent else layer.head_dim,
         num_pages=site.kv_shape.kv_groups[0].num_pages + spare * site.limits.max_reqs + more,
         page_size=site.kv_shape.page_size,
     )

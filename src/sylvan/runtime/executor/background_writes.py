@@ -17,7 +17,7 @@ Job = Callable[[Callable[[], bool]], None]
 """Is given whether to stop; handles its errors."""
 
 
-class LateWrites:
+class BackgroundWrites:
     """Runs jobs one after another in a thread. What they read must not change before `settle`."""
 
     def __init__(self) -> None:

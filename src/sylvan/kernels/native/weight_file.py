@@ -42,7 +42,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class KeptWeights:
+class PackedWeightFile:
     """The weights of one checkpoint in one way of packing, in a file.
 
     Attributes:
@@ -65,7 +65,7 @@ class KeptWeights:
     _arrays: list[Bytes] = field(default_factory=list[Bytes])
 
     @classmethod
-    def open(cls, files: CacheFiles, name: str, blob: Blob | None = None) -> KeptWeights:
+    def open(cls, files: CacheFiles, name: str, blob: Blob | None = None) -> PackedWeightFile:
         """Read what an earlier start has left; a file that is damaged counts as none.
 
         Args:
