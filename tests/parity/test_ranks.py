@@ -262,7 +262,7 @@ def test_grammars_reach_every_rank(tmp_path):
 
     def build(path, options, mesh):
         grammar = left.pop()
-        parts = ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker))
+        parts = ExecutorParts((*STANDARD_WORKERS, lambda context: grammar.worker))
         return build_executor(path, options, parts=parts, mesh=mesh)
 
     control = grammars[0].control
@@ -298,7 +298,7 @@ class FailingWorker(CapabilityWorker):
 
 
 def failing(fails_by_rank, path, options, mesh):
-    parts = ExecutorParts((lambda site: FailingWorker(fails_by_rank[mesh.tp.rank]),))
+    parts = ExecutorParts((lambda context: FailingWorker(fails_by_rank[mesh.tp.rank]),))
     return build_executor(path, options, parts=parts, mesh=mesh)
 
 

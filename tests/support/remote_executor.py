@@ -110,7 +110,7 @@ def serve(model_dir: str, options: str) -> None:
     from tests.support.grammar import build_byte_grammar
 
     local = msgspec.json.decode(options, type=LocalOptions)
-    workers = (*STANDARD_WORKERS, lambda site: build_byte_grammar(site.vocab_size).worker)
+    workers = (*STANDARD_WORKERS, lambda context: build_byte_grammar(context.vocab_size).worker)
     executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(workers))
     steps = codec()
     write(sys.stdout.buffer, msgspec.json.encode(executor.caps))

@@ -62,7 +62,7 @@ def _load_format(args: Parsed) -> Literal["auto", "safetensors", "gguf", "pt"]:
 
 
 def _texts(args: Parsed, source: Path) -> list[list[int]]:
-    """Calibration data of a model."""
+    """Return the calibration texts of a model."""
     given = args.options.get("tokens", str(_TOKENS))
     if not given.isdecimal() or not 2 <= int(given) <= _MOST:
         raise ConfigError(f"--tokens: expected a number from 2 to {_MOST}, not {given!r}")
@@ -74,7 +74,7 @@ def _texts(args: Parsed, source: Path) -> list[list[int]]:
 
 
 def _calibrated(args: Parsed, name: str, source: Path, folder: Path) -> Mapping[str, Any]:
-    """Results of a calibration for `write_quantised`."""
+    """Return the results of a calibration, for `write_quantised`."""
     from sylvan.runtime.executor.calibrate import calibrated  # brings torch
     from sylvan.runtime.executor.smooth import smoothed
 

@@ -282,7 +282,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentShape:
-    """Columns of a query head (`nope`, then `rope_dim` rotated ones), an output head and a latent."""
+    """Columns of a query head (`nope`, then `rope_dim` rotated), an output head and a latent."""
 
     num_heads: int
     nope: int

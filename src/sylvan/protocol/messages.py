@@ -340,7 +340,7 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     proposed_draft_tokens: int = 0  # the guesses in them
     accepted_draft_tokens: int = 0  # drafted tokens that were accepted
     # estimated seconds saved, minus the cost of drafting and verifying
-    draft_seconds_won: float = 0.0
+    draft_seconds_saved: float = 0.0
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # of these, requests that met it: goodput
     repaired_pages: int = 0  # leaked pages that audits reclaimed

@@ -1,4 +1,4 @@
-"""From a traced graph to one that the library runs: one pass after another."""
+"""Compiles a traced graph to one that the library runs, pass by pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.kernels.native.weights import pack_weights
 
 
 def compile_graph(graph: Graph, kept: PackedWeightFile | None = None) -> ProgramLayout:
-    """Pack the weights, quantise rows that are multiplied by quantised ones, and plan memory.
+    """Pack the weights, quantise the inputs of quantised matrices, and plan memory.
 
     Args:
         graph: Traced.

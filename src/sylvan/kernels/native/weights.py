@@ -1,4 +1,4 @@
-"""Packs the weights of a traced program; their formats decide which linears the ops are."""
+"""Packs the weights of a traced program; their formats decide the types of its linear ops."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ _SCALES: Mapping[torch.dtype, ScaleType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A packed weight, and the constants of what belongs to it, by name."""
+    """A packed weight, and the constants of its scales and other parts, by name."""
 
     weight: PackedWeight
     parts: Mapping[str, int]
 
 
 def pack_weights(graph: Graph, kept: PackedWeightFile | None = None) -> Graph:
-    """Pack each weight, in the order in which they were traced; `kept` has some that were.
+    """Pack the weights in the order in which they were traced, except those found in `kept`.
 
-    One is in memory twice at a time: the memory of a torch parameter is freed when it has been
-    packed, and the model cannot compute with tensors afterwards.
+    Only one weight is in memory twice at a time: the memory of a torch parameter is freed once it
+    has been packed, after which the model cannot compute with tensors.
 
     Raises:
         Unsupported: a format without a kernel, which only reading the weight shows.

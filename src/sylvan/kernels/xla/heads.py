@@ -173,7 +173,7 @@ def latent_rows(v: Values, op: LatentRows) -> None:
 
 
 def head_groups(v: Values, op: HeadGroups) -> None:
-    """Which products follow: a matrix for each head."""
+    """Mark the following products as one matrix per head."""
     v.buffers[op.groups] = HeadRows(op.num_heads, op.in_place)
 
 
@@ -185,7 +185,7 @@ def to_stack(v: Values, op: ToStack) -> None:
 
 
 def from_stack(v: Values, op: FromStack) -> None:
-    """The reverse; other columns stay as they are."""
+    """Inverse of `to_stack`; other columns stay unchanged."""
     stack = v.rows(op.stack)[:, : op.width]
     stack = stack.reshape(op.num_heads, -1, op.width)
     out = v.buffers.get(op.out)

@@ -1,4 +1,4 @@
-"""Lowerings of attention to tokens that an index chooses.
+"""Lowerings of attention to tokens selected by an indexer.
 
 A page holds a row for each token: its latent columns, then its key of the index.
 
@@ -50,7 +50,7 @@ def token_store(v: Values, op: TokenStore) -> None:
 
 
 def index_choice(v: Values, op: IndexChoice) -> None:
-    """The best tokens of each row, all if it sees no more than K; the earlier ones of equals."""
+    """The best tokens of each row, or all if it sees at most K; ties go to earlier tokens."""
     tiles = v.step.tiles[op.pages.table]
     size = op.pages.key_cols
     q_NBGI = tiles.gather(v.wide(op.q)).reshape(*tiles.places.shape, op.index_heads, size)
@@ -66,7 +66,7 @@ def index_choice(v: Values, op: IndexChoice) -> None:
 
 
 def sparse_attention(v: Values, op: SparseAttention) -> None:
-    """Queries over the tokens that are chosen for their rows, in float32."""
+    """Attention of queries to the selected tokens, in float32."""
     tiles, chosen = v.step.tiles[op.pages.table], v.buffers[op.chosen]
     assert isinstance(chosen, ChosenTokens)
     heads, cols = op.num_heads, op.pages.cols

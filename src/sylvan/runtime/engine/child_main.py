@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StepsAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank of another machine meets the first one.
+    """Where a rank on another machine connects to the first rank.
 
     Attributes:
         address: Of the first rank's steps.
@@ -79,7 +79,7 @@ class ChildMain:
         reports_loading: See `ChildConfig`.
         rank: See `ChildConfig`.
         steps: See `ChildConfig`.
-        context: For sockets that have no name.
+        context: ZeroMQ context for unnamed sockets.
     """
 
     def __init__(self, child_config: ChildConfig) -> None:

@@ -1,4 +1,4 @@
-"""How the ranks of a replica connect: one configuration, one mesh, one stream of steps."""
+"""Connects the ranks of a replica: one configuration, one mesh, one stream of steps."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
 
 
 def _bind_to_node(config: Config, rank: int) -> None:
-    """Stay near the memory of this rank, where the machine has several NUMA nodes."""
+    """Bind this rank to one NUMA node, if the machine has several."""
     threads = config.threads if isinstance(config.threads, int) else 1
     each = config.parallel.ranks_per_node
     if cores := bind_to_node(rank % each, each, threads):
@@ -243,9 +243,10 @@ def _bind_to_node(config: Config, rank: int) -> None:
 
 
 def _mesh(config: Config, rank: int, join: Join) -> Mesh:
-    """Join the groups that a rank is in.
+    """Join the groups of a rank.
 
-    Ranks are numbered stage by stage. All of them meet first, so that one that is missing is named.
+    Ranks are numbered stage by stage. They all join one group first, so that a missing rank is
+    named.
 
     Args:
         config: How the model is served.
@@ -276,7 +277,7 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
 
 
 def _part(join: Join, name: str, rank: int, size: int) -> Communicator:
-    """Join the group of `size` consecutive ranks that a rank is in."""
+    """Join the group of `size` consecutive ranks that contains a rank."""
     group, place = divmod(rank, size)
     return join(f"-{name}-{group}", place, size) if size > 1 else SingleRank()
 
@@ -287,7 +288,7 @@ def sampler_of(mesh: Mesh) -> int:
 
 
 def _head_host(config: Config) -> str:
-    """IPv4 address of node 0."""
+    """Return the IPv4 address of node 0."""
     assert config.parallel.address is not None, "checked with the configuration"
     return resolve_host(split_address(config.parallel.address)[0])
 
@@ -337,11 +338,11 @@ def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank
 
 
 def follow_mesh(child: ChildMain, first: StartRank, config: Config) -> Mesh:
-    """Meet the others as another rank than the first.
+    """Join the mesh as a rank other than the first.
 
     Args:
         child: This process.
-        first: What the first rank said.
+        first: First message of the first rank.
         config: How this rank serves the model.
 
     Raises:

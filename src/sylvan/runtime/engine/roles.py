@@ -60,7 +60,7 @@ class Replica:
 class ProcessRole:
     """A kind of child process: how it is started, monitored and restarted.
 
-    Every process sends `Ready` when it is, or `StartFailed` with a reason. Sockets to the API
+    Every process sends `Ready` after its start, or `StartFailed` with a reason. Sockets to the API
     process are created for each run, so that no message for a dead process reaches its
     successor. Sockets between the processes of a replica keep their names; leftover messages
     belong to an earlier epoch, which both sides ignore.

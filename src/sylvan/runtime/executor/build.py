@@ -59,9 +59,9 @@ from sylvan.runtime.executor.pools import (
 )
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.saved import saver
-from sylvan.runtime.executor.site import DeferredParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
+from sylvan.runtime.executor.worker_halves import DeferredParts, adapter_of, worker_halves
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -229,7 +229,7 @@ def _in_memory(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
         kv_groups=cache_groups(plan.paged_config, shape, states.num_slots if states else 0),
-        both_ways=not config.causal,
+        bidirectional=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         fills=config.diffusion is not None,

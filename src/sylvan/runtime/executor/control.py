@@ -135,7 +135,7 @@ class ExecutorControl:
         self._profiling.program = program
 
     def finish_first(self, writes: BackgroundWrites) -> None:
-        """Have `writes`, which read the weights, finish before any command changes these."""
+        """Wait for `writes`, which read the weights, before a command changes the weights."""
         self._writes = writes
 
     def move_experts(self, mover: Callable[[Callable[[], WeightFiles]], Handler]) -> None:
@@ -164,7 +164,7 @@ class ExecutorControl:
         error, status = "", 400
         body: Body = {}
         if self._writes is not None and not isinstance(command, CheckHealth):
-            self._writes.settle()
+            self._writes.wait()
         try:
             body = self._handler(command)(command)
         except ConfigError as refused:
@@ -176,7 +176,7 @@ class ExecutorControl:
         return CommandResult(body, error, status, self.gate.closed or "")
 
     def close(self) -> None:
-        """Leave all groups, and finish what is being written."""
+        """Leave all groups, and finish background writes."""
         if self._writes is not None:
             self._writes.close()
         self._update_groups.close()

@@ -27,7 +27,7 @@ _LEAST_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A layer of experts: rows per expert so far, int64 (E,), the placement, and what it places."""
+    """A layer of experts: rows per expert so far, int64 (E,), its placement, and its weights."""
 
     load: torch.Tensor
     spread: ExpertRanks

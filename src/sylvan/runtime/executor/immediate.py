@@ -51,7 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
-        self.own: OwnRequests | None = None  # this rank attends for; None: for all
+        self.own: OwnRequests | None = None  # requests that this rank attends for; None: all
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -88,7 +88,7 @@ class ImmediateBackend:
             self._stage.send(self._runner.stream(plan.num_tokens))
 
     def _receive(self, plan: StepPlan) -> None:
-        """Take the rows of the stage before, if there is one."""
+        """Receive rows from the previous pipeline stage, if there is one."""
         if not self._stage.is_first:
             assert isinstance(self._runner, StageRunner)
             self._runner.put_stream(self._stage.receive(plan.num_tokens))

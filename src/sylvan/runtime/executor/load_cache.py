@@ -24,7 +24,7 @@ _LAYOUT = 2
 def packed_weight_file(plan: ModelPlan, variant: str) -> PackedWeightFile | None:
     """The file for this model's packed weights, which may not exist yet.
 
-    None without `load_cache`, and for random weights.
+    Returns None without `load_cache` or with random weights.
 
     Args:
         plan: The model.

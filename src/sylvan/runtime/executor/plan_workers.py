@@ -1,4 +1,4 @@
-"""Chooses what runs the plans of a rank: its stage may sample, and have some requests or all."""
+"""Chooses the worker of a rank by its pipeline stage and its group of requests."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class RankedExecutor:
         return _RankRound(self._executor.control(own), targets, self._codec)
 
     def close(self) -> None:
-        """Stop the other ranks that still exist. The creator of the channels closes them.
+        """Stop the remaining ranks. Whoever created the channels closes them.
 
         They run all launched steps, so this rank runs them as well.
         """
@@ -275,9 +275,9 @@ class Follower:
         first: Stream from the first rank.
         codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
-        samples: Its results count: it is the sampler of `RankedExecutor`.
-        queued: Steps that may be launched before the first of them is waited for: more than 0 on
-            devices, which would stand still in between.
+        samples: Whether its results are used: it is the sampler of `RankedExecutor`.
+        queued: Steps that may be launched before the first of them is waited for; more than 0 on
+            devices, which would idle in between.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class Follower:
             self._check()
 
     def _has_failed_elsewhere(self, number: int) -> bool:
-        """Whether the first rank says so, possibly after steps that it had launched before."""
+        """Whether the first rank reports this failure, possibly after steps launched earlier."""
         until = time.monotonic() + AGREE_TIMEOUT_S
         while True:
             message = self._first.receive(max(0.0, until - time.monotonic()))

@@ -17,9 +17,9 @@ from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 def saver(
     plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps, writes: BackgroundWrites
 ) -> SaveProgram | None:
-    """How to save a program before its first step; it is written after the weights.
+    """Return a function that saves a program before its first step, after the weights.
 
-    Returns: None if steps of this model need more, or nothing is cached.
+    Returns: None if steps of this model need more than a program, or nothing is cached.
     """
     runner, pool, kept = made.runner, made.pool, made.kept
     if not isinstance(runner, ProgramRunner) or not isinstance(pool, NativePool) or kept is None:

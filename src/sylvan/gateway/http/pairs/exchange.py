@@ -149,7 +149,7 @@ class PairExchange:
                 await self._attempt(*self._pair(pinned))
             except UpstreamError as error:
                 if self._journal.begun and not self._journal.full:
-                    await self._go_on()
+                    await self._continue_alone()
                     return
                 if not await self._should_retry(error):
                     await give_up(self._answer, self._meter, error)
@@ -167,7 +167,7 @@ class PairExchange:
         message = f"The request took longer than {seconds:g} s."
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
-    async def _go_on(self) -> None:
+    async def _continue_alone(self) -> None:
         """Continue the stream on another decode worker, which recomputes the prompt itself."""
         begun = StartedAnswer("decode", self._answer, self._attempts, self._journal, self._edits)
         asked = replace(self._asked, raw=without_rendezvous(self._asked.raw, self._asked.fields))

@@ -35,12 +35,12 @@ _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
 
 
 def state_work(plan: StepPlan) -> StateWork | None:
-    """A plan's work on recurrent states; the batch may already have that of a later plan."""
+    """Return a plan's work on recurrent states; the batch may already have that of a later plan."""
     return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 
 class DeviceBackend:
-    """Implements `StepBackend`; the caller waits for its drawings in order."""
+    """Implements `StepBackend`; the caller waits for its pending samples in order."""
 
     immediate = False
 

@@ -209,7 +209,7 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Capture the graphs of all buckets; empty if a step contains work a graph cannot hold."""
+    """Capture the graphs of all buckets; return none if a step has work that no graph can hold."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.point_bucket)

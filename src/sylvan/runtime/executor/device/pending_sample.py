@@ -99,7 +99,7 @@ class SampleLaunch:
         return self._drawing
 
     def _customise(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> None:
-        """Apply custom processors, which may run any code, including a wait for the device."""
+        """Apply custom processors, which may run any code and even wait for the device."""
 
         def edit() -> None:
             with torch.inference_mode():
@@ -156,7 +156,7 @@ class SampleLaunch:
             return
         views = self._staged.inputs.device
         sampling = self._parts.sampling
-        # Kernels that make the numbers have no shorter way for rows that are all greedy.
+        # Kernels that generate random numbers have no fast path for all-greedy rows.
         drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
         filters = self._filtered and not self._greedy
         ids_N = sampling.draw(logits_NV, drawn, filtered=filters)

@@ -26,16 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyExecutor:
-    """Implements `Executor`. Importing PyTorch takes as long as all else that a start does.
+    """Implements `Executor` without PyTorch, whose import takes as long as the rest of a start.
 
-    The whole executor is built in a thread, over the same memory, when a command or a request
-    first needs it; the steps of other requests continue meanwhile. That executor runs all
-    later steps.
+    When a command or a request first needs PyTorch, the full executor is built in a thread, over
+    the same memory, while the steps of other requests continue. It then runs all later steps.
 
     Args:
-        caps: Of both.
-        steps: Run the saved program.
-        build: Builds the whole executor, which continues with `steps.memory`.
+        caps: Capabilities of both executors.
+        steps: Runs the saved program.
+        build: Builds the full executor, which continues with `steps.memory`.
         overlap: See `StepExecutor`.
     """
 
@@ -62,14 +61,14 @@ class EarlyExecutor:
 
     @property
     def failure(self) -> str:
-        """Why there is no whole executor; empty: none was needed, or nothing failed."""
+        """Why building the full executor failed; empty if it did not, or was not needed."""
         if self._building is None or not self._building.done():
             return ""
         error = self._building.exception()
         return "" if error is None else f"{type(error).__name__}: {error}"
 
     def prepare(self) -> None:
-        """Build the whole executor, if that has not begun; returns at once."""
+        """Start building the full executor unless that has begun; returns at once."""
         if self._building is None:
             logger.info("importing PyTorch: a request or a command needs it")
             self._building = self._thread.submit(self._build)
@@ -103,7 +102,7 @@ class EarlyExecutor:
             self._building.result().close()
 
     def _take_over(self) -> None:
-        """Have the whole executor, for which this waits, run all later steps."""
+        """Wait for the full executor, which runs all later steps."""
         assert self._building is not None
         if self._last is not None:
             with contextlib.suppress(ExecutorError):  # raised where the step is awaited
@@ -115,7 +114,7 @@ class EarlyExecutor:
 
 @dataclass(slots=True, eq=False)
 class _LateCommand:
-    """Implements `PendingCommand`: runs once there is an executor for it."""
+    """Implements `PendingCommand`: runs once the full executor is built."""
 
     building: Future[Executor]
     command: ExecutorCommand

@@ -94,7 +94,7 @@ class SavedSteps:
         self._ahead.start()
 
     def launch(self, plan: StepPlan) -> FinishedStep:
-        """Compute a step; the result has its failure."""
+        """Compute a step; a failure is part of the result."""
         self._ahead.begin(plan.pages)
         try:
             return FinishedStep(self._result(plan))
@@ -104,7 +104,7 @@ class SavedSteps:
             self._ahead.end()
 
     def close(self) -> None:
-        """End helpers; the memory may be another executor's. Idempotent."""
+        """End the threads; the memory may belong to another executor by now. Idempotent."""
         self._ahead.close()
 
     def _run(self, step: StepRun) -> int:

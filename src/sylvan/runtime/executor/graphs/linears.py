@@ -263,7 +263,7 @@ class _Tracing:
 
 
 def _stack(stack: nn.Parameter, experts: ExpertsPattern) -> DeferredWeight:
-    """The stack, transposed to (outputs, inputs) if necessary."""
+    """Return the stack, transposed to (outputs, inputs) if necessary."""
     values = stack.detach()
     return _held(values.transpose(1, 2) if experts.transposed else values)
 

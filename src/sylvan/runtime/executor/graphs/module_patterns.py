@@ -233,7 +233,7 @@ def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def takes(module: nn.Module, count: int) -> bool:
-    """Whether a module takes exactly that many arguments."""
+    """Whether a module takes exactly this many arguments."""
     taken = inspect.signature(module.forward).parameters.values()
     return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * count
 

@@ -113,7 +113,7 @@ class ProgramRunner:
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph, kept)
         if kept is not None:
-            kept.settle()
+            kept.number_arrays()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies

@@ -311,7 +311,7 @@ class DecodeRole(Capability):
             self.counts.done += found.whole
             if not found.error:
                 del self._by_rid[rid]
-                self._store.look_again(found.req, self._timeout_s)
+                self._store.prefetch_again(found.req, self._timeout_s)
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]

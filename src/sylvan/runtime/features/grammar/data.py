@@ -188,7 +188,7 @@ class Matchers:
         """Decide the token of `output`; None: use `token`."""
         if output.error:
             return RowOutcome(error=output.error)
-        if output.is_settled:  # known from the start
+        if output.is_decided:  # known from the start
             return RowOutcome(self._take_due(output), ended=output.over)
         if token in output.ends and output.may_end:
             output.position += 1
@@ -197,7 +197,7 @@ class Matchers:
             self._look_ahead(output)
             if output.error:
                 return RowOutcome(error=output.error)
-        more = self._take_due(output) if output.due and output.is_settled else ()
+        more = self._take_due(output) if output.due and output.is_decided else ()
         ended = output.over and not output.due
         return RowOutcome((token, *more), ended=ended) if ended or more else None
 

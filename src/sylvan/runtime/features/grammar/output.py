@@ -87,7 +87,7 @@ class Output:
         return (*self.due[:1], *self.thinking.openings)
 
     @property
-    def is_settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether the result of the next step is known, whatever is sampled."""
         if not self.due:
             return self.over
