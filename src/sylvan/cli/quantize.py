@@ -29,22 +29,22 @@ SPEC = Spec(
         Option(
             "quantization",
             "w8a8 (or int8), w4a8 (or int4), w4a16, fp8, fp8-block, mxfp8, mxfp4, nvfp4, "
-            "or by a calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; gguf:Q4_K_M and other "
+            "or with calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; gguf:Q4_K_M and other "
             "mixtures of llama.cpp; default w8a8.",
             metavar="FORMAT",
         ),
-        Option("format", "The same as --quantization.", metavar="FORMAT"),
+        Option("format", "Alias of --quantization.", metavar="FORMAT"),
         Option(
             "calibration",
-            "A text for the latter, UTF-8; without one the model writes some itself.",
+            "UTF-8 text for calibration; without one, the model generates it.",
             metavar="PATH",
         ),
         Option(
             "tokens",
-            f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}.",
+            f"Calibration tokens to use, in windows of {_WINDOW}; default {_TOKENS}.",
             metavar="N",
         ),
-        Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
+        Option("load_format", "As in serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
     tree=None,
     max_positions=2,

@@ -40,14 +40,16 @@ from sylvan.utils.loop_watch import DEFAULT_LIMIT_S, LoopWatch
 STATUS = "status"
 SPEC = Spec(
     usage="route [status] [flags]",
-    doc="Put one address in front of many servers: each request goes to the one that holds most of "
-    "its prompt and has time for it, and survives the loss of a server. `status` shows the servers "
-    "of a gateway that runs (--url, --key).",
+    doc="Put one address in front of many servers: each request goes to a server with a low load "
+    "that has cached most of its prompt, and survives the loss of a server. `status` shows the "
+    "servers of a running gateway (--url, --key).",
     options=(
         *CLIENT_OPTIONS,
         Option("until_eof", "Stop when standard input ends: for programs that start a gateway."),
-        Option("share_port", "Let other processes use the port, too: for `processes`."),
-        Option("peer", "Be one of several processes: for `processes`.", metavar="FOLDER:NUMBER"),
+        Option("share_port", "Let other processes listen on the port, too; set by `processes`."),
+        Option(
+            "peer", "Run as one of several processes; set by `processes`.", metavar="FOLDER:NUMBER"
+        ),
         Option("quiet", "Print nothing but warnings and errors."),
         Option("markdown", "Print the reference of all settings."),
         Option("json", "With status: print JSON."),

@@ -44,10 +44,10 @@ SPEC = Spec(
     options=(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),
-        Option("share_port", "Other processes of this user may listen on the port, too."),
+        Option("share_port", "Let other processes of this user listen on the port, too."),
         Option(
             "pd",
-            "Start servers that compute prompts and servers that write answers: 1:1.",
+            "Start this many prefill and decode servers behind a gateway: 1:1.",
             metavar="PREFILL:DECODE",
         ),
         Option("router_config", "With --dp or --pd: settings of the gateway.", metavar="FILE"),

@@ -125,18 +125,18 @@ private:
     }
 };
 
-struct Drawing {
+struct SampleJob {
     const Sample* sample;
     std::atomic<int> next;
 };
 
-struct Telling {
+struct LogprobJob {
     const ForcedTokens* given;
     std::atomic<int> next;
 };
 
-void tell_rows(void* arg, int) {
-    auto& d = *static_cast<Telling*>(arg);
+void write_forced_logprobs(void* arg, int) {
+    auto& d = *static_cast<LogprobJob*>(arg);
     const ForcedTokens& g = *d.given;
     thread_local SamplerScratch scratch;
     for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < g.rows;) {
@@ -171,10 +171,10 @@ int count_failed(const Sample& sample) {
 }
 
 SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of failed rows
-    Drawing d{sample, 0};
+    SampleJob d{sample, 0};
     run_rows(
         [](void* arg, int) {
-            auto& mine = *static_cast<Drawing*>(arg);
+            auto& mine = *static_cast<SampleJob*>(arg);
             sample_rows(*mine.sample, mine.next);
         },
         &d, sample->rows);
@@ -182,6 +182,6 @@ SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of f
 }
 
 SYLVAN_API void sylvan_logprobs(const ForcedTokens* given) {
-    Telling d{given, 0};
-    run_rows(tell_rows, &d, given->rows);
+    LogprobJob d{given, 0};
+    run_rows(write_forced_logprobs, &d, given->rows);
 }

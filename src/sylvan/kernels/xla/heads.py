@@ -99,11 +99,11 @@ def rotate(x_THD: Array, table_TR: Array, *, interleaved: bool) -> Array:
     rotary, passing = x_THD[..., :dim], x_THD[..., dim:]
     if interleaved:
         a, b = rotary[..., ::2], rotary[..., 1::2]
-        turned = jnp.stack((a * cos - b * sin, b * cos + a * sin), -1).reshape(rotary.shape)
+        rotated = jnp.stack((a * cos - b * sin, b * cos + a * sin), -1).reshape(rotary.shape)
     else:
         a, b = jnp.split(rotary, 2, -1)
-        turned = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
-    return jnp.concatenate((turned, passing), -1)
+        rotated = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+    return jnp.concatenate((rotated, passing), -1)
 
 
 def attention(v: Values, op: Attention) -> None:
@@ -164,8 +164,8 @@ def latent_rows(v: Values, op: LatentRows) -> None:
     table = v.table(op.cos_sin, rope_dim)[v.step.sources[Source.POSITIONS]]
     q = v.wide(op.q).reshape(-1, heads, nope + rope_dim)
     kv = v.wide(op.kv)
-    turned = rotate(q[..., nope:], table, interleaved=op.interleaved).astype(dtype)
-    queries = jnp.concatenate((jnp.zeros((*turned.shape[:2], latent), dtype), turned), -1)
+    rotated = rotate(q[..., nope:], table, interleaved=op.interleaved).astype(dtype)
+    queries = jnp.concatenate((jnp.zeros((*rotated.shape[:2], latent), dtype), rotated), -1)
     value = _head_norm(kv[:, None, :latent], v.vector(op.norm, latent), op.eps)[:, 0]
     key = rotate(kv[:, None, latent:], table, interleaved=op.interleaved)[:, 0]
     parts = queries.reshape(queries.shape[0], -1), value, key, value

@@ -42,8 +42,8 @@ def token_store(v: Values, op: TokenStore) -> None:
         table = v.table(op.cos_sin, op.rotary_dim)[v.step.sources[Source.POSITIONS]]
         own = rotate(v.wide(op.k)[:, None], table, interleaved=op.interleaved)[:, 0].astype(kind)
         q_TGI = v.wide(op.q).reshape(key.shape[0], op.index_heads, -1)
-        turned = rotate(q_TGI, table, interleaved=op.interleaved)
-        v.buffers[op.q] = turned.reshape(key.shape[0], -1).astype(kind)
+        rotated = rotate(q_TGI, table, interleaved=op.interleaved)
+        v.buffers[op.q] = rotated.reshape(key.shape[0], -1).astype(kind)
     layer, slots = _layer(v, op.pages), v.step.slots[op.pages.table]
     pages, values = v.pages[layer]
     v.pages[layer] = store(pages, slots, jnp.concatenate((key, own), -1)[:, None]), values

@@ -324,8 +324,8 @@ class AdapterTargets:
         self, config: AdapterConfig, name: str, module: LowRank, target: AdapterTarget
     ) -> Prepared:
         down, up = module.factors
-        is_turned = config.fan_in_fan_out and target.kind == "linear"
-        converted = up.T if is_turned else up
+        is_transposed = config.fan_in_fan_out and target.kind == "linear"
+        converted = up.T if is_transposed else up
         if target.kind == "linear" and target.source in self._found:
             converted = self._convert(target.source, converted)
         elif self._convert(target.source, up) is not up:
@@ -333,7 +333,7 @@ class AdapterTargets:
                 f"the adapter changes {name!r}, which the model computes with in "
                 f"another form: that cannot be served beside the model; {_MERGE}"
             )
-        if is_turned and converted.shape == up.T.shape != up.shape:
+        if is_transposed and converted.shape == up.T.shape != up.shape:
             converted = converted.T  # stored like other matrices after all
         shape = list(converted.shape[:1]) + list(down.shape[1:])
         wanted = list(target.shape)
