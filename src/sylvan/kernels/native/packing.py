@@ -35,7 +35,7 @@ def can_pack(kind: PackKind) -> bool:
 
 
 def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bool:
-    """Write plain numbers over outputs `first` .. of a packed matrix, rounded as they are kept.
+    """Overwrite outputs from `first` on of a packed matrix with unquantised numbers, rounded.
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
@@ -70,7 +70,7 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
 
 
 def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
-    """Overwrite some outputs by plain numbers, quantised to the existing form; see `can_pack`.
+    """Overwrite some outputs with new numbers, quantised to the existing form; see `can_pack`.
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.

@@ -26,7 +26,7 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.divided import DividedFiles
 from sylvan.runtime.models.files import LoadFormat, open_weights
-from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
+from sylvan.runtime.models.formats import UNSPECIFIED, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
 from sylvan.runtime.models.kv_scales import ENDS as OF_KEYS_AND_VALUES
@@ -95,7 +95,7 @@ class WeightReader:
         self._slots = {slot.name: slot for slot in slots(model)}
         sources = (source for slot in self._slots.values() for source in slot.sources)
         raw = getattr(getattr(model, "config", None), "raw", {})
-        self._format = stored_format(raw) or UNSAID
+        self._format = stored_format(raw) or UNSPECIFIED
         if isinstance(checkpoint, KeptBlocks):
             self._format = GgufBlocks()
         elif blocks and has_blocks(checkpoint):
