@@ -98,8 +98,8 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     "spec_verified_drafts": ("Slices whose guesses were verified", lambda n, _: n.verified_drafts),
     "spec_proposed_tokens": ("Guesses that were verified", lambda n, _: n.proposed_draft_tokens),
     "spec_accepted_tokens": ("Of these, the right ones", lambda n, _: n.accepted_draft_tokens),
-    "spec_seconds_won": (
-        "Seconds that guesses saved, about; below 0: that they cost",
+    "spec_seconds_saved": (
+        "Estimated seconds saved by drafts; below 0: they cost more than they saved",
         lambda n, _: n.draft_seconds_saved,
     ),
     "lora_pool_slots_used": ("Slots with an adapter", lambda n, _: n.lora_slots_used),
