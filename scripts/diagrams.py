@@ -123,16 +123,16 @@ def overview() -> str:
     d.box((550, 238, 150, 58), "Detokenizer", rest="ids to text, stops")
     d.box((730, 44, 130, 58), "Radix cache", "amber", "shared prefixes")
     d.box((730, 136, 130, 66), "Executor", "teal", "native kernels,\nTriton, PyTorch")
-    d.box((730, 238, 130, 58), "KV tiers", "amber", "host, disk, Redis, S3")
+    d.box((730, 238, 130, 58), "KV tiers", "amber", "host memory, disk,\nRedis, S3")
     for y in (73, 165, 257):
         d.arrow((210, y), (288, 165))
-    d.arrow((450, 165), (548, 80))
+    d.arrow((450, 165), (548, 60))
     d.arrow((625, 102), (625, 134))
     d.arrow((625, 202), (625, 236))
     d.arrow((700, 169), (728, 169), both=True)
     d.arrow((700, 140), (728, 98), both=True)
     d.arrow((795, 202), (795, 236), both=True)
-    d.arrow((548, 267), (540, 267), (540, 88), (548, 88))
+    d.arrow((550, 267), (540, 267), (540, 90), (549, 90))
     return d.svg()
 
 

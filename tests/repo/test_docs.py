@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -15,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from sylvan.cli.help import shown_sections
+from sylvan.cli.main import COMMANDS
+from sylvan.config.flags import parse_flags
 from sylvan.config.schema import BENCH, ROUTE, SERVE, SIMULATE
+from sylvan.protocol.errors import ConfigError
 from tests.support.sources import ELLIPSIS, source_files
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +182,36 @@ def test_each_metric_of_sglang_is_exported_or_answered():
     assert len(names) == 172
     assert len(left) < 80
     assert [n for n in left if not any(fnmatchcase(n, pattern) for pattern in answered)] == []
+
+
+def command_lines():
+    """Each `sylvan` command in a code block of a page, without prompt, variables and comment."""
+    for page in (*DOCS.rglob("*.md"), ROOT / "README.md"):
+        if page.parent.name == "reference":
+            continue
+        for block in re.findall(r"^ *```[^\n]*\n(.*?)^ *```", page.read_text(), re.DOTALL | re.M):
+            for line in block.replace("\\\n", " ").splitlines():
+                if found := re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(sylvan [a-z-]+.*)", line):
+                    yield page.relative_to(ROOT), found[1]
+
+
+def fault_of(line):
+    """The error that the command would report for its flags and positions; empty if none."""
+    words = shlex.split(re.split(r"\s+#|[|&;>]|\s2>", line)[0])[1:]
+    name = next(name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS)
+    spec = importlib.import_module(COMMANDS[name].module).SPEC
+    try:
+        parsed = parse_flags(words[len(name.split()) :], spec.all_options, tree=spec.tree)
+    except ConfigError as error:
+        return str(error)
+    positions = [word for word in parsed.positions if word != "..."]
+    return f"positions: {positions}" if len(positions) > spec.max_positions else ""
+
+
+def test_commands_on_pages_are_understood():
+    lines = list(command_lines())
+
+    wrong = [(str(page), line, why) for page, line in lines if (why := fault_of(line))]
+    assert wrong == []
+    assert len(lines) > 80
+    assert fault_of("sylvan serve --cache.page-sise 16")

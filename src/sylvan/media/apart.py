@@ -19,7 +19,7 @@ _ARCHITECTURES = frozenset({"CLIPModel", "Siglip2Model", "SiglipModel"})
 
 
 class ApartImages:
-    """Prepares images with the checkpoint's image processor, and nothing around them."""
+    """Prepares images with the checkpoint's image processor, without prompts."""
 
     def __init__(self, images: Any) -> None:
         self._images = images

@@ -48,7 +48,7 @@ class Text:
 
 
 class Vectors(Capability):
-    """Has the vectors of every row kept."""
+    """Asks the executor to keep the hidden vectors of every row."""
 
     name: ClassVar = "vectors"
     work_type: ClassVar = bool
@@ -192,7 +192,7 @@ def _text(worker: VectorsWorker | None, rid: str, prompt: IntArray, found: list[
 
 
 def request(rid: str, ids: IntArray, most: int, eos_ids: tuple[int, ...]) -> GenerateRequest:
-    """A greedy one."""
+    """A request that continues `ids` greedily by up to `most` tokens."""
     sampling = SamplingParams(max_new_tokens=most, temperature=0.0, sampling_seed=0)
     return GenerateRequest(
         rid=rid, input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling, eos_ids=eos_ids

@@ -139,7 +139,7 @@ def answered(
     options: DraftTrainOptions,
     progress: Progress,
 ) -> tuple[list[Path], list[IntArray]]:
-    """Have the model answer prompts; files of texts, and prompts that are left for an evaluation.
+    """Let the model answer prompts; return files of texts, and prompts held out for evaluation.
 
     Raises:
         ConfigError: see `train_draft`.
@@ -209,10 +209,10 @@ def write_head(
 
 
 def _begin(work: Path, config: Config, data: Path, options: DraftTrainOptions) -> None:
-    """Note what is trained, or see that it is what was trained here before.
+    """Write down what is trained, or check that a previous run here trained the same.
 
     Raises:
-        ConfigError: it is something else, or the directory cannot be written.
+        ConfigError: the previous run differs, or the directory cannot be written.
     """
     asked = {"model": config.model, "data": str(data.resolve()), "wish": asdict(options)}
     note = work / "asked.json"

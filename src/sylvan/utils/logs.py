@@ -52,7 +52,7 @@ def set_up(level: str, style: Format = "text", folder: str | None = None) -> Non
 
 
 class LogLevel:
-    """The level of logs that is configured; one that somebody set meanwhile stays until it changes.
+    """Applies the configured log level when it changes, so a level set by hand stays until then.
 
     Args:
         level: At the start.

@@ -31,11 +31,15 @@ class WorkerGauges(Collector):
         yield from self._pool()
         yield from self._each()
         manual = [p for p in self._placing.policies if isinstance(p, Manual)]
-        entries = GaugeMetricFamily(PREFIX + "manual_policy_cache_entries", "Routing keys kept")
+        entries = GaugeMetricFamily(
+            PREFIX + "manual_policy_cache_entries", "Routing keys that the policy remembers"
+        )
         entries.add_metric([], sum(policy.num_keys for policy in manual))
         yield entries
         keys = GaugeMetricFamily(
-            PREFIX + "worker_routing_keys_active", "Routing keys of a worker", labels=["worker"]
+            PREFIX + "worker_routing_keys_active",
+            "Routing keys assigned to a worker",
+            labels=["worker"],
         )
         for worker in self._registry.workers:
             keys.add_metric([worker.url], sum(policy.keys_of(worker) for policy in manual))
@@ -49,12 +53,16 @@ class WorkerGauges(Collector):
                 sizes[worker.kind, worker.connection, model] += 1
             connections[worker.kind, worker.connection] += worker.num_running
         labels = ["worker_type", "connection_mode", "model_id"]
-        size = GaugeMetricFamily(PREFIX + "worker_pool_size", "Workers", labels=labels)
+        size = GaugeMetricFamily(
+            PREFIX + "worker_pool_size", "Workers known to the gateway", labels=labels
+        )
         for values, count in sizes.items():
             size.add_metric(values, count)
         yield size
         active = GaugeMetricFamily(
-            PREFIX + "worker_connections_active", "Requests at workers", labels=labels[:2]
+            PREFIX + "worker_connections_active",
+            "Requests being answered by workers",
+            labels=labels[:2],
         )
         for values, count in connections.items():
             active.add_metric(values, count)
@@ -62,11 +70,11 @@ class WorkerGauges(Collector):
 
     def _each(self) -> Iterator[Metric]:
         values = {
-            "requests_active": "Requests at a worker",
-            "health": "1 if healthy",
-            "cb_state": "0 closed, 1 open, 2 half-open",
-            "cb_consecutive_failures": "Failures in a row",
-            "cb_consecutive_successes": "Successes in a row",
+            "requests_active": "Requests being answered by a worker",
+            "health": "1 if the worker is healthy",
+            "cb_state": "State of the circuit breaker: 0 closed, 1 open, 2 half-open",
+            "cb_consecutive_failures": "Consecutive failures of a worker",
+            "cb_consecutive_successes": "Consecutive successes of a worker",
         }
         families = {
             name: GaugeMetricFamily(PREFIX + "worker_" + name, doc, labels=["worker"])
@@ -105,7 +113,7 @@ class InflightAges(Collector):
         ages = [now - began for began in self._began.values()]
         family = GaugeMetricFamily(
             PREFIX + "http_inflight_request_age_count",
-            "Requests under way that are at most so old",
+            "Requests being answered whose age is at most `le` seconds",
             labels=["le"],
         )
         for bound in AGES:

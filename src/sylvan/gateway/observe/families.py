@@ -72,13 +72,20 @@ class HttpFamilies:
 
     def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "http_"
-        self.requests = make.counter(name + "requests", "Requests", "method", "path")
+        self.requests = make.counter(name + "requests", "HTTP requests received", "method", "path")
         self.duration = make.seconds(
-            name + "request_duration_seconds", "Request to last byte", "method", "path"
+            name + "request_duration_seconds",
+            "Time from a request to the last byte of its response",
+            "method",
+            "path",
         )
-        self.responses = make.counter(name + "responses", "Answers", "status_code", "error_code")
-        self.connections = make.level(name + "connections_active", "Requests under way")
-        self.rate_limit = make.counter(name + "rate_limit", "Requests at the limits", "result")
+        self.responses = make.counter(
+            name + "responses", "HTTP responses sent", "status_code", "error_code"
+        )
+        self.connections = make.level(name + "connections_active", "HTTP requests being answered")
+        self.rate_limit = make.counter(
+            name + "rate_limit", "Requests admitted or refused by rate limits", "result"
+        )
 
 
 class RouterFamilies:
@@ -86,29 +93,42 @@ class RouterFamilies:
 
     def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "router_"
-        self.requests = make.counter(name + "requests", "Requests", *_ROUTER, "streaming")
+        self.requests = make.counter(
+            name + "requests", "Requests forwarded to workers", *_ROUTER, "streaming"
+        )
         self.duration = make.seconds(
-            name + "request_duration_seconds", "Request to last byte", *_ROUTER
+            name + "request_duration_seconds",
+            "Time from forwarding a request to the last byte",
+            *_ROUTER,
         )
         self.errors = make.counter(
-            name + "request_errors", "Requests that failed", *_ROUTER, "error_type"
+            name + "request_errors", "Forwarded requests that failed", *_ROUTER, "error_type"
         )
         self.stages = make.seconds(
-            name + "stage_duration_seconds", "Time in a stage", "router_type", "stage"
+            name + "stage_duration_seconds",
+            "Time in each stage of forwarding",
+            "router_type",
+            "stage",
         )
         self.upstream = make.counter(
-            name + "upstream_responses", "Answers of workers", "router_type", "status_code"
+            name + "upstream_responses", "Responses of workers", "router_type", "status_code"
         )
-        self.ttft = make.seconds(name + "ttft_seconds", "Request to first byte", *_ROUTER)
-        self.tpot = make.seconds(name + "tpot_seconds", "Time of a later token", *_ROUTER)
-        self.tokens = make.counter(name + "tokens", "Tokens", *_ROUTER, "token_type")
+        self.ttft = make.seconds(
+            name + "ttft_seconds", "Time from forwarding a request to the first byte", *_ROUTER
+        )
+        self.tpot = make.seconds(
+            name + "tpot_seconds", "Mean time per output token after the first", *_ROUTER
+        )
+        self.tokens = make.counter(
+            name + "tokens", "Tokens of prompts and outputs", *_ROUTER, "token_type"
+        )
         self.generation = make.seconds(
-            name + "generation_duration_seconds", "First to last byte", *_ROUTER
+            name + "generation_duration_seconds", "Time from the first byte to the last", *_ROUTER
         )
         self.continued = make.total(
-            OWN_PREFIX + "streams_continued", "Streams that another worker continued"
+            OWN_PREFIX + "streams_continued", "Broken streams that another worker continued"
         )
-        self.cut = make.total(OWN_PREFIX + "streams_cut", "Streams that were not continued")
+        self.cut = make.total(OWN_PREFIX + "streams_cut", "Broken streams that no worker continued")
 
 
 class WorkerFamilies:
@@ -116,24 +136,35 @@ class WorkerFamilies:
 
     def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "worker_"
-        self.checks = make.counter(name + "health_checks", "Health checks", "worker_type", "result")
+        self.checks = make.counter(
+            name + "health_checks", "Health checks of workers", "worker_type", "result"
+        )
         self.selections = make.counter(
             name + "selection",
-            "Choices of policies",
+            "Workers chosen by policies",
             *("worker_type", "connection_mode", "model_id", "policy"),
         )
         self.errors = make.counter(
-            name + "errors", "Failures", "worker_type", "connection_mode", "error_type"
+            name + "errors",
+            "Failed requests to workers",
+            "worker_type",
+            "connection_mode",
+            "error_type",
         )
         self.transitions = make.counter(
-            name + "cb_transitions", "Changes of circuit breakers", "worker", "from", "to"
+            name + "cb_transitions", "Changes of state of circuit breakers", "worker", "from", "to"
         )
         self.outcomes = make.counter(
             name + "cb_outcomes", "Outcomes reported to circuit breakers", "worker", "outcome"
         )
-        self.retries = make.counter(name + "retries", "Retries", "worker_type", "endpoint")
+        self.retries = make.counter(
+            name + "retries", "Retries of requests", "worker_type", "endpoint"
+        )
         self.exhausted = make.counter(
-            name + "retries_exhausted", "Requests that no retry helped", "worker_type", "endpoint"
+            name + "retries_exhausted",
+            "Requests that failed after all retries",
+            "worker_type",
+            "endpoint",
         )
         self.backoff = make.seconds(
             name + "retry_backoff_seconds", "Pauses before retries", "attempt"
@@ -146,11 +177,13 @@ class PolicyFamilies:
     def __init__(self, make: MetricMaker) -> None:
         names = ("manual", "prefix_hash", "consistent_hashing")
         self.branches = {
-            name: make.counter(PREFIX + f"{name}_policy_branch", "Choices by reason", "branch")
+            name: make.counter(
+                PREFIX + f"{name}_policy_branch", "Choices of the policy, by reason", "branch"
+            )
             for name in names
         }
         self.branches["cache_aware"] = make.counter(
-            OWN_PREFIX + "cache_aware_policy_branch", "Choices by reason", "branch"
+            OWN_PREFIX + "cache_aware_policy_branch", "Choices of the policy, by reason", "branch"
         )
 
 
@@ -160,13 +193,17 @@ class DiscoveryFamilies:
     def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "discovery_"
         self.registrations = make.counter(
-            name + "registrations", "Workers added", "source", "result"
+            name + "registrations", "Workers added by discovery", "source", "result"
         )
         self.deregistrations = make.counter(
-            name + "deregistrations", "Workers removed", "source", "reason"
+            name + "deregistrations", "Workers removed by discovery", "source", "reason"
         )
-        self.sync = make.seconds(name + "sync_duration_seconds", "One look", "source")
-        self.workers = make.gauge(name + "workers_discovered", "Workers found", "source")
+        self.sync = make.seconds(
+            name + "sync_duration_seconds", "Time of one search for workers", "source"
+        )
+        self.workers = make.gauge(
+            name + "workers_discovered", "Workers found by discovery", "source"
+        )
 
 
 class HistoryFamilies:
@@ -175,15 +212,24 @@ class HistoryFamilies:
     def __init__(self, make: MetricMaker) -> None:
         name = PREFIX + "db_"
         self.operations = make.counter(
-            name + "operations", "Operations", "storage_type", "operation", "result"
+            name + "operations",
+            "Operations of the store of responses",
+            "storage_type",
+            "operation",
+            "result",
         )
         self.duration = make.seconds(
-            name + "operation_duration_seconds", "One operation", "storage_type", "operation"
+            name + "operation_duration_seconds",
+            "Time of one operation of the store",
+            "storage_type",
+            "operation",
         )
         self.connections = make.gauge(
-            name + "connections_active", "Open connections", "storage_type"
+            name + "connections_active", "Open connections to the store", "storage_type"
         )
-        self.items = make.gauge(name + "items_stored", "Items stored", "storage_type")
+        self.items = make.gauge(
+            name + "items_stored", "Responses and conversations in the store", "storage_type"
+        )
 
 
 class Families:

@@ -88,7 +88,7 @@ class ClipText(Decoder):
     }
 
     def rename(self, name: str) -> str:
-        """Names without what stands before them."""
+        """Remove prefixes that the text tower has in checkpoints."""
         for prefix in ("text_model.", "embeddings.", "encoder."):
             name = name.removeprefix(prefix)
         return name.replace("position_ids", "unused.position_ids")

@@ -50,7 +50,7 @@ class DeviceStream:
 
 
 class DeviceGraph:
-    """A captured graph; captures share one memory pool, so the largest is to come first."""
+    """A captured graph. Captures share one memory pool, so capture the largest first."""
 
     def __init__(self, module: ModuleType, graph: Any, pool: Any, stream: Any) -> None:
         self._module, self._graph, self._pool, self._stream = module, graph, pool, stream

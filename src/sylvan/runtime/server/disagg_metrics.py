@@ -18,32 +18,47 @@ _GAUGES = {
     ),
     "num_prefill_inflight_queue_reqs": (
         "prefill_inflight_queue_reqs",
-        "Prompts that are being sent to decode servers",
+        "Prompts whose KV is being sent to a decode server",
     ),
     "num_decode_prealloc_queue_reqs": (
         "decode_prealloc_queue_reqs",
-        "Requests that wait for memory for their KV",
+        "Requests waiting for memory for their KV",
     ),
     "num_decode_transfer_queue_reqs": (
         "decode_transfer_queue_reqs",
-        "Requests whose KV is arriving",
+        "Requests whose KV is being received",
     ),
     "num_decode_retracted_queue_reqs": (
         "decode_retracted_queue_reqs",
-        "Retracted requests that a prefill server computes again",
+        "Retracted requests waiting for a prefill server to compute them again",
     ),
 }
 _COUNTERS = {
-    "num_bootstrap_failed_reqs": ("bootstrap_failed", "Requests whose two servers did not meet"),
-    "num_transfer_failed_reqs": ("transfer_failed", "Requests whose KV did not come"),
-    "num_prefill_retries": ("prefill_retries", "Requests that asked a prefill server again"),
+    "num_bootstrap_failed_reqs": (
+        "bootstrap_failed",
+        "Requests whose prefill and decode server did not connect",
+    ),
+    "num_transfer_failed_reqs": ("transfer_failed", "Requests whose KV did not arrive"),
+    "num_prefill_retries": ("prefill_retries", "Times that a request asked a prefill server again"),
 }
 _HISTOGRAMS = {
-    "kv_transfer_speed_gb_s": ("speed_gb_s", SPEEDS_GB_S, "Speed of transfers"),
-    "kv_transfer_latency_ms": ("latency_ms", TIMES_MS, "Time until all pages were there"),
-    "kv_transfer_bootstrap_ms": ("bootstrap_ms", TIMES_MS, "Arrival until the servers had met"),
-    "kv_transfer_alloc_ms": ("alloc_ms", TIMES_MS, "Arrival until there was memory"),
-    "kv_transfer_total_mb": ("total_mb", SIZES_MB, "Size of transfers"),
+    "kv_transfer_speed_gb_s": ("speed_gb_s", SPEEDS_GB_S, "Speed of KV transfers"),
+    "kv_transfer_latency_ms": (
+        "latency_ms",
+        TIMES_MS,
+        "Time from arrival until all pages of KV had arrived",
+    ),
+    "kv_transfer_bootstrap_ms": (
+        "bootstrap_ms",
+        TIMES_MS,
+        "Time from arrival until prefill and decode server were connected",
+    ),
+    "kv_transfer_alloc_ms": (
+        "alloc_ms",
+        TIMES_MS,
+        "Time from arrival until memory for the KV was reserved",
+    ),
+    "kv_transfer_total_mb": ("total_mb", SIZES_MB, "Size of KV transfers"),
 }
 
 

@@ -57,10 +57,13 @@ class Accounts:
         self._requests = RequestMetrics(observe, self.labels, registry)
         self._calls = CallMetrics(prefix, registry)
         self._loads = Histogram(
-            f"{prefix}get_loads_duration_seconds", "Time of /v1/loads", registry=registry
+            f"{prefix}get_loads_duration_seconds", "Time to answer /v1/loads", registry=registry
         )
         self._startup = Gauge(
-            f"{prefix}startup_time_seconds", "Time of the start", ["phase"], registry=registry
+            f"{prefix}startup_time_seconds",
+            "Time of each phase of the start",
+            ["phase"],
+            registry=registry,
         )
         engine.router.observers.append(self.ended)
 

@@ -27,7 +27,7 @@ async def media_input(
         chat: The model's template.
         given: The input.
         path: Its path in the body.
-        asked: All else that is asked for.
+        asked: The request's other fields.
 
     Raises:
         RequestError: It is empty, or the model has no template for it.

@@ -9,6 +9,7 @@ from sylvan.runtime.engine.progress import (
     REPORT_INTERVAL_S,
     LoggedProgress,
     ReportedProgress,
+    logger,
 )
 
 
@@ -34,9 +35,9 @@ def test_the_end_of_loading_is_always_reported(caplog):
         progress(1 << 10, 2 << 10)
         progress(2 << 10, 2 << 10)
 
-    assert [record.getMessage() for record in caplog.records] == [
-        "loading weights: 2 KiB of 2 KiB (100 %)"
-    ]
+    # the collector may log what earlier tests left behind
+    lines = [record.getMessage() for record in caplog.records if record.name == logger.name]
+    assert lines == ["loading weights: 2 KiB of 2 KiB (100 %)"]
 
 
 def test_the_parent_gets_progress_at_a_bounded_rate_and_the_end():

@@ -17,8 +17,8 @@ import pytest
 from sylvan.kernels import cache_files, describe
 from sylvan.kernels.native import weights
 from sylvan.protocol.commands import CheckHealth, DiskTensors, ReleaseMemory, UpdateWeights
+from sylvan.runtime.executor import background_writes
 from sylvan.runtime.executor import build as building
-from sylvan.runtime.executor import late_writes
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import LocalOptions
 from tests.support import random_model
@@ -198,7 +198,7 @@ def test_weights_that_are_being_written_do_not_change(model_dir, tmp_path, monke
 
 
 def test_a_server_that_ends_waits_for_its_disk_a_moment_only(model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(late_writes, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(background_writes, "_PATIENCE_S", 0.01)
     options = replace(OPTIONS, load_cache=tmp_path / "cache")
     ended: list[bool] = []
     real = cache_files.write_blob

@@ -47,34 +47,39 @@ class CallMetrics:
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
         names = ["endpoint", "method"]
-        self._calls = CounterFamily(f"{prefix}http_requests", "Calls", names, registry)
+        self._calls = CounterFamily(
+            f"{prefix}http_requests", "HTTP requests received", names, registry
+        )
         self._answers = CounterFamily(
-            f"{prefix}http_responses", "Answers", ["endpoint", "status_code", "method"], registry
+            f"{prefix}http_responses",
+            "HTTP responses sent",
+            ["endpoint", "status_code", "method"],
+            registry,
         )
         self._active = GaugeFamily(
-            f"{prefix}http_requests_active", "Calls under way", names, registry
+            f"{prefix}http_requests_active", "HTTP requests being answered", names, registry
         )
         self._lag = Histogram(
             "sylvan:event_loop_lag_seconds",
-            "How late the event loop runs what is due",
+            "Delay of the event loop in running what is due",
             buckets=LAG_S,
             registry=registry,
         )
         self._holds = Counter(
             "sylvan:event_loop_holds",
-            "Times that a function held up the event loop (observe.loop_hold_s)",
+            "Times that a function blocked the event loop too long (observe.loop_hold_s)",
             ["function"],
             registry=registry,
         )
         self._held = Counter(
             "sylvan:event_loop_held_seconds",
-            "Time for which a function held up the event loop, in such cases",
+            "Time for which a function blocked the event loop too long",
             ["function"],
             registry=registry,
         )
         self._refusals = Counter(
             "sylvan:refusals",
-            "Calls that were refused because a setting bounds what they ask for",
+            "Requests refused because they ask for more than a setting allows",
             ["setting"],
             registry=registry,
         )
@@ -127,10 +132,10 @@ class ConnectionCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "sylvan:connections", "Connections that are open", value=len(self._connections)
+            "sylvan:connections", "Open connections", value=len(self._connections)
         )
         ended = CounterMetricFamily(
-            "sylvan:connections_ended", "Connections that a limit ended", labels=["reason"]
+            "sylvan:connections_ended", "Connections closed because of a limit", labels=["reason"]
         )
         for reason, count in self._connections.refused.items():
             ended.add_metric([reason], count)
@@ -146,7 +151,7 @@ class ProcessorTime(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             f"{self._prefix}process_cpu_seconds",
-            "Processor time, all threads of a process together",
+            "Processor time of all threads of a process",
             labels=["component"],
         )
         family.add_metric(["tokenizer"], process_cpu())

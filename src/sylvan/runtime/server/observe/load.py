@@ -40,98 +40,149 @@ def _occupied(load: SchedulerLoad) -> int:
 
 
 _GAUGES: Mapping[str, tuple[str, Value]] = {
-    "num_running_reqs": ("Requests that run", lambda n, _: n.num_running_reqs),
-    "num_queue_reqs": ("Requests that wait", lambda n, _: n.num_waiting_reqs),
-    "num_grammar_queue_reqs": ("Of these, for a grammar", lambda n, _: n.num_grammar_reqs),
+    "num_running_reqs": ("Running requests", lambda n, _: n.num_running_reqs),
+    "num_queue_reqs": ("Waiting requests", lambda n, _: n.num_waiting_reqs),
+    "num_grammar_queue_reqs": (
+        "Requests waiting for their grammar to be compiled",
+        lambda n, _: n.num_grammar_reqs,
+    ),
     "num_paused_reqs": (
-        "Requests that wait for /continue_generation",
+        "Requests paused until /continue_generation",
         lambda n, _: n.num_running_reqs if n.paused else 0,
     ),
     "num_used_tokens": ("Tokens of KV that requests hold", lambda n, _: n.num_used_tokens),
     "kv_used_tokens": ("Tokens of KV that requests hold", lambda n, _: n.num_used_tokens),
-    "kv_evictable_tokens": ("Tokens of KV that only cache", lambda n, _: n.num_cached_tokens),
+    "kv_evictable_tokens": (
+        "Tokens of KV that the prefix cache holds and no request uses",
+        lambda n, _: n.num_cached_tokens,
+    ),
     "kv_available_tokens": (
-        "Tokens of KV that are free",
+        "Free tokens of KV memory",
         lambda n, f: max(0, _capacity(n, f) - _occupied(n)),
     ),
-    "max_total_num_tokens": ("Tokens that fit into the KV memory", _capacity),
+    "max_total_num_tokens": ("Tokens that the KV memory can hold", _capacity),
     "token_usage": ("Share of the KV memory that requests hold", _usage),
-    "full_token_usage": ("The same, of layers that see everything", _usage),
+    "full_token_usage": (
+        "Share of the KV memory of full-attention layers that requests hold",
+        _usage,
+    ),
     "swa_token_usage": (
-        "The same, of layers with a window",
+        "Share of the KV memory of sliding-window layers in use",
         lambda n, _: _share(n.swa_used_tokens, n.swa_total_tokens),
     ),
     "mamba_usage": (
-        "Share of the slots of recurrent state that are used",
+        "Share of the slots of recurrent state in use",
         lambda n, _: _share(n.mamba_used_states, n.mamba_total_states),
     ),
-    "decode_sum_seq_lens": ("Tokens of all running requests", lambda n, _: n.decode_sum_seq_lens),
+    "decode_sum_seq_lens": (
+        "Tokens, prompts included, of all running requests",
+        lambda n, _: n.decode_sum_seq_lens,
+    ),
     "cache_hit_rate": (
         "Share of prompt tokens that came from the cache, since the start",
         lambda n, _: _share(n.cached_prompt_tokens, n.cached_prompt_tokens + n.computed_tokens),
     ),
-    "gen_throughput": ("Tokens generated a second", lambda n, _: n.gen_throughput),
+    "gen_throughput": ("Tokens generated per second", lambda n, _: n.gen_throughput),
     "utilization": (
-        "Running requests, of those that may run",
+        "Running requests, as a share of the most that may run",
         lambda n, f: _share(n.num_running_reqs, f.max_running_reqs),
     ),
     "new_token_ratio": (
         "Share of its limit that a request is expected to generate",
         lambda n, _: n.new_token_ratio,
     ),
-    "context_len": ("Longest prompt plus output", lambda _, f: f.context_len),
-    "page_size": ("Tokens of a page of KV", lambda _, f: f.page_size),
-    "num_pages": ("Pages of KV", lambda n, f: _capacity(n, f) // max(1, f.page_size)),
+    "context_len": (
+        "Largest number of tokens of a prompt and its output",
+        lambda _, f: f.context_len,
+    ),
+    "page_size": ("Tokens per page of KV", lambda _, f: f.page_size),
+    "num_pages": ("Pages of KV memory", lambda n, f: _capacity(n, f) // max(1, f.page_size)),
     "weight_memory_usage_gb": ("GB of weights", lambda _, f: _gb(f, "weight_bytes")),
     "kv_cache_memory_usage_gb": ("GB of KV memory", lambda _, f: _gb(f, "kv_bytes")),
     "is_cuda_graph": (
-        "Whether steps are captured graphs",
+        "1 if steps run as captured graphs",
         lambda _, f: float(f.extra.get("runner") == "graph"),
     ),
-    "num_retracted_reqs": ("Requests that lost their memory", lambda n, _: n.retractions),
+    "num_retracted_reqs": (
+        "Requests retracted because KV memory ran out",
+        lambda n, _: n.retractions,
+    ),
     "generated_tokens": ("Tokens generated", lambda n, _: n.generated_tokens),
     "spec_accept_length": (
-        "Tokens of a step that verifies guesses",
+        "Mean tokens per request and verifying step",
         lambda n, _: n.accept_length,
     ),
-    "spec_accept_rate": ("Share of guesses that were right", lambda n, _: n.accept_rate),
-    "spec_verified_drafts": ("Slices whose guesses were verified", lambda n, _: n.verified_drafts),
-    "spec_proposed_tokens": ("Guesses that were verified", lambda n, _: n.proposed_draft_tokens),
-    "spec_accepted_tokens": ("Of these, the right ones", lambda n, _: n.accepted_draft_tokens),
-    "spec_seconds_won": (
-        "Seconds that guesses saved, about; below 0: that they cost",
+    "spec_accept_rate": ("Share of draft tokens that were accepted", lambda n, _: n.accept_rate),
+    "spec_verified_drafts": ("Drafts verified", lambda n, _: n.verified_drafts),
+    "spec_proposed_tokens": ("Draft tokens verified", lambda n, _: n.proposed_draft_tokens),
+    "spec_accepted_tokens": ("Draft tokens accepted", lambda n, _: n.accepted_draft_tokens),
+    "spec_seconds_saved": (
+        "Estimated seconds saved by drafts; below 0: they cost more than they saved",
         lambda n, _: n.draft_seconds_saved,
     ),
-    "lora_pool_slots_used": ("Slots with an adapter", lambda n, _: n.lora_slots_used),
-    "lora_pool_slots_total": ("Slots for adapters", lambda n, _: n.lora_slots_total),
-    "lora_pool_utilization": ("Share of slots with an adapter", lambda n, _: n.lora_utilization),
-    "lora_adapters": ("Adapters that may be asked for", lambda n, _: n.lora_adapters),
-    "lora_host_copies": ("Adapters in host memory", lambda n, _: n.lora_copies),
-    "encoder_cache_entries": ("Items that are encoded", lambda n, _: n.encoder_entries),
-    "encoder_cache_size_mb": ("MB of their vectors", lambda n, _: n.encoder_bytes / 1e6),
-    "encoder_vector_bytes": ("Bytes of their vectors", lambda n, _: n.encoder_bytes),
-    "grammar_tries": ("Outputs that went back to their schema", lambda n, _: n.grammar_tries),
-    "grammar_taken_back_tokens": ("Tokens taken back then", lambda n, _: n.grammar_taken_back),
+    "lora_pool_slots_used": (
+        "Slots on the device that hold a LoRA adapter",
+        lambda n, _: n.lora_slots_used,
+    ),
+    "lora_pool_slots_total": (
+        "Slots for LoRA adapters on the device",
+        lambda n, _: n.lora_slots_total,
+    ),
+    "lora_pool_utilization": (
+        "Share of the device's LoRA slots that hold an adapter",
+        lambda n, _: n.lora_utilization,
+    ),
+    "lora_adapters": ("LoRA adapters that requests may name", lambda n, _: n.lora_adapters),
+    "lora_host_copies": ("LoRA adapters in host memory", lambda n, _: n.lora_copies),
+    "encoder_cache_entries": (
+        "Encoded images, videos and sounds in the cache",
+        lambda n, _: n.encoder_entries,
+    ),
+    "encoder_cache_size_mb": (
+        "MB of vectors in the cache of encoded images, videos and sounds",
+        lambda n, _: n.encoder_bytes / 1e6,
+    ),
+    "encoder_vector_bytes": (
+        "Bytes of vectors in the cache of encoded images, videos and sounds",
+        lambda n, _: n.encoder_bytes,
+    ),
+    "grammar_tries": (
+        "Rollbacks of outputs that violated their schema",
+        lambda n, _: n.grammar_tries,
+    ),
+    "grammar_taken_back_tokens": (
+        "Tokens rolled back because outputs violated their schema",
+        lambda n, _: n.grammar_taken_back,
+    ),
     "targets_set": ("Requests with a latency target", lambda n, _: n.targets_set),
-    "targets_met": ("Of these, those that met it", lambda n, _: n.targets_met),
-    "repaired_pages": ("Lost pages that were taken back", lambda n, _: n.repaired_pages),
-    "repaired_locks": ("Lost locks that were taken back", lambda n, _: n.repaired_locks),
-    "repaired_states": ("Lost states that were taken back", lambda n, _: n.repaired_states),
+    "targets_met": ("Requests that met their latency target", lambda n, _: n.targets_met),
+    "repaired_pages": ("Leaked pages of KV that were freed", lambda n, _: n.repaired_pages),
+    "repaired_locks": (
+        "Wrong locks of prefix-tree nodes that were repaired",
+        lambda n, _: n.repaired_locks,
+    ),
+    "repaired_states": (
+        "Leaked slots of recurrent state that were freed",
+        lambda n, _: n.repaired_states,
+    ),
 }
 
 _POOLS: Mapping[str, tuple[str, Value]] = {
-    "swa_used_tokens": ("Tokens of layers with a window", lambda n, _: n.swa_used_tokens),
+    "swa_used_tokens": (
+        "Tokens of KV of sliding-window layers in use",
+        lambda n, _: n.swa_used_tokens,
+    ),
     "swa_available_tokens": (
-        "Tokens of layers with a window that fit",
+        "Free tokens of the KV memory of sliding-window layers",
         lambda n, _: n.swa_total_tokens - n.swa_used_tokens,
     ),
     "max_total_num_tokens_swa": (
-        "Tokens that fit into the memory of layers with a window",
+        "Tokens that the KV memory of sliding-window layers can hold",
         lambda n, _: n.swa_total_tokens,
     ),
     "mamba_used_tokens": ("Slots of recurrent state in use", lambda n, _: n.mamba_used_states),
     "mamba_available_tokens": (
-        "Slots of recurrent state that are free",
+        "Free slots of recurrent state",
         lambda n, _: n.mamba_total_states - n.mamba_used_states,
     ),
 }
@@ -150,32 +201,56 @@ _BUCKETS: Mapping[str, tuple[str, Value]] = {
 """Metrics of devices whose steps are padded to compiled functions; omitted for others."""
 
 _COUNTERS: Mapping[str, tuple[str, Value]] = {
-    "num_retracted_requests": ("Requests that lost their memory", lambda n, _: n.retractions),
-    "num_retracted_input_tokens": ("Their prompt tokens", lambda n, _: n.retracted_input_tokens),
-    "num_retracted_output_tokens": ("Their outputs", lambda n, _: n.retracted_output_tokens),
-    "evicted_tokens": ("Tokens that left the prefix cache", lambda n, _: n.evicted_tokens),
-    "num_grammar": ("Grammars asked for", lambda n, _: n.grammars),
-    "num_grammar_cache_hit": ("Of these, compiled already", lambda n, _: n.grammar_cache_hits),
-    "num_grammar_aborted": ("Of these, refused", lambda n, _: n.grammars_refused),
-    "num_grammar_timeout": ("Of these, not ready in time", lambda n, _: n.grammar_timeouts),
-    "grammar_compilation_seconds": ("Time that compiling took", lambda n, _: n.grammar_seconds),
+    "num_retracted_requests": (
+        "Requests retracted because KV memory ran out",
+        lambda n, _: n.retractions,
+    ),
+    "num_retracted_input_tokens": (
+        "Prompt tokens of retracted requests",
+        lambda n, _: n.retracted_input_tokens,
+    ),
+    "num_retracted_output_tokens": (
+        "Output tokens of retracted requests",
+        lambda n, _: n.retracted_output_tokens,
+    ),
+    "evicted_tokens": ("Tokens evicted from the prefix cache", lambda n, _: n.evicted_tokens),
+    "num_grammar": ("Grammars that requests named", lambda n, _: n.grammars),
+    "num_grammar_cache_hit": (
+        "Grammars that were compiled already",
+        lambda n, _: n.grammar_cache_hits,
+    ),
+    "num_grammar_aborted": ("Grammars that were refused", lambda n, _: n.grammars_refused),
+    "num_grammar_timeout": (
+        "Grammars that took too long to compile",
+        lambda n, _: n.grammar_timeouts,
+    ),
+    "grammar_compilation_seconds": (
+        "Time spent compiling grammars",
+        lambda n, _: n.grammar_seconds,
+    ),
     "encoder_items": ("Images, videos and sounds encoded", lambda n, _: n.encoded_items),
     "encoder_reused_items": (
-        "Requests for one that was known",
+        "Images, videos and sounds not encoded, because the cache had them",
         lambda n, _: n.image_hits + n.video_hits + n.audio_hits,
     ),
-    "scheduler_idle_seconds": ("Time without work", lambda n, _: n.idle_seconds),
+    "scheduler_idle_seconds": (
+        "Time in which the scheduler had no requests",
+        lambda n, _: n.idle_seconds,
+    ),
     "scheduler_bubble_seconds": (
-        "Time with work and without a step under way: what the scheduler costs",
+        "Time in which requests waited and no step was running; the overhead of the scheduler",
         lambda n, _: n.bubble_seconds,
     ),
-    "scheduler_process_cpu_seconds": ("Processor time", lambda n, _: n.cpu_seconds),
+    "scheduler_process_cpu_seconds": (
+        "Processor time of the scheduler's process",
+        lambda n, _: n.cpu_seconds,
+    ),
     "scheduler_steps": ("Steps that computed something", lambda n, _: n.steps),
 }
 
 _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
     "realtime_tokens": (
-        "Tokens by what was done for them",
+        "Tokens computed in prefill, taken from the cache, or generated",
         "mode",
         {
             "prefill_compute": lambda n, _: n.prefill_tokens,
@@ -193,7 +268,7 @@ _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
         },
     ),
     "encoder_cache_hit_files": (
-        "Of these, those that were encoded already",
+        "Images, videos and sounds of requests that the cache had",
         "modality",
         {
             "image": lambda n, _: n.image_hits,
@@ -202,7 +277,7 @@ _LABELLED: Mapping[str, tuple[str, str, Mapping[str, Value]]] = {
         },
     ),
     "forward_execution_seconds": (
-        "Time in which a step was under way",
+        "Time in which a step was running",
         "category",
         {"forward": lambda n, _: n.forward_seconds},
     ),

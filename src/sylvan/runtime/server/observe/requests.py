@@ -77,39 +77,46 @@ class RequestMetrics:
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts", streaming)
         self._output = self._counter("generation_tokens", "Tokens generated", streaming)
         self._cached = self._counter(
-            "cached_tokens", "Prompt tokens from the cache", "cache_source"
+            "cached_tokens", "Prompt tokens whose KV came from a cache", "cache_source"
         )
         self._finished = self._counter("num_requests", "Samples that ended", streaming, "finish")
         self._aborted = self._counter("num_aborted_requests", "Samples that were aborted")
         self._structured = self._counter("num_so_requests", "Requests for structured output")
-        self._verified = self._counter("spec_verify_calls", "Steps that verified guesses")
+        self._verified = self._counter("spec_verify_calls", "Steps that verified drafts")
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Call to first token", ttft, streaming
+            "time_to_first_token_seconds", "Time from a call to its first token", ttft, streaming
         )
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Call to the end of its answer", e2e, streaming
+            "e2e_request_latency_seconds",
+            "Time from a call to the end of its answer",
+            e2e,
+            streaming,
         )
         self._queue = self._histogram(
-            "queue_time_seconds", "Arrival at the scheduler to first computation", ttft
+            "queue_time_seconds",
+            "Time from arrival at the scheduler to the first computation",
+            ttft,
         )
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds",
-            "Mean time of each token of a request after the first",
+            "Mean time per output token after the first, per request",
             token,
             streaming,
         )
         self._stages = self._histogram(
             "per_stage_req_latency_seconds",
-            "Time in each stage of a request; together its whole time",
+            "Time in each stage of a request; the stages add up to the whole time",
             buckets.STAGE_S,
             "stage",
         )
-        self._prompts = self._histogram("prompt_tokens_histogram", "Lengths of prompts", prompts)
+        self._prompts = self._histogram("prompt_tokens_histogram", "Tokens of each prompt", prompts)
         self._uncached = self._histogram(
-            "uncached_prompt_tokens_histogram", "Prompt tokens that were computed", prompts
+            "uncached_prompt_tokens_histogram",
+            "Prompt tokens of each request that were computed",
+            prompts,
         )
         self._outputs = self._histogram(
-            "generation_tokens_histogram", "Lengths of outputs", outputs
+            "generation_tokens_histogram", "Tokens of each output", outputs
         )
         self._tenants = self._counter(
             "tenant_tokens",
@@ -119,7 +126,7 @@ class RequestMetrics:
         )
         self._between = self._histogram(
             "inter_token_latency_seconds",
-            "Time between tokens, as the mean of each request",
+            "Mean time between two tokens of a request",
             token,
         )
         self._tenant_names = Bounded(MAX_TENANTS)
