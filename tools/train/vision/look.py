@@ -3,7 +3,7 @@
 No language model runs, and every mark of a picture teaches, so a picture costs little and is worth
 much. The heads are left behind.
 
-python -m tools.train.vision.look --minutes 20 --output build/vision/tower.safetensors
+python -m tools.train.vision.look --output build/vision/tower.safetensors
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import argparse
 import itertools
 import random
 import string
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from tools.train.vision import questions
 from tools.train.vision.draw import BAR, COLOURS, SHAPES, Drawn, installed_fonts
 from tools.train.vision.model import Projector, Tower, VisionConfig, begin_tower
 from tools.train.vision.rows import load_tokenizer, pixels_of
+from tools.train.vision.run import schedule
 
 NAMES = ("", *SHAPES, BAR, *string.digits, *string.ascii_letters)
 HUES = ("", *COLOURS)
@@ -53,6 +54,19 @@ def labels_of(drawn: Drawn, config: VisionConfig) -> tuple[np.ndarray, np.ndarra
         if mark.colour:
             hues[patch] = HUES.index(mark.colour)
     return names, hues
+
+
+@dataclass
+class LookConfig:
+    """How to train; a drawn batch is used `times` times."""
+
+    steps: int = 1500
+    batch: int = 64
+    times: int = 2
+    lr: float = 0.02
+    seed: int = 1
+    workers: int = 1
+    device: str = "cpu"
 
 
 class Pictures(Dataset[Looked]):
@@ -105,7 +119,7 @@ class Looking(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores (N, patches, 2, names) and (N, patches, colours), and vectors for sapling."""
         scaled = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             rows = self.tower(scaled, LAYERS)
             x = self.norm(rows)
             names, hues = self.names(x), self.hues(x)
@@ -119,10 +133,11 @@ Scores = tuple[Tensor, Tensor, Tensor]
 class Loss:
     """What the heads and the projector get wrong; the many places without a mark weigh little."""
 
-    def __init__(self) -> None:
-        self._names, self._hues = meanings()
-        self._few = torch.ones(len(NAMES)), torch.ones(len(HUES))
-        self._few[0][0], self._few[1][0] = 0.1, 0.02
+    def __init__(self, device: str = "cpu") -> None:
+        self.meanings = tuple(table.to(device) for table in meanings())
+        few = torch.ones(len(NAMES)), torch.ones(len(HUES))
+        few[0][0], few[1][0] = 0.1, 0.02
+        self._few = tuple(one.to(device) for one in few)
 
     def __call__(self, scores: Scores, names: Tensor, hues: Tensor) -> Tensor:
         """The sum of the means."""
@@ -130,8 +145,9 @@ class Loss:
         named = F.cross_entropy(said.flatten(0, 2), names.flatten(), weight=self._few[0])
         hued = F.cross_entropy(coloured.flatten(0, 1), hues.flatten(), weight=self._few[1])
         marked = (names > 0).any(-1)
-        meant = (self._names[names] * (names > 0)[..., None]).sum(2) + self._hues[hues]
-        meant = torch.where(marked[..., None], meant, self._names[0])
+        of_names, of_hues = self.meanings
+        meant = (of_names[names] * (names > 0)[..., None]).sum(2) + of_hues[hues]
+        meant = torch.where(marked[..., None], meant, of_names[0])
         apart = (vectors - meant).square().mean(-1)
         weights = torch.where(marked, 1.0, 0.1)
         return named + 0.5 * hued + 0.5 * (apart * weights).sum() / weights.sum()
@@ -152,80 +168,119 @@ def right_of(scores: Scores, names: Tensor, hues: Tensor) -> dict[str, float]:
     return shares
 
 
-def batches(seed: int, size: int, times: int, config: VisionConfig) -> Iterator[list[Tensor]]:
+def batches(config: LookConfig, shape: VisionConfig) -> Iterator[list[Tensor]]:
     """Batches for ever, each several times, some steps apart."""
     loader = DataLoader(
-        Pictures(seed, size, config),
+        Pictures(config.seed, config.batch, shape),
         batch_size=None,
         sampler=range(10**9),
-        num_workers=1,
-        prefetch_factor=16,
-        multiprocessing_context="forkserver",
+        num_workers=config.workers,
+        prefetch_factor=4 if config.workers else None,
+        multiprocessing_context="forkserver" if config.workers else None,
         collate_fn=_as_drawn,
     )
     drawn = iter(loader)
     while True:
-        block: list[list[Tensor]] = []
-        for pixels, names, hues in itertools.islice(drawn, 8):
-            labels = torch.from_numpy(names).long(), torch.from_numpy(hues).long()
-            block.append([torch.from_numpy(pixels), *labels])
-        for _ in range(times):
+        block = [_placed(looked, config.device) for looked in itertools.islice(drawn, 8)]
+        for _ in range(config.times):
             yield from block
+
+
+def _placed(looked: Looked, device: str) -> list[Tensor]:
+    pixels, names, hues = (torch.from_numpy(part) for part in looked)
+    return [part.to(device) for part in (pixels, names.long(), hues.long())]
 
 
 def _as_drawn(looked: Looked) -> Looked:
     return looked
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Train the tower alone.")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=96)
-    parser.add_argument("--times", type=int, default=2, help="uses of a drawn batch")
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("build/vision/tower.safetensors"))
-    given = parser.parse_args(arguments)
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(given.seed)
-    config = VisionConfig()
-    model = Looking(config)
-    if given.start:
-        model.load_state_dict(load_file(given.start), strict=False)
-    learnt = [p for name, p in model.named_parameters() if ".3." not in name and p.requires_grad]
-    matrices = [p for p in learnt if p.dim() == 2 and p.shape[0] >= 192]
-    small = [p for p in learnt if all(p is not one for one in matrices)]
-    optimisers: list[torch.optim.Optimizer] = [
-        Muon(matrices, given.lr, weight_decay=0.01),
-        torch.optim.AdamW(small, 0.003, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    loss_of = Loss()
-    since, losses = time.process_time(), []
-    drawn = batches(given.seed, given.batch, given.times, config)
-    for step in range(given.steps):
+def optimisers_of(model: Looking, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for the rest; of the layers that do not run, none."""
+    idle = tuple(f"tower.encoder.layers.{n}." for n in range(LAYERS, len(model.tower.layers)))
+    matrices: list[nn.Parameter] = []
+    small: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not name.startswith(idle):
+            plain = name.startswith(("tower.encoder", "projector")) and parameter.dim() == 2
+            (matrices if plain else small).append(parameter)
+    adam = torch.optim.AdamW(small, 0.15 * lr, betas=(0.9, 0.98), weight_decay=0.0)
+    return [Muon(matrices, lr, weight_decay=0.01), adam]
+
+
+def train(model: Looking, config: LookConfig, output: Path) -> None:
+    """Train, and write the weights now and then, and at the end."""
+    loss_of = Loss(config.device)
+    optimisers = optimisers_of(model, config.lr)
+    losses: list[float] = []
+    drawn = batches(config, model.tower.config)
+    for step in range(config.steps):
         pixels, names, hues = next(drawn)
-        factor = min(1.0, (step + 1) / 40) * max(0.02, min(1.0, (1 - step / given.steps) / 0.5))
         scores = model(pixels)
         loss = loss_of(scores, names, hues)
         loss.backward()
+        factor = schedule(step, config.steps, 40, 0.5)
         for optimiser in optimisers:
             for group in optimiser.param_groups:
                 group.setdefault("full_lr", group["lr"])
                 group["lr"] = group["full_lr"] * factor
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        losses.append(float(loss.detach()))
         if (step + 1) % 50 == 0:
-            shares = " ".join(f"{k} {v:.3f}" for k, v in right_of(scores, names, hues).items())
-            each = 1000 * (time.process_time() - since) / 50
-            mean = sum(losses) / len(losses)
-            print(f"step {step + 1} loss {mean:.3f} {shares} {each:.0f} ms", flush=True)
-            since, losses = time.process_time(), []
-        if (step + 1) % 200 == 0:
-            save_file(model.state_dict(), str(given.output))
-    save_file(model.state_dict(), str(given.output))
+            shares = said(right_of(scores, names, hues))
+            print(f"step {step + 1} loss {sum(losses[-50:]) / 50:.3f} {shares}", flush=True)
+        if (step + 1) % 200 == 0 or step + 1 == config.steps:
+            save_file(model.state_dict(), str(output))
+
+
+@torch.no_grad()
+def check(model: Looking, seed: int, count: int, fonts: Sequence[str]) -> dict[str, float]:
+    """Shares that are right in pictures of the questions that are held out."""
+    device = next(model.parameters()).device
+    rng = random.Random(f"{seed}:check")
+    names_of = list(questions.SUBJECTS)
+    subjects = [questions.subject(names_of[n % 6], rng, "test") for n in range(count)]
+    drawn = [subject.draw(rng, fonts) for subject in subjects]
+    shape = model.tower.config
+    labels = [labels_of(one, shape) for one in drawn]
+    looked = (
+        np.stack([pixels_of(one.image, shape.image_size) for one in drawn]),
+        np.stack([names for names, _ in labels]),
+        np.stack([hues for _, hues in labels]),
+    )
+    pixels, names, hues = _placed(looked, str(device))
+    parts = [model(few) for few in pixels.split(128)]
+    whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return right_of((whole[0], whole[1], whole[2]), names, hues)
+
+
+def said(shares: dict[str, float]) -> str:
+    """Shares as a line of a log."""
+    return " ".join(f"{kind} {share:.3f}" for kind, share in shares.items())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    usual = LookConfig()
+    parser = argparse.ArgumentParser(description="Train the tower alone.")
+    for name, value in vars(usual).items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--start", type=Path, help="begin with these weights")
+    parser.add_argument("--output", type=Path, default=Path("build/vision/tower.safetensors"))
+    given = vars(parser.parse_args(arguments))
+    start, output = given.pop("start"), given.pop("output")
+    config = LookConfig(**given)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(config.seed)
+    model = Looking(VisionConfig())
+    if start:
+        model.load_state_dict(load_file(start))
+    train(model.to(config.device), config, output)
+    for held_out in (False, True):
+        if fonts := installed_fonts(held_out=held_out):
+            shares = said(check(model, config.seed, 1200, fonts))
+            print(f"{'other' if held_out else 'trained'} fonts: {shares}", flush=True)
 
 
 if __name__ == "__main__":

@@ -137,17 +137,17 @@ class Tower(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
+        self.config = config
         self.embeddings = Embeddings(config)
-        self.encoder = nn.ModuleDict(
-            {"layers": nn.ModuleList(TowerLayer(config) for _ in range(config.num_layers))}
-        )
+        self.layers = [TowerLayer(config) for _ in range(config.num_layers)]
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(self.layers)})
         self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_layernorm.requires_grad_(requires_grad=False)
 
     def forward(self, pixels: Tensor, layers: int | None = None) -> Tensor:
         """Rows of the last layer, or after this many."""
         x = self.embeddings(pixels)
-        for layer in self.encoder["layers"][:layers]:
+        for layer in self.layers[:layers]:
             x = layer(x)
         return x
 

@@ -290,9 +290,7 @@ def chart(rng: random.Random) -> Subject:
         (("What is the highest value?", "What is the largest value?"), str(values[high])),
     )
     asked = [
-        _ask(
-            rng, "vision_chart", templates, answer, (*values,), b=letters[at], c=letters[other]
-        )
+        _ask(rng, "vision_chart", templates, answer, (*values,), b=letters[at], c=letters[other])
         for templates, answer in found
     ]
     return Subject(lambda r, fonts: bars(r, values, colours, fonts), asked)

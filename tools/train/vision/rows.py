@@ -76,7 +76,10 @@ class Packer:
         return ids + [IMAGE_TOKEN] * self._config.num_tokens
 
     def asked(self, text: str, kind: str, answer: str) -> tuple[list[int], list[int]]:
-        """Tokens of a question, and of its answer: words that are read are spelt, a token a letter."""
+        """Tokens of a question, and of its answer; words that are read are spelt.
+
+        A letter a token: letters can be read one after another, parts of words cannot.
+        """
         parts = list(answer) if kind == _SPELT else [answer]
         said = [one for part in parts for one in self._ids(part)]
         return self._ids(text + _ANSWER), said + self._ids(END_OF_TURN)
@@ -132,7 +135,7 @@ class Amounts:
     texts: int = 0
 
 
-_WIDTHS = {"shapes": 176, "words": 128}
+_WIDTHS = {"shapes": 176, "words": 112}
 _WRITTEN = ("number", "read")
 _CHANCES = {
     "shapes": {n: w for n, w in questions.WEIGHTS.items() if n not in _WRITTEN},
@@ -182,10 +185,8 @@ class Steps(Dataset[list[Part]]):
     def _asked(
         self, rng: random.Random, packer: Packer, subject: Subject
     ) -> list[tuple[list[int], list[int]]]:
-        """All questions of a subject in some order, or one of them in two phrasings."""
+        """All questions of a subject, in some order."""
         found = rng.sample(list(subject.questions), len(subject.questions))
-        if len(found) == 1:
-            found *= 2
         return [packer.asked(casual(rng, one.text), one.kind, one.answer) for one in found]
 
 

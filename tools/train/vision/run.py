@@ -56,12 +56,12 @@ class TrainConfig:
     steps: int = 1500
     minutes: float | None = None
     shapes: int = 16
-    words: int = 16
-    texts: int = 0
+    words: int = 12
+    texts: int = 6
     times: int = 2
     frozen: bool = False
-    tower_lr: float = 0.01
-    small_lr: float = 0.002
+    tower_lr: float = 0.005
+    small_lr: float = 0.001
     text_lr: float = 0.004
     embedding_lr: float = 0.001
     weight_decay: float = 0.01
