@@ -136,6 +136,7 @@ class Amounts:
 
 
 _WIDTHS = {"shapes": 176, "words": 112}
+"""Few: each new shape would cost the matrix library a compilation."""
 _WRITTEN = ("number", "read")
 _CHANCES = {
     "shapes": {n: w for n, w in questions.WEIGHTS.items() if n not in _WRITTEN},

@@ -211,7 +211,7 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
-            keep = min(config.average, 1 - 1 / (self.step + 2))
+            keep = min(config.average, (self.step + 1) / (self.step + 10))
             mine, theirs = list(self.average.parameters()), list(self.model.parameters())
             torch._foreach_lerp_(mine, theirs, 1 - keep)
         self.step += 1
