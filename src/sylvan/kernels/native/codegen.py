@@ -41,7 +41,7 @@ struct Op {
 
 
 def header(ops: Sequence[type[Op]]) -> str:
-    """The C++ header of all ops: enums, structs of operands, and a list of their kernels."""
+    """Return the C++ header of all ops: enums, structs of operands, and the list of kernels."""
     fields = [field for op in ops for field in fields_of(op)]
     enums = {f.type.__name__: f.type for f in fields if f.kind == "enum"}
     groups = {hint.__name__: hint for op in ops for _, hint in members_of(op) if is_group(hint)}
@@ -62,12 +62,12 @@ def header(ops: Sequence[type[Op]]) -> str:
 
 
 def digest(ops: Sequence[type[Op]]) -> str:
-    """Digest of everything that the library and program builders must agree on."""
+    """Return the digest of everything that the library and the program builders must agree on."""
     return header(ops).rsplit('"', 2)[1]
 
 
 def snake(name: str) -> str:
-    """`RmsNorm` as `rms_norm`."""
+    """Convert `RmsNorm` to `rms_norm`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
@@ -82,7 +82,7 @@ def _enum(name: str, kind: type[IntEnum]) -> str:
 
 
 def _struct(cls: type[Operands]) -> str:
-    """An op that derives from another one has the operands of that first."""
+    """Fields of a base op come first."""
     name, base = cls.__name__, cls.__base__
     assert base is not None
     is_op, own = issubclass(cls, Op), {f.path[0]: f for f in fields_of(cls)}

@@ -263,9 +263,9 @@ class _Tracing:
 
 
 def _stack(stack: nn.Parameter, experts: ExpertsPattern) -> DeferredWeight:
-    """The stack, transposed to (outputs, inputs) if necessary."""
+    """Return the stack, transposed to (outputs, inputs) if necessary."""
     values = stack.detach()
-    return _held(values.transpose(1, 2) if experts.turned else values)
+    return _held(values.transpose(1, 2) if experts.transposed else values)
 
 
 def _held(*parts: torch.Tensor) -> DeferredWeight:

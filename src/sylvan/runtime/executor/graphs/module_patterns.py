@@ -61,14 +61,14 @@ class Gated:
 class ExpertsPattern:
     """Routed experts (gated MLPs): each row gets expert ids and routing weights.
 
-    `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); `turned` (transposed): (E, D, 2 F)
-    and (E, F, D).
+    `gate_up` is (E, 2 F, D), gate then up, and `down` (E, D, F); if `transposed`, (E, D, 2 F) and
+    (E, F, D).
     """
 
     gate_up: nn.Parameter
     down: nn.Parameter
     act: ActivationKind
-    turned: bool
+    transposed: bool
 
 
 def norm_of(module: nn.Module, dtype: torch.dtype) -> Norm | None:
@@ -139,12 +139,14 @@ def experts_of(module: nn.Module, dtype: torch.dtype, chosen: int) -> ExpertsPat
     if len(stacks) != 2 or not takes(module, 3):
         return None
     trial = _Trial.of(module, chosen)
-    for (gate_up, down), turned in itertools.product(itertools.permutations(stacks), (False, True)):
-        inner, dim = gate_up.shape[1:][::-1] if turned else gate_up.shape[1:]
-        wanted = (inner // 2, dim) if turned else (dim, inner // 2)
+    for (gate_up, down), transposed in itertools.product(
+        itertools.permutations(stacks), (False, True)
+    ):
+        inner, dim = gate_up.shape[1:][::-1] if transposed else gate_up.shape[1:]
+        wanted = (inner // 2, dim) if transposed else (dim, inner // 2)
         if inner % 2 or tuple(down.shape) != (len(gate_up), *wanted):
             continue
-        one = ExpertsPattern(gate_up, down, "silu", turned)
+        one = ExpertsPattern(gate_up, down, "silu", transposed)
         if (act := trial.act_of(module, one)) is not None:
             return replace(one, act=act)
     return None
@@ -190,7 +192,7 @@ class _Trial:
         """The activation of the gate, if the module's stacks are `experts`."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         gate_up, down = (self.stacks[names[id(x)]] for x in (experts.gate_up, experts.down))
-        if experts.turned:
+        if experts.transposed:
             gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         generator = torch.Generator().manual_seed(1)
         x = torch.randn(len(_SIZES), gate_up.shape[2], generator=generator)
@@ -231,7 +233,7 @@ def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def takes(module: nn.Module, count: int) -> bool:
-    """Whether a module takes exactly that many arguments."""
+    """Whether a module takes exactly this many arguments."""
     taken = inspect.signature(module.forward).parameters.values()
     return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * count
 

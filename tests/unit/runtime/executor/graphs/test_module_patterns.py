@@ -184,7 +184,7 @@ def test_experts_are_found_with_their_function(name, act, dtype):
     assert found is not None
     assert found.gate_up is module.gate_up_proj
     assert found.down is module.down_proj
-    assert (found.act, found.turned) == (act, False)
+    assert (found.act, found.transposed) == (act, False)
     assert all(map(torch.equal, before, module.parameters()))
 
 
@@ -200,7 +200,7 @@ def test_stacks_the_other_way_round_are_found_too():
     found = experts_of(made_experts(AriaExperts, AriaTextConfig), torch.float32, 2)
 
     assert found is not None
-    assert found.turned
+    assert found.transposed
 
 
 @pytest.mark.parametrize(
