@@ -31,16 +31,6 @@ from tools.train.vision.draw import (  # noqa: E402
     written,
 )
 from tools.train.vision.export import export  # noqa: E402
-from tools.train.vision.look import (  # noqa: E402
-    HUES,
-    NAMES,
-    LookConfig,
-    Looking,
-    Loss,
-    check,
-    labels_of,
-)
-from tools.train.vision.look import train as train_tower  # noqa: E402
 from tools.train.vision.model import (  # noqa: E402
     IMAGE_TOKEN,
     SaplingVision,
@@ -49,6 +39,16 @@ from tools.train.vision.model import (  # noqa: E402
     sees,
     table_of_places,
 )
+from tools.train.vision.pretrain import (  # noqa: E402
+    COLOUR_LABELS,
+    MARK_LABELS,
+    Loss,
+    PatchLabeller,
+    PretrainConfig,
+    check,
+    labels_of,
+)
+from tools.train.vision.pretrain import train as train_tower  # noqa: E402
 from tools.train.vision.rows import (  # noqa: E402
     Amounts,
     Packer,
@@ -145,9 +145,9 @@ def test_labels_name_the_marks_of_each_half_of_a_patch() -> None:
     shape = VisionConfig()
     marks = [Mark("a", 0.01, 0.01), Mark("7", 0.1, 0.01), Mark("star", 0.99, 0.99, "red")]
     names, hues = labels_of(Drawn(None, marks), shape)
-    assert [NAMES[n] for n in names[0]] == ["a", "7"]
-    assert NAMES[names[-1, 1]] == "star"
-    assert HUES[hues[-1]] == "red"
+    assert [MARK_LABELS[n] for n in names[0]] == ["a", "7"]
+    assert MARK_LABELS[names[-1, 1]] == "star"
+    assert COLOUR_LABELS[hues[-1]] == "red"
     assert (names > 0).sum() == 3
     assert (hues > 0).sum() == 1
 
@@ -200,28 +200,28 @@ def test_places_of_patches_differ() -> None:
 @pytest.mark.slow
 def test_the_tower_learns_colours_within_a_few_steps_and_is_taken_over(tmp_path) -> None:
     torch.manual_seed(1)
-    looking = Looking(VisionConfig())
-    before = check(looking, 1, 60, OWN_FONT)
-    train_tower(looking, LookConfig(steps=40, batch=32, workers=0), tmp_path / "tower")
-    after = check(looking, 1, 60, OWN_FONT)
+    labeller = PatchLabeller(VisionConfig())
+    before = check(labeller, 1, 60, OWN_FONT)
+    train_tower(labeller, PretrainConfig(steps=40, batch=32, workers=0), tmp_path / "tower")
+    after = check(labeller, 1, 60, OWN_FONT)
     assert after["colours"] > max(0.5, 2 * before["colours"])
     model = SaplingVision()
     read_tower(model, tmp_path / "tower")
     pixels = torch.randint(0, 256, (1, 96, 96, 3), dtype=torch.uint8)
-    theirs = looking(pixels)[2]  # the last layer begins as the identity
+    theirs = labeller(pixels)[2]  # the last layer begins as the identity
     torch.testing.assert_close(model.vectors(pixels).float(), theirs[0], rtol=0.05, atol=0.1)
 
 
 def test_the_loss_falls_where_vectors_say_what_stands_there() -> None:
     loss = Loss()
     names, hues = torch.zeros(1, 64, 2, dtype=torch.long), torch.zeros(1, 64, dtype=torch.long)
-    names[0, 3, 0], hues[0, 3] = NAMES.index("star"), HUES.index("red")
-    heads = torch.zeros(1, 64, 2, len(NAMES)), torch.zeros(1, 64, len(HUES))
-    table, colours = loss.meanings
+    names[0, 3, 0], hues[0, 3] = MARK_LABELS.index("star"), COLOUR_LABELS.index("red")
+    heads = torch.zeros(1, 64, 2, len(MARK_LABELS)), torch.zeros(1, 64, len(COLOUR_LABELS))
+    table, colours = loss.embeddings
     right = table[0].expand(1, 64, -1).clone()
-    right[0, 3] = table[NAMES.index("star")] + colours[HUES.index("red")]
+    right[0, 3] = table[MARK_LABELS.index("star")] + colours[COLOUR_LABELS.index("red")]
     wrong = right.clone()
-    wrong[0, 3] = table[NAMES.index("circle")] + colours[HUES.index("red")]
+    wrong[0, 3] = table[MARK_LABELS.index("circle")] + colours[COLOUR_LABELS.index("red")]
     assert loss((*heads, right), names, hues) < loss((*heads, wrong), names, hues)
 
 

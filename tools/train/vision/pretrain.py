@@ -3,7 +3,7 @@
 No language model runs, and every mark of a picture teaches, so a picture costs little and is worth
 much. The heads are left behind.
 
-python -m tools.train.vision.look --output build/vision/tower.safetensors
+python -m tools.train.vision.pretrain --output build/vision/tower.safetensors
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tools.train.vision.model import Projector, Tower, VisionConfig, begin_tower
 from tools.train.vision.rows import load_tokenizer, pixels_of
 from tools.train.vision.run import schedule
 
-NAMES = ("", *SHAPES, BAR, *string.digits, *string.ascii_letters)
-HUES = ("", *COLOURS)
+MARK_LABELS = ("", *SHAPES, BAR, *string.digits, *string.ascii_letters)
+COLOUR_LABELS = ("", *COLOURS)
 LAYERS = 3
 """Layers of the tower that learn here; the rest learns with sapling."""
 
-Looked = tuple[np.ndarray, np.ndarray, np.ndarray]
+LabelledBatch = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Pictures (N, side, side, 3), names (N, patches, 2) and colours (N, patches) as bytes."""
 
 
@@ -50,14 +50,14 @@ def labels_of(drawn: Drawn, config: VisionConfig) -> tuple[np.ndarray, np.ndarra
         row = min(side - 1, max(0, int(mark.y * side)))
         half = min(2 * side - 1, max(0, int(mark.x * 2 * side)))
         patch = row * side + half // 2
-        names[patch, half % 2] = NAMES.index(mark.name)
+        names[patch, half % 2] = MARK_LABELS.index(mark.name)
         if mark.colour:
-            hues[patch] = HUES.index(mark.colour)
+            hues[patch] = COLOUR_LABELS.index(mark.colour)
     return names, hues
 
 
 @dataclass
-class LookConfig:
+class PretrainConfig:
     """How to train; a drawn batch is used `times` times."""
 
     steps: int = 1500
@@ -69,15 +69,15 @@ class LookConfig:
     device: str = "cpu"
 
 
-class Pictures(Dataset[Looked]):
+class LabelledPictures(Dataset[LabelledBatch]):
     """Batches by number, the same whoever draws them."""
 
     def __init__(self, seed: int, size: int, config: VisionConfig) -> None:
         self.seed, self.size, self.config = seed, size, config
         self.fonts = installed_fonts()
 
-    def __getitem__(self, index: int) -> Looked:
-        rng = random.Random(f"{self.seed}:look:{index}")
+    def __getitem__(self, index: int) -> LabelledBatch:
+        rng = random.Random(f"{self.seed}:pretrain:{index}")
         drawn = [questions.dense(rng, self.fonts) for _ in range(self.size)]
         labels = [labels_of(one, self.config) for one in drawn]
         return (
@@ -87,7 +87,7 @@ class Pictures(Dataset[Looked]):
         )
 
 
-def meanings() -> tuple[Tensor, Tensor]:
+def embeddings() -> tuple[Tensor, Tensor]:
     """Sapling's embeddings of names and of colours; nothing there reads like a line break."""
     table = load_file(ASSETS / "model.safetensors")["model.embed_tokens.weight"].float()
     tokenizer = load_tokenizer()
@@ -95,12 +95,14 @@ def meanings() -> tuple[Tensor, Tensor]:
     def of(text: str) -> Tensor:
         return table[tokenizer.encode(text, add_special_tokens=False).ids].mean(0)
 
-    names = torch.stack([of(f" {one}" if len(one) > 1 else one or "\n") for one in NAMES])
-    hues = torch.stack([of(f" {one}") if one else torch.zeros(len(table[0])) for one in HUES])
+    names = torch.stack([of(f" {one}" if len(one) > 1 else one or "\n") for one in MARK_LABELS])
+    hues = torch.stack(
+        [of(f" {one}") if one else torch.zeros(len(table[0])) for one in COLOUR_LABELS]
+    )
     return names, hues
 
 
-class Looking(nn.Module):
+class PatchLabeller(nn.Module):
     """The tower's first layers, heads for names and colours, and the projector.
 
     The projector begins to say in sapling's own embeddings what the tower sees.
@@ -113,8 +115,8 @@ class Looking(nn.Module):
         begin_tower(self.tower)
         begin_tower(self.projector)
         self.norm = nn.LayerNorm(config.hidden_size)
-        self.names = nn.Linear(config.hidden_size, 2 * len(NAMES))
-        self.hues = nn.Linear(config.hidden_size, len(HUES))
+        self.names = nn.Linear(config.hidden_size, 2 * len(MARK_LABELS))
+        self.hues = nn.Linear(config.hidden_size, len(COLOUR_LABELS))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores (N, patches, 2, names) and (N, patches, colours), and vectors for sapling."""
@@ -131,11 +133,11 @@ Scores = tuple[Tensor, Tensor, Tensor]
 
 
 class Loss:
-    """What the heads and the projector get wrong; the many places without a mark weigh little."""
+    """Loss of the heads and the projector; the many places without a mark weigh little."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.meanings = tuple(table.to(device) for table in meanings())
-        few = torch.ones(len(NAMES)), torch.ones(len(HUES))
+        self.embeddings = tuple(table.to(device) for table in embeddings())
+        few = torch.ones(len(MARK_LABELS)), torch.ones(len(COLOUR_LABELS))
         few[0][0], few[1][0] = 0.1, 0.02
         self._few = tuple(one.to(device) for one in few)
 
@@ -145,7 +147,7 @@ class Loss:
         named = F.cross_entropy(said.flatten(0, 2), names.flatten(), weight=self._few[0])
         hued = F.cross_entropy(coloured.flatten(0, 1), hues.flatten(), weight=self._few[1])
         marked = (names > 0).any(-1)
-        of_names, of_hues = self.meanings
+        of_names, of_hues = self.embeddings
         meant = (of_names[names] * (names > 0)[..., None]).sum(2) + of_hues[hues]
         meant = torch.where(marked[..., None], meant, of_names[0])
         apart = (vectors - meant).square().mean(-1)
@@ -168,10 +170,10 @@ def right_of(scores: Scores, names: Tensor, hues: Tensor) -> dict[str, float]:
     return shares
 
 
-def batches(config: LookConfig, shape: VisionConfig) -> Iterator[list[Tensor]]:
+def batches(config: PretrainConfig, shape: VisionConfig) -> Iterator[list[Tensor]]:
     """Batches for ever, each several times, some steps apart."""
     loader = DataLoader(
-        Pictures(config.seed, config.batch, shape),
+        LabelledPictures(config.seed, config.batch, shape),
         batch_size=None,
         sampler=range(10**9),
         num_workers=config.workers,
@@ -181,21 +183,21 @@ def batches(config: LookConfig, shape: VisionConfig) -> Iterator[list[Tensor]]:
     )
     drawn = iter(loader)
     while True:
-        block = [_placed(looked, config.device) for looked in itertools.islice(drawn, 8)]
+        block = [_placed(labelled, config.device) for labelled in itertools.islice(drawn, 8)]
         for _ in range(config.times):
             yield from block
 
 
-def _placed(looked: Looked, device: str) -> list[Tensor]:
-    pixels, names, hues = (torch.from_numpy(part) for part in looked)
+def _placed(labelled: LabelledBatch, device: str) -> list[Tensor]:
+    pixels, names, hues = (torch.from_numpy(part) for part in labelled)
     return [part.to(device) for part in (pixels, names.long(), hues.long())]
 
 
-def _as_drawn(looked: Looked) -> Looked:
-    return looked
+def _as_drawn(labelled: LabelledBatch) -> LabelledBatch:
+    return labelled
 
 
-def optimisers_of(model: Looking, lr: float) -> list[torch.optim.Optimizer]:
+def optimisers_of(model: PatchLabeller, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for matrices, AdamW for the rest; of the layers that do not run, none."""
     idle = tuple(f"tower.encoder.layers.{n}." for n in range(LAYERS, len(model.tower.layers)))
     matrices: list[nn.Parameter] = []
@@ -208,7 +210,7 @@ def optimisers_of(model: Looking, lr: float) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, lr, weight_decay=0.01), adam]
 
 
-def train(model: Looking, config: LookConfig, output: Path) -> None:
+def train(model: PatchLabeller, config: PretrainConfig, output: Path) -> None:
     """Train, and write the weights now and then, and at the end."""
     loss_of = Loss(config.device)
     optimisers = optimisers_of(model, config.lr)
@@ -228,14 +230,14 @@ def train(model: Looking, config: LookConfig, output: Path) -> None:
             optimiser.zero_grad(set_to_none=True)
         losses.append(float(loss.detach()))
         if (step + 1) % 50 == 0:
-            shares = said(right_of(scores, names, hues))
+            shares = as_text(right_of(scores, names, hues))
             print(f"step {step + 1} loss {sum(losses[-50:]) / 50:.3f} {shares}", flush=True)
         if (step + 1) % 200 == 0 or step + 1 == config.steps:
             save_file(model.state_dict(), str(output))
 
 
 @torch.no_grad()
-def check(model: Looking, seed: int, count: int, fonts: Sequence[str]) -> dict[str, float]:
+def check(model: PatchLabeller, seed: int, count: int, fonts: Sequence[str]) -> dict[str, float]:
     """Shares that are right in pictures of the questions that are held out."""
     device = next(model.parameters()).device
     rng = random.Random(f"{seed}:check")
@@ -244,25 +246,25 @@ def check(model: Looking, seed: int, count: int, fonts: Sequence[str]) -> dict[s
     drawn = [subject.draw(rng, fonts) for subject in subjects]
     shape = model.tower.config
     labels = [labels_of(one, shape) for one in drawn]
-    looked = (
+    labelled = (
         np.stack([pixels_of(one.image, shape.image_size) for one in drawn]),
         np.stack([names for names, _ in labels]),
         np.stack([hues for _, hues in labels]),
     )
-    pixels, names, hues = _placed(looked, str(device))
+    pixels, names, hues = _placed(labelled, str(device))
     parts = [model(few) for few in pixels.split(128)]
     whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))
     return right_of((whole[0], whole[1], whole[2]), names, hues)
 
 
-def said(shares: dict[str, float]) -> str:
+def as_text(shares: dict[str, float]) -> str:
     """Shares as a line of a log."""
     return " ".join(f"{kind} {share:.3f}" for kind, share in shares.items())
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
-    usual = LookConfig()
+    usual = PretrainConfig()
     parser = argparse.ArgumentParser(description="Train the tower alone.")
     for name, value in vars(usual).items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
@@ -270,16 +272,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("build/vision/tower.safetensors"))
     given = vars(parser.parse_args(arguments))
     start, output = given.pop("start"), given.pop("output")
-    config = LookConfig(**given)
+    config = PretrainConfig(**given)
     output.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.seed)
-    model = Looking(VisionConfig())
+    model = PatchLabeller(VisionConfig())
     if start:
         model.load_state_dict(load_file(start))
     train(model.to(config.device), config, output)
     for held_out in (False, True):
         if fonts := installed_fonts(held_out=held_out):
-            shares = said(check(model, config.seed, 1200, fonts))
+            shares = as_text(check(model, config.seed, 1200, fonts))
             print(f"{'other' if held_out else 'trained'} fonts: {shares}", flush=True)
 
 
