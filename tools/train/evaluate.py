@@ -178,6 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Score sapling on held-out examples.")
     parser.add_argument("--model", type=Path, default=ASSETS, help="model directory")
     parser.add_argument("--vision", action="store_true", help="ask about pictures as well")
+    parser.add_argument("--other-fonts", action="store_true", help="those never trained on")
     parser.add_argument("--url", help="score a running server instead of the local files")
     parser.add_argument("--name", default="sapling", help="model name to send to the server")
     parser.add_argument("--per-class", type=int, default=200)
@@ -189,8 +190,10 @@ def main(arguments: list[str] | None = None) -> None:
     examples = mix.evaluation_set(chosen.seed, chosen.per_class, chosen.split)
     if chosen.vision:
         from tools.train.vision import questions
+        from tools.train.vision.draw import installed_fonts
 
-        examples += questions.evaluation_set(chosen.seed, chosen.per_class, chosen.split)
+        fonts = installed_fonts(held_out=chosen.other_fonts)
+        examples += questions.evaluation_set(chosen.seed, chosen.per_class, chosen.split, fonts)
     if chosen.url:
         answers = server_answers(chosen.url, chosen.name, examples)
     else:

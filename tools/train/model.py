@@ -114,22 +114,30 @@ class Scores(torch.autograd.Function):
         return torch.bmm(gradient, key), torch.bmm(gradient.transpose(1, 2), query)
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal grouped-query attention from plain products.
+def short_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Grouped-query attention from plain products, causal or as `mask` (rows, queries, keys) says.
 
     For short rows this is much faster than the fused kernel. The query heads of one key head are
     stacked as extra rows, so that keys and values need no copies.
     """
     if query.is_cuda:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        seen = None if mask is None else mask[:, None]
+        return F.scaled_dot_product_attention(
+            query, key, value, seen, is_causal=mask is None, enable_gqa=True
+        )
     rows, heads, length, dim = query.shape
     groups = heads // key.shape[1]
     flat = (rows * key.shape[1], length, dim)
     stacked = query.reshape(flat[0], groups * length, dim)
     scores = Scores.apply(stacked, key.reshape(flat)).float() * dim**-0.5
-    places = torch.arange(length)
-    future = places[None, :] > places[:, None]
-    scores = scores.view(-1, groups, length, length).masked_fill(future, float("-inf"))
+    if mask is None:
+        places = torch.arange(length)
+        hidden = places[None, :] > places[:, None]
+    else:
+        hidden = ~mask.repeat_interleave(key.shape[1], 0)[:, None]
+    scores = scores.view(-1, groups, length, length).masked_fill(hidden, float("-inf"))
     weights = scores.softmax(-1).to(value.dtype).view(flat[0], groups * length, length)
     return torch.bmm(weights, value.reshape(flat)).view(rows, heads, length, dim)
 
@@ -176,8 +184,8 @@ class Attention(nn.Module):
                 key = torch.cat((past[0], key), dim=2)
                 value = torch.cat((past[1], value), dim=2)
             past[:] = [key, value]
-        if mask is None:
-            mixed = causal_attention(query, key, value)
+        if mask is None or mask.dim() == 3:
+            mixed = short_attention(query, key, value, mask)
         else:
             mixed = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, enable_gqa=True

@@ -1,18 +1,19 @@
-"""Draws pictures: shapes, texts and charts, with Pillow."""
+"""Draws pictures with Pillow, and says what stands where: shapes, texts and bar charts."""
 
 from __future__ import annotations
 
 import functools
+import io
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
-Box = tuple[float, float, float, float]
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond")
 COLOURS: Mapping[str, Sequence[Colour]] = {
@@ -28,13 +29,54 @@ COLOURS: Mapping[str, Sequence[Colour]] = {
     "grey": ((128, 128, 128), (150, 150, 155), (105, 105, 105)),
 }
 """Names, and three colours of each, between which all its shades lie."""
+BAR = "bar"
 
-_SIZES = (96, 96, 112, 128, 160, 224)
+BUILT_IN_FONT = ""
+"""Pillow's own font."""
+_TRAINED_FONTS = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif"),
+    *("LiberationSans-Regular", "LiberationSans-Bold", "LiberationSerif-Regular"),
+)
+_HELD_OUT_FONTS = (
+    *("DejaVuSansCondensed", "DejaVuSerif-Bold", "LiberationMono-Regular"),
+    *("LiberationSans-Italic", "LiberationSansNarrow-Regular", "LiberationSerif-Bold"),
+)
+_FONT_FOLDER = Path("/usr/share/fonts/truetype")
+_SIZES = (96, 96, 128, 128, 160, 200, 256)
+
+
+def installed_fonts(*, held_out: bool = False) -> tuple[str, ...]:
+    """Fonts of this machine, of those trained on or of those never trained on.
+
+    Pillow's own one is always there, and one that is trained on.
+    """
+    names = _HELD_OUT_FONTS if held_out else _TRAINED_FONTS
+    found = (next(_FONT_FOLDER.rglob(f"{name}.ttf"), None) for name in names)
+    own = () if held_out else (BUILT_IN_FONT,)
+    return own + tuple(str(path) for path in found if path)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A shape, a character or a bar; its centre in parts of width and height."""
+
+    name: str
+    x: float
+    y: float
+    colour: str = ""
+
+
+@dataclass
+class Drawn:
+    """A picture and the marks on it."""
+
+    image: Image.Image
+    marks: list[Mark] = field(default_factory=list)
 
 
 def shade(rng: random.Random, name: str) -> Colour:
     """A colour of this name."""
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         return COLOURS[name][0]
     parts = [rng.random() for _ in range(3)]
     total = sum(parts)
@@ -48,11 +90,20 @@ def shade(rng: random.Random, name: str) -> Colour:
 def canvas(rng: random.Random, *, wide: bool = False) -> Image.Image:
     """An empty picture: white, or a light tint."""
     height = rng.choice(_SIZES)
-    width = round(height * rng.choice((1, 1, 1, 1.33, 1.6, 2) if wide else (1, 1, 1, 1, 1.33, 0.8)))
+    sides = (1, 1, 1.33, 1.6, 2, 3) if wide else (1, 1, 1, 1, 1.33, 1.6, 0.8)
     ground = (255, 255, 255)
     if rng.random() < 0.3:
         ground = tuple(rng.randint(225, 255) for _ in range(3))
-    return Image.new("RGB", (width, height), ground)
+    return Image.new("RGB", (round(height * rng.choice(sides)), height), ground)
+
+
+def worn(rng: random.Random, drawn: Drawn) -> Drawn:
+    """The picture, one time in five as a JPEG file keeps it."""
+    if rng.random() < 0.2:
+        file = io.BytesIO()
+        drawn.image.save(file, "JPEG", quality=rng.randint(50, 95))
+        drawn.image = Image.open(file).convert("RGB")
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -85,35 +136,44 @@ def scattered(
 
 
 def _apart(x: float, y: float, radius: float, other: Thing) -> bool:
-    reach = (radius + other.radius) * 1.15
+    reach = (radius + other.radius) * 1.12
     return abs(x - other.x) > reach or abs(y - other.y) > reach
 
 
-def scene(rng: random.Random, things: Sequence[Thing]) -> Image.Image:
+def scene(rng: random.Random, things: Sequence[Thing]) -> Drawn:
     """A picture of shapes."""
-    image = canvas(rng)
-    pen = ImageDraw.Draw(image)
-    width, height = image.size
+    drawn = Drawn(canvas(rng))
+    pen = ImageDraw.Draw(drawn.image)
+    width, height = drawn.image.size
+    outlined = rng.random() < 0.1
     for thing in things:
         radius = thing.radius * min(width, height)
         x, y = (
             radius + (at - thing.radius) / (1 - 2 * thing.radius) * (side - 2 * radius)
             for at, side in ((thing.x, width), (thing.y, height))
         )
-        _shape(pen, thing.shape, (x, y, radius), shade(rng, thing.colour), rng.uniform(-0.15, 0.15))
-    return image
+        line = (0, 0, 0) if outlined else None
+        fill = shade(rng, thing.colour), line
+        _shape(pen, thing.shape, (x, y, radius), fill, rng.uniform(-0.15, 0.15))
+        drawn.marks.append(Mark(thing.shape, x / width, y / height, thing.colour))
+    return worn(rng, drawn)
 
 
 def _shape(
-    pen: Any, shape: str, where: tuple[float, float, float], fill: Colour, turn: float
+    pen: Any,
+    shape: str,
+    where: tuple[float, float, float],
+    paint: tuple[Colour, Colour | None],
+    turn: float,
 ) -> None:
     x, y, radius = where
+    fill, line = paint
     if shape == "circle":
-        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill, outline=line)
         return
     if shape == "square":
         half = radius * 0.85
-        pen.rectangle((x - half, y - half, x + half, y + half), fill=fill)
+        pen.rectangle((x - half, y - half, x + half, y + half), fill=fill, outline=line)
         return
     if shape == "cross":
         arm = radius * 0.32
@@ -127,71 +187,97 @@ def _shape(
         reach = radius * (0.42 if shape == "star" and corner % 2 else 1.0)
         angle = turn - math.pi / 2 + corner * 2 * math.pi / corners
         points.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
-    pen.polygon(points, fill=fill)
+    pen.polygon(points, fill=fill, outline=line)
 
 
-@functools.lru_cache(maxsize=256)
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)
+@functools.lru_cache(maxsize=1024)
+def _font(name: str, size: int) -> Any:
+    return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
 
 
-def written(rng: random.Random, text: str) -> Image.Image:
-    """A picture of one line of text, as large as there is room, or smaller."""
-    image = canvas(rng, wide=len(text) > 2)
-    pen = ImageDraw.Draw(image)
+def _line(pen: Any, at: tuple[float, float], text: str, font: Any, ink: Colour) -> list[Mark]:
+    """Write a line; its characters, with centres in pixels."""
+    pen.text(at, text, font=font, fill=ink)
+    _, top, _, bottom = pen.textbbox(at, text, font=font)
+    ends = [at[0] + font.getlength(text[:end]) for end in range(len(text) + 1)]
+    return [
+        Mark(one, (ends[i] + ends[i + 1]) / 2, (top + bottom) / 2)
+        for i, one in enumerate(text)
+        if one != " "
+    ]
+
+
+def _scaled(marks: Sequence[Mark], image: Image.Image) -> list[Mark]:
     width, height = image.size
-    probe = _font(40)
-    left, top, right, bottom = probe.getbbox(text)
+    return [Mark(one.name, one.x / width, one.y / height, one.colour) for one in marks]
+
+
+def _ink(rng: random.Random) -> Colour:
+    return (0, 0, 0) if rng.random() < 0.6 else shade(rng, rng.choice(("black", "blue", "red")))
+
+
+def written(rng: random.Random, text: str, fonts: Sequence[str]) -> Drawn:
+    """A picture of one line of text, as large as there is room, or smaller."""
+    drawn = Drawn(canvas(rng, wide=len(text) > 2))
+    pen = ImageDraw.Draw(drawn.image)
+    width, height = drawn.image.size
+    name = rng.choice(fonts)
+    left, top, right, bottom = _font(name, 40).getbbox(text)
     fits = min(width * 0.92 / (right - left), height * 0.8 / (bottom - top)) * 40
-    least = max(9.0 * height / 96, fits * 0.55)
+    least = max(12.0 * height / 96, fits * 0.55)
     size = max(8, int(min(rng.uniform(least, max(least, fits)), fits, height * 0.6)))
-    font = _font(size)
-    bold = rng.random() < 0.25 and size > 16
-    left, top, right, bottom = pen.textbbox((0, 0), text, font=font, stroke_width=int(bold))
-    x = rng.uniform(0, max(1, width - (right - left))) - left
-    y = rng.uniform(0, max(1, height - (bottom - top))) - top
-    if rng.random() < 0.3:
-        x = (width - (right - left)) / 2 - left
-        y = (height - (bottom - top)) / 2 - top
-    ink = (0, 0, 0) if rng.random() < 0.5 else shade(rng, rng.choice(("black", "blue", "red")))
-    pen.text((x, y), text, font=font, fill=ink, stroke_width=int(bold), stroke_fill=ink)
-    return image
+    font = _font(name, size)
+    left, top, right, bottom = font.getbbox(text)
+    free = max(0, width - (right - left)), max(0, height - (bottom - top))
+    centred = rng.random() < 0.4
+    x, y = (side * (0.5 if centred else rng.random()) for side in free)
+    drawn.marks = _scaled(_line(pen, (x - left, y - top), text, font, _ink(rng)), drawn.image)
+    return worn(rng, drawn)
 
 
-def bars(rng: random.Random, values: Sequence[int], colours: Sequence[str]) -> Image.Image:
+def page(rng: random.Random, texts: Sequence[str], fonts: Sequence[str]) -> Drawn:
+    """A picture of several lines, to learn characters from."""
+    drawn = Drawn(canvas(rng))
+    pen = ImageDraw.Draw(drawn.image)
+    width, height = drawn.image.size
+    y = rng.uniform(0, 0.1) * height
+    for text in texts:
+        name = rng.choice(fonts)
+        left, top, right, bottom = _font(name, 40).getbbox(text)
+        most = min(0.95 * width / (right - left), 0.34 * height / (bottom - top)) * 40
+        font = _font(name, max(8, int(most * rng.uniform(0.65, 1))))
+        left, top, right, bottom = font.getbbox(text)
+        if y + bottom - top > height:
+            break
+        x = rng.random() * max(0, width - (right - left))
+        marks = _line(pen, (x - left, y - top), text, font, _ink(rng))
+        drawn.marks += _scaled(marks, drawn.image)
+        y += (bottom - top) + rng.uniform(0.02, 0.1) * height
+    return worn(rng, drawn)
+
+
+def bars(
+    rng: random.Random, values: Sequence[int], colours: Sequence[str], fonts: Sequence[str]
+) -> Drawn:
     """A bar chart: letters below the bars, their values above."""
     size = rng.choice((96, 128, 192))
     image = Image.new("RGB", (round(size * rng.choice((1, 1, 1.33))), size), (255, 255, 255))
     pen = ImageDraw.Draw(image)
     width, height = image.size
-    font = _font(round(size * 0.125))
+    font = _font(rng.choice(fonts), round(size * rng.uniform(0.12, 0.15)))
     base, room = height * 0.84, height * 0.66
     step = width / len(values)
+    marks: list[Mark] = []
     for index, (value, colour) in enumerate(zip(values, colours, strict=True)):
         middle = (index + 0.5) * step
         top = base - room * value / 9
         half = step * 0.3
+        letter, digit = "ABCDE"[index], str(value)
         pen.rectangle((middle - half, top, middle + half, base), fill=shade(rng, colour))
-        pen.text((middle, base + 1), "ABCDE"[index], font=font, fill=(0, 0, 0), anchor="mt")
-        pen.text((middle, top - 1), str(value), font=font, fill=(0, 0, 0), anchor="mb")
+        pen.text((middle, base + 1), letter, font=font, fill=(0, 0, 0), anchor="mt")
+        pen.text((middle, top - 1), digit, font=font, fill=(0, 0, 0), anchor="mb")
+        marks.append(Mark(BAR, middle, base - 0.03 * height, colour))
+        marks.append(Mark(letter, middle, base + 0.06 * height))
+        marks.append(Mark(digit, middle, top - 0.06 * height))
     pen.line((0, base, width, base), fill=(0, 0, 0), width=max(1, size // 96))
-    return image
-
-
-def pie(rng: random.Random, shares: Sequence[float], colours: Sequence[str]) -> Image.Image:
-    """A pie chart of parts that add up to one."""
-    image = canvas(rng)
-    pen = ImageDraw.Draw(image)
-    width, height = image.size
-    radius = min(width, height) * rng.uniform(0.32, 0.48)
-    box: Box = (
-        width / 2 - radius,
-        height / 2 - radius,
-        width / 2 + radius,
-        height / 2 + radius,
-    )
-    angle = rng.uniform(0, 360)
-    for share, colour in zip(shares, colours, strict=True):
-        pen.pieslice(box, angle, angle + 360 * share, fill=shade(rng, colour))
-        angle += 360 * share
-    return image
+    return worn(rng, Drawn(image, _scaled(marks, image)))

@@ -27,13 +27,17 @@ _PARTS = """{%- set content = message.content if message.content is string else 
         {%- for part in message.content %}
             {%- if part.type == 'image' %}
                 {%- set written.text = written.text + '<image>' %}
-            {%- elif part.type == 'text' %}
+            {%- endif %}
+        {%- endfor %}
+        {%- for part in message.content %}
+            {%- if part.type == 'text' %}
                 {%- set written.text = written.text + part.text %}
             {%- endif %}
         {%- endfor %}
         {%- set content = written.text %}
     {%- endif %}"""
 VISION_TEMPLATE = CHAT_TEMPLATE.replace(_PLAIN, _PARTS)
+"""Images of a message come first, wherever the client puts them, as in training."""
 
 
 def export(weights: Path, folder: Path) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.train.model import ModelConfig, Sapling, rotary_tables
+from tools.train.model import ModelConfig, Sapling, product, rotary_tables, together
 
 IMAGE_TOKEN = 4096  # of the tokenizer: right after sapling's own
 VOCAB_SIZE = 4112  # a multiple of 16, which kernels like
@@ -24,7 +24,7 @@ class VisionConfig:
     """The shape of the tower."""
 
     image_size: int = 96
-    patch_size: int = 8
+    patch_size: int = 12
     hidden_size: int = 192
     intermediate_size: int = 512
     num_layers: int = 4
@@ -47,6 +47,20 @@ def table_of_places(side: int, width: int) -> Tensor:
     return torch.cat((rows, columns), -1).reshape(side * side, width)
 
 
+def affine(x: Tensor, layer: nn.Linear) -> Tensor:
+    """A linear layer, in bfloat16, whose backward pass is fast on a CPU."""
+    return product(x.to(torch.bfloat16), layer.weight) + layer.bias.to(torch.bfloat16)
+
+
+def mixed_values(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of all to all; on a CPU from plain products, faster for so few patches."""
+    if query.is_cuda:
+        return F.scaled_dot_product_attention(query, key, value)
+    flat = [part.flatten(0, 1) for part in (query, key, value)]
+    scores = torch.bmm(flat[0], flat[1].mT) * query.shape[-1] ** -0.5
+    return torch.bmm(scores.softmax(-1), flat[2]).view_as(query)
+
+
 class TowerAttention(nn.Module):
     """All patches attend to each other."""
 
@@ -60,12 +74,16 @@ class TowerAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend."""
-        parts = (layer(x) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        biases = torch.cat([layer.bias for layer in layers]).split(x.shape[-1])
+        parts = (
+            part + bias.to(part.dtype)
+            for part, bias in zip(together(x.to(torch.bfloat16), *layers), biases, strict=True)
+        )
         query, key, value = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
         )
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return affine(mixed_values(query, key, value).transpose(1, 2).flatten(2), self.out_proj)
 
 
 class TowerMLP(nn.Module):
@@ -78,7 +96,7 @@ class TowerMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project up and down."""
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return affine(F.gelu(affine(x, self.fc1), approximate="tanh"), self.fc2)
 
 
 class TowerLayer(nn.Module):
@@ -119,17 +137,17 @@ class Tower(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
+        self.config = config
         self.embeddings = Embeddings(config)
-        self.encoder = nn.ModuleDict(
-            {"layers": nn.ModuleList(TowerLayer(config) for _ in range(config.num_layers))}
-        )
+        self.layers = [TowerLayer(config) for _ in range(config.num_layers)]
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(self.layers)})
         self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_layernorm.requires_grad_(requires_grad=False)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Rows of the last layer."""
+    def forward(self, pixels: Tensor, layers: int | None = None) -> Tensor:
+        """Rows of the last layer, or after this many."""
         x = self.embeddings(pixels)
-        for layer in self.encoder["layers"]:
+        for layer in self.layers[:layers]:
             x = layer(x)
         return x
 
@@ -144,7 +162,25 @@ class Projector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project."""
-        return self.linear_2(F.gelu(self.linear_1(x)))
+        return affine(F.gelu(affine(x, self.linear_1)), self.linear_2)
+
+
+def begin_tower(module: nn.Module) -> None:
+    """Initial weights of a tower or projector: heads first look at near patches.
+
+    Queries and keys begin equal, and places that are near have codes that are alike.
+    """
+    for name, parameter in module.named_parameters():
+        deep = name.endswith(("out_proj.weight", "fc2.weight"))
+        if parameter.dim() == 2 and "position" not in name:
+            nn.init.normal_(parameter, std=0.0 if deep else parameter.shape[1] ** -0.5)
+        elif parameter.dim() == 4:
+            nn.init.normal_(parameter, std=0.5 * parameter[0].numel() ** -0.5)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    for part in module.modules():
+        if isinstance(part, TowerAttention):
+            part.k_proj.weight.data.copy_(part.q_proj.weight.data)
 
 
 class SaplingVision(nn.Module):
@@ -156,14 +192,7 @@ class SaplingVision(nn.Module):
         text = ModelConfig(vocab_size=VOCAB_SIZE)
         self.vision_tower = nn.ModuleDict({"vision_model": Tower(self.config)})
         self.multi_modal_projector = Projector(self.config, text.hidden_size)
-        for name, parameter in self.named_parameters():
-            deep = name.endswith(("out_proj.weight", "fc2.weight"))
-            if parameter.dim() == 2 and "position" not in name:
-                nn.init.normal_(parameter, std=0.0 if deep else parameter.shape[1] ** -0.5)
-            elif parameter.dim() == 4:
-                nn.init.normal_(parameter, std=0.5 * parameter[0].numel() ** -0.5)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        begin_tower(self)
         self.language_model = Sapling(text)
 
     def read_sapling(self, tensors: dict[str, Tensor]) -> None:
@@ -178,23 +207,48 @@ class SaplingVision(nn.Module):
         """The tokens of pictures: uint8 (N, side, side, 3) to (N * tokens, width)."""
         scaled = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
-            return self.multi_modal_projector(self.vision_tower["vision_model"](scaled)).flatten(
-                0, 1
-            )
+            rows = self.vision_tower["vision_model"](scaled)
+            return self.multi_modal_projector(rows).flatten(0, 1)
 
-    def hidden(self, tokens: Tensor, pixels: Tensor | None) -> Tensor:
-        """Final states of right-padded rows; pictures stand where their tokens do, in order."""
+    def hidden(self, tokens: Tensor, segments: Tensor | None, pixels: Tensor | None) -> Tensor:
+        """Final states of right-padded rows; pictures stand where their tokens do, in order.
+
+        A segment sees itself and segment 0, after which its positions begin.
+        """
         text = self.language_model
         x = text.model.embed_tokens(tokens).to(torch.bfloat16)
         if pixels is not None:
-            places = (tokens == IMAGE_TOKEN)[..., None]
-            x = x.masked_scatter(places, self.vectors(pixels).to(x.dtype))
+            spots = (tokens == IMAGE_TOKEN)[..., None]
+            x = x.masked_scatter(spots, self.vectors(pixels).to(x.dtype))
         places = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = None
+        if segments is not None:
+            places, mask = places_of(segments), sees(segments)
         cos, sin = rotary_tables(places, text.config)
+        if segments is not None:
+            cos, sin = cos[:, None], sin[:, None]
         for layer in text.model.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, mask)
         return text.model.norm(x)
 
-    def logits(self, tokens: Tensor, where: Tensor, pixels: Tensor | None) -> Tensor:
+    def logits(
+        self, tokens: Tensor, where: Tensor, segments: Tensor | None, pixels: Tensor | None
+    ) -> Tensor:
         """Logits (K, vocabulary) after these flat positions (K)."""
-        return self.language_model.head(self.hidden(tokens, pixels).flatten(0, 1)[where])
+        return self.language_model.head(self.hidden(tokens, segments, pixels).flatten(0, 1)[where])
+
+
+def sees(segments: Tensor) -> Tensor:
+    """Which tokens (N, length, length) each token attends to."""
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    mine, theirs = segments[:, :, None], segments[:, None, :]
+    return causal & ((theirs == 0) | (mine == theirs))
+
+
+def places_of(segments: Tensor) -> Tensor:
+    """Positions (N, length): those of a segment continue those of segment 0."""
+    order = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    begins = (segments[:, :, None] > segments[:, None, :]) & (segments[:, None, :] > 0)
+    before = begins.sum(2)  # tokens of earlier questions
+    return torch.where(segments > 0, order - before, order)

@@ -1,18 +1,20 @@
-"""Questions about drawn pictures, and their answers: one generator for each class.
+"""Pictures to ask about, and questions with their answers.
 
-Pictures are drawn only when asked for: whether an example belongs to a split is known before.
+A `Subject` is drawn only when asked for: whether a question belongs to a split is known before.
+Several questions about one picture are trained on at once.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tools.train.data.base import (
     Example,
     assistant,
-    belongs,
+    bucket,
     casual,
     choose,
     key_of,
@@ -21,7 +23,18 @@ from tools.train.data.base import (
     user,
 )
 from tools.train.data.words import NAMES, NOUNS
-from tools.train.vision.draw import COLOURS, SHAPES, Thing, bars, pie, scattered, scene, written
+from tools.train.vision.draw import (
+    COLOURS,
+    SHAPES,
+    Drawn,
+    Thing,
+    bars,
+    installed_fonts,
+    page,
+    scattered,
+    scene,
+    written,
+)
 
 IMAGE = "<image>"
 PLACES = (
@@ -29,32 +42,50 @@ PLACES = (
     ("left", "centre", "right"),
     ("bottom left", "bottom", "bottom right"),
 )
-Drawing = Callable[[random.Random], Any]
+Fonts = Sequence[str]
+Drawing = Callable[[random.Random, Fonts], Drawn]
 _NAMES = tuple(COLOURS)
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+MOST_COUNTED = 6
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a picture; `key` names the combination that it shows."""
+
+    kind: str
+    text: str
+    answer: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A picture to be drawn, and questions about it."""
+
+    draw: Drawing
+    questions: Sequence[Question]
 
 
 def _a(colour: str, shape: str) -> str:
     return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}"
 
 
-def _example(
+def _plural(shape: str) -> str:
+    return "crosses" if shape == "cross" else f"{shape}s"
+
+
+def _ask(
     rng: random.Random,
     kind: str,
-    asked: str,
+    templates: Sequence[str],
     answer: str,
     key: Sequence[object],
-    draw: Drawing,
-) -> Example:
-    seed = rng.getrandbits(48)
+    **words: str,
+) -> Question:
+    which, text = choose(rng, templates)
     if rng.random() < 0.3:
-        asked = asked.replace("colour", "color")
-    text = casual(rng, asked)
-    content = text + IMAGE if rng.random() < 0.1 else IMAGE + text
-    messages = [*maybe_system(rng, 0.1), user(content), assistant(answer)]
-    made = Example(kind, messages, (key_of("vision", kind, *key),))
-    made.image = lambda: draw(random.Random(seed))
-    return made
+        text = text.replace("colour", "color")
+    return Question(kind, text.format(**words), answer, key_of("vision", kind, *key, which))
 
 
 def _pairs(rng: random.Random, count: int) -> list[tuple[str, str]]:
@@ -63,350 +94,300 @@ def _pairs(rng: random.Random, count: int) -> list[tuple[str, str]]:
     return list(zip(shapes, colours, strict=True))
 
 
-def shape(rng: random.Random) -> Example:
-    """One shape: which?"""
-    name, colour = rng.choice(SHAPES), rng.choice(_NAMES)
-    which, asked = choose(
-        rng,
-        (
+def _colour(rng: random.Random, pairs: Sequence[tuple[str, str]], at: int) -> Question:
+    shape, colour = pairs[at]
+    templates = ["What colour is the {s}?", "Which colour does the {s} have?", "Colour of the {s}?"]
+    if len(pairs) == 1:
+        templates += ["What colour is this?", "Which colour do you see?", "What colour is it?"]
+    key = (shape, colour, *sorted(pair for pair in pairs if pair != pairs[at]))
+    return _ask(rng, "vision_colour", templates, colour, key, s=shape)
+
+
+def _shape(rng: random.Random, pairs: Sequence[tuple[str, str]], at: int) -> Question:
+    shape, colour = pairs[at]
+    templates = ["Which shape is {c}?", "What shape is the {c} one?", "Which shape is {c} here?"]
+    if len(pairs) == 1:
+        templates = [
             "What shape is this?",
             "Which shape do you see?",
             "What shape is in the picture?",
             "Which shape is drawn here?",
             "Name the shape.",
-        ),
-    )
-    key = (name, colour, which)
-    return _example(
-        rng,
-        "vision_shape",
-        asked,
-        name,
-        key,
-        lambda r: scene(r, scattered(r, [(name, colour)], (0.12, 0.45))),
-    )
+        ]
+    key = (shape, colour, *sorted(pair for pair in pairs if pair != pairs[at]))
+    return _ask(rng, "vision_shape", templates, shape, key, c=colour)
 
 
-def colour(rng: random.Random) -> Example:
-    """One to three shapes: which colour has this one?"""
-    pairs = _pairs(rng, rng.choice((1, 1, 2, 2, 3)))
-    (name, answer), others = pairs[0], pairs[1:]
-    templates = ["What colour is the {s}?", "Which colour does the {s} have?", "Colour of the {s}?"]
-    if not others:
-        templates += ["What colour is this?", "Which colour do you see?"]
-    which, asked = choose(rng, templates)
-    key = (name, answer, which, *sorted(others))
-    return _example(
-        rng,
-        "vision_colour",
-        asked.format(s=name),
-        answer,
-        key,
-        lambda r: scene(r, scattered(r, _shuffled(r, pairs), (0.1, 0.26))),
-    )
-
-
-def _shuffled(rng: random.Random, items: Sequence[Any]) -> list[Any]:
-    return rng.sample(list(items), len(items))
-
-
-def count(rng: random.Random) -> Example:
-    """How many of these are there?"""
-    number, others = rng.randint(0, 8), rng.choice((0, 0, 1, 2, 3))
-    name, hue = rng.choice(SHAPES), rng.choice(_NAMES)
-    way = rng.choice(("shapes", "kind", "kind", "colour"))
-    if way == "shapes":
-        number, others = max(number, 1), 0
-        pairs = [(rng.choice(SHAPES), rng.choice(_NAMES)) for _ in range(number)]
-        noun = "shapes"
-    elif way == "kind":
-        rest = [s for s in SHAPES if s != name]
-        pairs = [(name, rng.choice(_NAMES)) for _ in range(number)]
-        pairs += [(rng.choice(rest), rng.choice(_NAMES)) for _ in range(others)]
-        noun = "crosses" if name == "cross" else f"{name}s"
-    else:
-        rest = [c for c in _NAMES if c != hue]
-        pairs = [(rng.choice(SHAPES), hue) for _ in range(number)]
-        pairs += [(rng.choice(SHAPES), rng.choice(rest)) for _ in range(others)]
-        noun = f"{hue} shapes"
-    which, asked = choose(
-        rng, ("How many {n} are there?", "How many {n} do you see?", "Count the {n}.")
-    )
-    key = (number, others, noun, which, *sorted(pairs)[:2])
-    return _example(
-        rng,
-        "vision_count",
-        asked.format(n=noun),
-        str(number),
-        key,
-        lambda r: scene(r, scattered(r, _shuffled(r, pairs), (0.07, 0.13))),
-    )
-
-
-def place(rng: random.Random) -> Example:
-    """Where is this shape?"""
-    name, hue = rng.choice(SHAPES), rng.choice(_NAMES)
-    row, column = rng.randrange(3), rng.randrange(3)
-    which, asked = choose(
-        rng, ("Where is the {s}?", "Where is the {c} {s}?", "In which part is the {s}?")
-    )
-
-    def draw(r: random.Random) -> Any:
-        size = r.uniform(0.09, 0.16)
-        x, y = (
-            min(max(0.5 + (at - 1) * 0.33 + r.uniform(-0.06, 0.06), size), 1 - size)
-            for at in (column, row)
-        )
-        return scene(r, [Thing(name, hue, x, y, size)])
-
-    key = (row, column, name, hue, which)
-    return _example(
-        rng, "vision_place", asked.format(s=name, c=hue), PLACES[row][column], key, draw
-    )
-
-
-def relation(rng: random.Random) -> Example:
-    """Three shapes in a row or a column: which one is beside this one?"""
-    pairs = _pairs(rng, 3)
-    upright = rng.random() < 0.5
-    first = rng.randrange(2)
-    after = rng.random() < 0.5  # asked about the right or lower neighbour of `first`
-    words = ("above", "below") if upright else ("left of", "right of")
-    known, wanted = (pairs[first], pairs[first + 1]) if after else (pairs[first + 1], pairs[first])
-    which, asked = choose(
-        rng, ("What is {w} the {c} {s}?", "What is {w} the {s}?", "Which shape is {w} the {s}?")
-    )
-    if rng.random() < 0.5 and not upright:
-        asked = asked.replace("{w}", "to the {w}")
-    word = words[after]
-
-    def draw(r: random.Random) -> Any:
-        things: list[Thing] = []
-        for index, (shape_, colour_) in enumerate(pairs):
-            along = 1 / 6 + index / 3 + r.uniform(-0.02, 0.02)
-            across = 0.5 + r.uniform(-0.2, 0.2)
-            x, y = (across, along) if upright else (along, across)
-            things.append(Thing(shape_, colour_, x, y, r.uniform(0.09, 0.13)))
-        return scene(r, things)
-
-    key = (word, which, *known, *wanted)
-    text = asked.format(w=word, c=known[1], s=known[0])
-    return _example(rng, "vision_relation", text, _a(wanted[1], wanted[0]), key, draw)
-
-
-def exists(rng: random.Random) -> Example:
-    """Is there such a shape?"""
-    pairs = _pairs(rng, rng.choice((1, 2, 2, 3)))
+def _exists(rng: random.Random, pairs: Sequence[tuple[str, str]]) -> Question:
     there = rng.random() < 0.5
-    name, hue = pairs[0]
+    shape, colour = rng.choice(pairs)
     if not there:
         absent = [
             (s, c)
             for s in SHAPES
             for c in _NAMES
-            if (s, c) not in pairs and (s == name or c == hue or rng.random() < 0.1)
+            if (s, c) not in pairs and (s == shape or c == colour or rng.random() < 0.1)
         ]
-        name, hue = rng.choice(absent)
-    which, asked = choose(rng, ("Is there {a}?", "Do you see {a}?", "Is {a} in the picture?"))
-    key = (there, name, hue, which, *sorted(pairs))
-    return _example(
-        rng,
-        "vision_exists",
-        asked.format(a=_a(hue, name)),
-        "yes" if there else "no",
-        key,
-        lambda r: scene(r, scattered(r, _shuffled(r, pairs), (0.1, 0.24))),
+        shape, colour = rng.choice(absent)
+    templates = ("Is there {a}?", "Do you see {a}?", "Is {a} in the picture?")
+    key = (there, shape, colour, *sorted(pairs))
+    answer = "yes" if there else "no"
+    return _ask(rng, "vision_exists", templates, answer, key, a=_a(colour, shape))
+
+
+def _describe(rng: random.Random, pairs: Sequence[tuple[str, str]]) -> Question:
+    templates = (
+        "Describe the picture.",
+        "What do you see?",
+        "What is in the picture?",
+        "Describe this image.",
+        "What is in this image?",
+        "What is this?",
     )
+    answer = " and ".join(_a(c, s) for s, c in pairs)
+    return _ask(rng, "vision_describe", templates, answer, tuple(pairs))
 
 
-def describe(rng: random.Random) -> Example:
-    """One or two shapes, from left to right."""
-    pairs = _pairs(rng, rng.choice((1, 2, 2)))
-    which, asked = choose(
-        rng,
-        (
-            "Describe the picture.",
-            "What do you see?",
-            "What is in the picture?",
-            "Describe this image.",
-            "What is in this image?",
-            "What is this?",
-        ),
-    )
+def _count(rng: random.Random, pairs: Sequence[tuple[str, str]]) -> Question:
+    way = rng.random()
+    if way < 0.4:
+        answer, noun = len(pairs), "shapes"
+    elif way < 0.75:
+        shape = rng.choice(pairs)[0] if rng.random() < 0.85 else rng.choice(SHAPES)
+        answer, noun = sum(one == shape for one, _ in pairs), _plural(shape)
+    else:
+        colour = rng.choice(pairs)[1] if rng.random() < 0.85 else rng.choice(_NAMES)
+        answer, noun = sum(one == colour for _, one in pairs), f"{colour} shapes"
+    templates = ("How many {n} are there?", "How many {n} do you see?", "Count the {n}.")
+    key = (answer, noun, len(pairs), *sorted(pairs)[:2])
+    return _ask(rng, "vision_count", templates, str(answer), key, n=noun)
 
-    def draw(r: random.Random) -> Any:
-        things = scattered(r, pairs, (0.12, 0.26))
-        while len(things) == 2 and things[1].x - things[0].x < 0.15:
-            things = scattered(r, pairs, (0.12, 0.22))
+
+def few(rng: random.Random) -> Subject:
+    """One to three shapes, anywhere."""
+    pairs = _pairs(rng, rng.choice((1, 1, 2, 2, 3)))
+    asked = [_colour(rng, pairs, at) for at in range(len(pairs))]
+    asked += [_shape(rng, pairs, at) for at in range(len(pairs))]
+    asked += [_exists(rng, pairs), _exists(rng, pairs), _count(rng, pairs)]
+    if len(pairs) < 3:
+        asked.append(_describe(rng, pairs))
+    size = (0.12, 0.42) if len(pairs) == 1 else (0.11, 0.24)
+
+    def draw(r: random.Random, _: Fonts) -> Drawn:
+        things = scattered(r, pairs, size)
+        while len(pairs) == 2 and things[1].x - things[0].x < 0.15:
+            things = scattered(r, pairs, (size[0], 0.2))
+        return scene(r, r.sample(things, len(things)))
+
+    return Subject(draw, asked)
+
+
+def crowd(rng: random.Random) -> Subject:
+    """Up to six shapes, some of them alike, to count."""
+    number = rng.randint(1, MOST_COUNTED)
+    kinds, hues = rng.sample(SHAPES, rng.randint(1, 3)), rng.sample(_NAMES, rng.randint(1, 3))
+    pairs = [(rng.choice(kinds), rng.choice(hues)) for _ in range(number)]
+    asked = [_count(rng, pairs) for _ in range(5)]
+    return Subject(lambda r, _: scene(r, scattered(r, pairs, (0.08, 0.15))), asked)
+
+
+def placed(rng: random.Random) -> Subject:
+    """One or two shapes at places that have names."""
+    pairs = _pairs(rng, rng.choice((1, 1, 2)))
+    cells = rng.sample([(row, column) for row in range(3) for column in range(3)], len(pairs))
+    asked: list[Question] = []
+    for (shape, colour), (row, column) in zip(pairs, cells, strict=True):
+        templates = ("Where is the {s}?", "Where is the {c} {s}?", "In which part is the {s}?")
+        key = (row, column, shape, colour)
+        where = PLACES[row][column]
+        asked.append(_ask(rng, "vision_place", templates, where, key, s=shape, c=colour))
+    asked += [_colour(rng, pairs, 0), _shape(rng, pairs, 0)]
+
+    def draw(r: random.Random, _: Fonts) -> Drawn:
+        things: list[Thing] = []
+        for (shape, colour), (row, column) in zip(pairs, cells, strict=True):
+            size = r.uniform(0.09, 0.16)
+            x, y = (
+                min(max(0.5 + (at - 1) * 0.33 + r.uniform(-0.06, 0.06), size), 1 - size)
+                for at in (column, row)
+            )
+            things.append(Thing(shape, colour, x, y, size))
         return scene(r, things)
 
-    answer = " and ".join(_a(c, s) for s, c in pairs)
-    key = (which if len(pairs) == 1 else "", *pairs)
-    return _example(rng, "vision_describe", asked, answer, key, draw)
+    return Subject(draw, asked)
 
 
-def number(rng: random.Random) -> Example:
-    """A number of up to four digits."""
-    text = str(rng.randrange(10 ** rng.choice((1, 1, 2, 2, 3, 4))))
-    which, asked = choose(
-        rng,
-        (
-            "Which number is this?",
-            "What number do you see?",
-            "Read the number.",
-            "What is the number?",
-            "What number is in the picture?",
-        ),
-    )
-    key = (text, which if len(text) == 1 else "")
-    return _example(rng, "vision_number", asked, text, key, lambda r: written(r, text))
+def _number(rng: random.Random) -> str:
+    return str(rng.randrange(10 ** rng.choice((1, 1, 2, 2, 3, 4))))
 
 
-def read(rng: random.Random) -> Example:
-    """A word of two to eight letters."""
+def _word(rng: random.Random) -> str:
+    """Two to seven letters, in lower case."""
     while True:
         way = rng.random()
-        word = rng.choice(NOUNS) if way < 0.3 else made_up(rng, capital=False)
-        if 0.3 <= way < 0.45:
+        word = rng.choice(NOUNS) if way < 0.35 else made_up(rng, capital=False)
+        if 0.35 <= way < 0.5:
             word = rng.choice(NAMES)
-        if 2 <= len(word) <= 8:
-            break
+        if 2 <= len(word) <= 7 and word.isascii() and word.isalpha():
+            return word.lower()
+
+
+def _styled(rng: random.Random, word: str) -> str:
     style = rng.random()
-    text = word if style < 0.5 else word.upper() if style < 0.75 else word.capitalize()
-    _, asked = choose(
-        rng,
-        (
-            "What does it say?",
-            "Read the text.",
-            "What is written here?",
-            "Read the word.",
-            "Which word is this?",
-            "What does the picture say?",
-            "What text is in the picture?",
-        ),
+    return word if style < 0.5 else word.upper() if style < 0.75 else word.capitalize()
+
+
+def number(rng: random.Random) -> Subject:
+    """A number of up to four digits."""
+    text = _number(rng)
+    templates = (
+        "Which number is this?",
+        "What number do you see?",
+        "Read the number.",
+        "What is the number?",
+        "What number is in the picture?",
     )
-    return _example(rng, "vision_read", asked, text, (word.lower(),), lambda r: written(r, text))
+    if len(text) == 1:
+        asked = _ask(rng, "vision_number", templates, text, (text,))
+    else:
+        asked = Question(
+            "vision_number", rng.choice(templates), text, key_of("vision_number", text)
+        )
+    return Subject(lambda r, fonts: written(r, text, fonts), [asked])
 
 
-def total(rng: random.Random) -> Example:
-    """A sum or difference that is written in the picture."""
-    first, second = rng.randint(0, 20), rng.randint(0, 20)
-    minus = rng.random() < 0.4
-    if minus:
-        first, second = max(first, second), min(first, second)
-    sign = "-" if minus else "+"
-    answer = first - second if minus else first + second
-    text = f"{first} {sign} {second}" + (" =" if rng.random() < 0.4 else "")
-    _, asked = choose(
-        rng, ("What is the result?", "What is the answer?", "Work this out.", "Solve it.")
+def read(rng: random.Random) -> Subject:
+    """A word of two to seven letters."""
+    word = _word(rng)
+    text = _styled(rng, word)
+    templates = (
+        "What does it say?",
+        "Read the text.",
+        "What is written here?",
+        "Read the word.",
+        "Which word is this?",
+        "What does the picture say?",
+        "What text is in the picture?",
     )
-    key = (first, sign, second)
-    return _example(rng, "vision_sum", asked, str(answer), key, lambda r: written(r, text))
+    asked = Question("vision_read", rng.choice(templates), text, key_of("vision_read", word))
+    return Subject(lambda r, fonts: written(r, text, fonts), [asked])
 
 
-def chart(rng: random.Random) -> Example:
+def chart(rng: random.Random) -> Subject:
     """A bar chart: the highest, the lowest, a value, a colour or how many."""
     size = rng.randint(2, 5)
     values, colours = rng.sample(range(1, 10), size), rng.sample(_NAMES, size)
     letters = "ABCDE"[:size]
-    at = rng.randrange(size)
+    at, other = rng.sample(range(size), 2)
     high, low = values.index(max(values)), values.index(min(values))
-    which, (asked, answer) = rng.choice(
-        list(
-            enumerate(
-                (
-                    ("Which bar is the highest?", letters[high]),
-                    ("Which bar is the tallest?", letters[high]),
-                    ("Which bar is the lowest?", letters[low]),
-                    ("Which bar is the shortest?", letters[low]),
-                    (f"What is the value of {letters[at]}?", str(values[at])),
-                    (f"How high is bar {letters[at]}?", str(values[at])),
-                    (f"What colour is bar {letters[at]}?", colours[at]),
-                    ("What colour is the highest bar?", colours[high]),
-                    ("How many bars are there?", str(size)),
-                    ("What is the highest value?", str(values[high])),
-                )
-            )
-        )
+    found = (
+        (("Which bar is the highest?", "Which bar is the tallest?"), letters[high]),
+        (("Which bar is the lowest?", "Which bar is the shortest?"), letters[low]),
+        (("What is the value of {b}?", "How high is bar {b}?"), str(values[at])),
+        (("What colour is bar {c}?", "Colour of bar {c}?"), colours[other]),
+        (("What colour is the highest bar?", "What colour is the tallest bar?"), colours[high]),
+        (("How many bars are there?", "How many bars do you see?"), str(size)),
+        (("What is the highest value?", "What is the largest value?"), str(values[high])),
     )
-    key = (which, at, *values)
-    return _example(rng, "vision_chart", asked, answer, key, lambda r: bars(r, values, colours))
+    asked = [
+        _ask(rng, "vision_chart", templates, answer, (*values,), b=letters[at], c=letters[other])
+        for templates, answer in found
+    ]
+    return Subject(lambda r, fonts: bars(r, values, colours, fonts), asked)
 
 
-def parts(rng: random.Random) -> Example:
-    """A pie chart: the largest or smallest part, or how many."""
-    size = rng.randint(2, 5)
-    colours = rng.sample(_NAMES, size)
-    sizes = [1.6**n for n in range(size)]
-    rng.shuffle(sizes)
-    shares = [part / sum(sizes) for part in sizes]
-    large, small = colours[sizes.index(max(sizes))], colours[sizes.index(min(sizes))]
-    which, (asked, answer) = rng.choice(
-        list(
-            enumerate(
-                (
-                    ("Which colour has the largest part?", large),
-                    ("What colour is the largest part?", large),
-                    ("Which colour has the smallest part?", small),
-                    ("How many parts are there?", str(size)),
-                    ("How many parts does the pie have?", str(size)),
-                )
-            )
-        )
-    )
-    key = (which, *colours, *(sizes.index(1.6**n) for n in range(size)))
-    return _example(rng, "vision_pie", asked, answer, key, lambda r: pie(r, shares, colours))
-
-
-GENERATORS: dict[str, Callable[[random.Random], Example]] = {
-    "vision_shape": shape,
-    "vision_colour": colour,
-    "vision_count": count,
-    "vision_place": place,
-    "vision_relation": relation,
-    "vision_exists": exists,
-    "vision_describe": describe,
-    "vision_number": number,
-    "vision_read": read,
-    "vision_sum": total,
-    "vision_chart": chart,
-    "vision_pie": parts,
+SUBJECTS: dict[str, Callable[[random.Random], Subject]] = {
+    "few": few,
+    "crowd": crowd,
+    "placed": placed,
+    "number": number,
+    "read": read,
+    "chart": chart,
 }
-CLASSES = tuple(GENERATORS)
 WEIGHTS: dict[str, float] = {
-    "vision_shape": 1.0,
-    "vision_colour": 2.0,
-    "vision_count": 3.0,
-    "vision_place": 1.5,
-    "vision_relation": 2.5,
-    "vision_exists": 2.0,
-    "vision_describe": 2.0,
-    "vision_number": 3.0,
-    "vision_read": 5.0,
-    "vision_sum": 3.0,
-    "vision_chart": 3.0,
-    "vision_pie": 2.0,
+    "few": 3.0,
+    "crowd": 2.0,
+    "placed": 1.0,
+    "number": 1.5,
+    "read": 3.0,
+    "chart": 1.5,
 }
+CLASSES: dict[str, tuple[str, ...]] = {
+    "vision_shape": ("few",),
+    "vision_colour": ("few",),
+    "vision_count": ("crowd",),
+    "vision_place": ("placed",),
+    "vision_exists": ("few",),
+    "vision_describe": ("few",),
+    "vision_number": ("number",),
+    "vision_read": ("read",),
+    "vision_chart": ("chart",),
+}
+"""Classes of the evaluation, and the subjects that ask such questions."""
 
 
-def draw(name: str, rng: random.Random, split: str) -> Example:
-    """One example of a class that belongs to a split."""
+def subject(name: str, rng: random.Random, split: str) -> Subject:
+    """A subject with those of its questions that belong to a split, at least one."""
     while True:
-        example = GENERATORS[name](rng)
-        if belongs(example, split):
-            return example
+        made = SUBJECTS[name](rng)
+        kept = [one for one in made.questions if bucket(one.key) == split]
+        if kept:
+            return Subject(made.draw, kept)
 
 
-def drawn(rng: random.Random) -> Example:
-    """One training example of any class."""
-    [name] = rng.choices(CLASSES, [WEIGHTS[one] for one in CLASSES])
-    return draw(name, rng, "train")
+def trained(rng: random.Random) -> Subject:
+    """A subject of the training split."""
+    [name] = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+    return subject(name, rng, "train")
 
 
-def evaluation_set(seed: int, per_class: int, split: str = "test") -> list[Example]:
+def dense(rng: random.Random, fonts: Fonts) -> Drawn:
+    """A picture with much on it, for the tower to learn from alone: nothing that is held out."""
+    way = rng.random()
+    if way < 0.45:
+        texts: list[str] = []
+        while len(texts) < 4:
+            if rng.random() < 0.35:
+                text = _number(rng)
+                held = bucket(key_of("vision_number", text)) != "train" and len(text) > 1
+            else:
+                word = _word(rng)
+                text = _styled(rng, word)
+                held = bucket(key_of("vision_read", word)) != "train"
+            if not held:
+                texts.append(text)
+        return page(rng, texts, fonts)
+    if way < 0.75:
+        pairs = [(rng.choice(SHAPES), rng.choice(_NAMES)) for _ in range(rng.randint(3, 9))]
+        return scene(rng, scattered(rng, pairs, (0.07, 0.2)))
+    return trained(rng).draw(rng, fonts)
+
+
+def _example(rng: random.Random, made: Subject, asked: Question, fonts: Fonts) -> Example:
+    seed = rng.getrandbits(48)
+    messages = [
+        *maybe_system(rng, 0.1),
+        user(IMAGE + casual(rng, asked.text)),
+        assistant(asked.answer),
+    ]
+    example = Example(asked.kind, messages, (asked.key,))
+    example.image = lambda: made.draw(random.Random(seed), fonts).image
+    return example
+
+
+def evaluation_set(
+    seed: int, per_class: int, split: str = "test", fonts: Fonts | None = None
+) -> list[Example]:
     """The same number of held-out examples of every class."""
+    fonts = fonts or installed_fonts()
     found: list[Example] = []
-    for name in CLASSES:
-        rng = random.Random(f"{seed}:{split}:{name}")
-        found += [draw(name, rng, split) for _ in range(per_class)]
+    for kind, names in CLASSES.items():
+        rng = random.Random(f"{seed}:{split}:{kind}")
+        of_kind: list[Example] = []
+        while len(of_kind) < per_class:
+            made = subject(rng.choice(names), rng, split)
+            asked: Any = [one for one in made.questions if one.kind == kind]
+            if asked:
+                of_kind.append(_example(rng, made, rng.choice(asked), fonts))
+        found += of_kind
     return found

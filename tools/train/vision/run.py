@@ -1,6 +1,6 @@
-"""The one command: train the eyes, beside sapling's own lessons.
+"""Second stage: tower, projector and sapling learn to answer questions about pictures.
 
-python -m tools.train.vision --device cuda --minutes 3 --output build/sapling-vision
+python -m tools.train.vision --tower build/vision/tower.safetensors
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import copy
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +28,8 @@ from tools.train.optim import Muon
 from tools.train.vision import questions
 from tools.train.vision.model import SaplingVision, VisionConfig
 from tools.train.vision.rows import (
+    Amounts,
+    Packer,
     Part,
     Steps,
     as_drawn,
@@ -52,22 +53,24 @@ class TrainConfig:
     """
 
     seed: int = 1
-    steps: int = 4000
+    steps: int = 1500
     minutes: float | None = None
-    images: int = 256
-    texts: int = 96
-    times: int = 3
-    tower_lr: float = 0.02
-    small_lr: float = 0.003
-    text_lr: float = 0.006
-    embedding_lr: float = 0.003
+    shapes: int = 16
+    words: int = 12
+    texts: int = 6
+    times: int = 2
+    frozen: bool = False
+    tower_lr: float = 0.005
+    small_lr: float = 0.001
+    text_lr: float = 0.004
+    embedding_lr: float = 0.001
     weight_decay: float = 0.01
-    warmup_steps: int = 60
-    decay_from: float = 0.35
-    average: float = 0.995
-    check_every: int = 2000
-    save_every: int = 4000
-    check_per_class: int = 25
+    warmup_steps: int = 40
+    decay_from: float = 0.4
+    average: float = 0.99
+    check_every: int = 250
+    save_every: int = 250
+    check_per_class: int = 20
     workers: int = 2
     device: str = "cpu"
 
@@ -99,10 +102,28 @@ def optimisers_of(model: SaplingVision, config: TrainConfig) -> list[torch.optim
     return [muon, adam]
 
 
+def read_tower(model: SaplingVision, file: Path) -> None:
+    """Take over what the first stage learnt."""
+    parts = {
+        "tower.": model.vision_tower["vision_model"],
+        "projector.": model.multi_modal_projector,
+    }
+    tensors = load_file(file)
+    for start, part in parts.items():
+        names = [name for name in tensors if name.startswith(start)]
+        part.load_state_dict({name.removeprefix(start): tensors[name] for name in names})
+
+
 class Trainer:
     """State of a run."""
 
-    def __init__(self, config: TrainConfig, folder: Path, start: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        start: Path | None = None,
+        tower: Path | None = None,
+    ) -> None:
         torch.manual_seed(config.seed)
         self.config, self.folder = config, folder
         self.device = torch.device(config.device)
@@ -111,7 +132,11 @@ class Trainer:
         if start is None:
             model.read_sapling(load_file(ASSETS / "model.safetensors"))
         else:
-            model.load_state_dict(load_file(start))
+            wide = {name: tensor.float() for name, tensor in load_file(start).items()}
+            model.load_state_dict(wide)
+        if tower is not None:
+            read_tower(model, tower)
+        model.language_model.requires_grad_(requires_grad=not config.frozen)
         self.model = model.to(self.device)
         self.average = copy.deepcopy(self.model)
         self.optimisers = optimisers_of(self.model, config)
@@ -151,29 +176,27 @@ class Trainer:
         }
         save_file(tensors, str(folder / WEIGHTS_FILE), metadata={"steps": str(self.step)})
 
-    def _placed(self, part: Part) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Tokens, the flat positions that are learnt from, what follows them, and pictures."""
-        tokens, targets, pixels = part
-        flat = targets.reshape(-1)
+    def _scores(self, model: SaplingVision, part: Part) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, the tokens wanted there, and the flat positions that are learnt from."""
+        flat = part.targets.reshape(-1)
         where = (flat >= 0).nonzero()[0]
-        first, second, third = (
-            torch.from_numpy(array).to(self.device) for array in (tokens, where, flat[where])
-        )
-        return first, second, third, None if pixels is None else self._pictures(pixels)
+        places, wanted = self._tensor(where), self._tensor(flat[where])
+        segments = None if part.segments is None else self._tensor(part.segments)
+        pixels = None if part.pixels is None else self._tensor(part.pixels)
+        return model.logits(self._tensor(part.tokens), places, segments, pixels), wanted, places
 
-    def _pictures(self, pixels: np.ndarray) -> Tensor:
-        return torch.from_numpy(pixels).to(self.device)
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def train_step(self, parts: list[Part]) -> dict[str, Tensor]:
         """One step of the optimisers; mean losses of pictures and texts."""
         counts = {True: 0, False: 0}
-        for _, targets, pixels in parts:
-            counts[pixels is not None] += int((targets >= 0).sum())
+        for part in parts:
+            counts[part.pixels is not None] += int((part.targets >= 0).sum())
         sums: dict[str, Tensor] = {}
         for part in parts:
-            tokens, where, wanted, pixels = self._placed(part)
-            seen = pixels is not None
-            logits = self.model.logits(tokens, where, pixels)
+            seen = part.pixels is not None
+            logits, wanted, _ = self._scores(self.model, part)
             loss = F.cross_entropy(logits, wanted, reduction="sum") / counts[seen]
             loss.backward()
             name = "seen" if seen else "read"
@@ -188,7 +211,7 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
-            keep = min(config.average, 1 - 1 / (self.step + 2))
+            keep = min(config.average, (self.step + 1) / (self.step + 10))
             mine, theirs = list(self.average.parameters()), list(self.model.parameters())
             torch._foreach_lerp_(mine, theirs, 1 - keep)
         self.step += 1
@@ -236,17 +259,17 @@ class Trainer:
     def check(self, split: str, per_class: int) -> dict[str, float]:
         """Accuracy of the averaged model by class: answers that it would write token by token."""
         seen = questions.evaluation_set(self.config.seed, per_class, split)
-        read = mix.evaluation_set(self.config.seed, max(1, per_class // 2), split)
+        read = [] if self.config.frozen else mix.evaluation_set(self.config.seed, per_class, split)
         found: dict[str, list[bool]] = {}
-        for examples, size in ((seen, 240), (read, 70)):
+        for examples, size in ((seen, 60), (read, 35)):
             for start in range(0, len(examples), size):
                 chosen = examples[start : start + size]
                 for example, right in zip(chosen, self._right(chosen), strict=True):
                     found.setdefault(example.kind, []).append(right)
         table = {kind: sum(rights) / len(rights) for kind, rights in found.items()}
-        groups = {"seen": questions.CLASSES, "read": mix.CLASSES}
-        for name, kinds in groups.items():
-            table[name] = sum(table[kind] for kind in kinds) / len(kinds)
+        for name, examples in (("seen", seen), ("read", read)):
+            if kinds := {example.kind for example in examples}:
+                table[name] = sum(table[kind] for kind in kinds) / len(kinds)
         self._say(f"{split} " + " ".join(f"{kind}={value:.3f}" for kind, value in table.items()))
         return table
 
@@ -254,12 +277,11 @@ class Trainer:
     def _right(self, examples: list[Example]) -> list[bool]:
         """Whether every token of an answer is the likeliest one after those before it."""
         if examples[0].image:
-            part = seen_part(self.tokenizer, examples, self.shape)
+            part = seen_part(Packer(self.tokenizer, self.shape), examples, self.shape)
         else:
             part = text_part(self.tokenizer, examples)
-        tokens, where, wanted, pixels = self._placed(part)
-        wrong = self.average.logits(tokens, where, pixels).argmax(-1) != wanted
-        rows = where[wrong] // tokens.shape[1]
+        logits, wanted, where = self._scores(self.average, part)
+        rows = where[logits.argmax(-1) != wanted] // part.tokens.shape[1]
         missed = set(rows.tolist())
         return [row not in missed for row in range(len(examples))]
 
@@ -268,7 +290,7 @@ class Trainer:
         config, step = self.config, self.step
         block, passed = divmod(step, _BLOCK * config.times)
         loader = DataLoader(
-            Steps(config.seed, config.images, config.texts, self.shape),
+            Steps(config.seed, Amounts(config.shapes, config.words, config.texts), self.shape),
             batch_size=None,
             sampler=range(block * _BLOCK, 10**9),
             num_workers=config.workers,
@@ -304,9 +326,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=usual.steps)
     parser.add_argument("--minutes", type=float, help="as many steps as fit, instead of --steps")
     parser.add_argument("--seed", type=int, default=usual.seed)
-    parser.add_argument("--images", type=int, default=usual.images, help="pictures of a step")
-    parser.add_argument("--texts", type=int, default=usual.texts, help="texts of a step")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    for name in ("shapes", "words", "texts"):
+        usually = getattr(usual, name)
+        parser.add_argument(f"--{name}", type=int, default=usually, help="rows of a step")
+    parser.add_argument("--frozen", action="store_true", help="leave sapling as it is")
+    parser.add_argument("--tower", type=Path, help="weights of the first stage")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--check-every", type=int, default=usual.check_every)
     parser.add_argument("--check-per-class", type=int, default=usual.check_per_class)
     parser.add_argument("--work", type=Path, default=Path("build/vision"), help="checkpoints")
@@ -315,9 +340,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--times", type=int, default=usual.times, help="uses of a drawn step")
     parser.add_argument("--resume", type=Path, help="continue exactly from this checkpoint")
     given = vars(parser.parse_args(arguments))
-    names = ("work", "output", "resume", "start")
-    work, output, resume, start = (given.pop(name) for name in names)
-    trainer = Trainer(TrainConfig(**given), work, start)
+    names = ("work", "output", "resume", "start", "tower")
+    work, output, resume, start, tower = (given.pop(name) for name in names)
+    trainer = Trainer(TrainConfig(**given), work, start, tower)
     if resume:
         trainer.load(resume)
     trainer.run()
