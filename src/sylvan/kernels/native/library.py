@@ -153,7 +153,7 @@ def ops_digest() -> str:
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
     """Whether the library was built from other ops or structs than this package's."""
-    newest = "sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match", "sylvan_program_beside"
+    newest = "sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match", "sylvan_program_check"
     if not all(hasattr(dll, name) for name in newest):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
@@ -170,6 +170,11 @@ def _open(folder: Path, name: str) -> Library:
     dll = ctypes.CDLL(str(path))
     dll.sylvan_program_new.restype = ctypes.c_void_p
     dll.sylvan_program_new.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2
+    dll.sylvan_program_check.argtypes = [
+        *([ctypes.c_void_p, ctypes.c_int] * 2),
+        *([ctypes.c_int] * 2),
+        *(ctypes.c_char_p, ctypes.c_int),
+    ]
     dll.sylvan_program_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     dll.sylvan_program_bind.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     dll.sylvan_program_bind.restype = None

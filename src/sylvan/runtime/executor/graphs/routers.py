@@ -25,7 +25,7 @@ from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.executor.graphs.module_patterns import takes
+from sylvan.runtime.executor.graphs.module_trace import takes
 from sylvan.runtime.executor.graphs.native_modules import (
     MOST_ROWS,
     NativeRowsModule,
