@@ -206,8 +206,8 @@ class _Tracing:
         Raises:
             Unsupported: it does something else.
         """
-        if not takes(module, 1):
-            raise Unsupported("a module with several arguments")
+        if not takes(module, 1) or isinstance(module, nn.Sequential):  # whose parts may be indexed
+            raise Unsupported("a list of modules, or several arguments")
         parameters = dict(module.named_parameters())
         cols = next(iter(parameters.values())).shape[-1]
         node = plain(trace_module(module, cols, self.dtype))
