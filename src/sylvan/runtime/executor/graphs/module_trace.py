@@ -33,6 +33,7 @@ class Node:
     Attributes:
         function: Name of the torch function that returned it, `INPUT` or `PARAMETER`.
         shape: Its shape in the trial.
+        dtype: Its type.
         args: Arguments of the function: nodes and other values; the name of a parameter.
         options: Keyword arguments.
         part: Which of the tensors that the function returned.
@@ -40,6 +41,7 @@ class Node:
 
     function: str
     shape: tuple[int, ...]
+    dtype: torch.dtype
     args: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     part: int = 0
@@ -55,16 +57,27 @@ def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> Node:
     Raises:
         Unsupported: it cannot be traced, or returns anything but rows.
     """
-    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    without = {name: torch.empty_like(value, device="meta") for name, value in held.items()}
-    names = {id(value): name for name, value in without.items()}
     x = torch.empty(1, _ROWS, cols, dtype=dtype, device="meta")
-    return _traced(lambda rows: functional_call(module, without, (rows,)), x, names)
+    without, names = _without_numbers(module)
+    return _result(_Trace(x, names), lambda rows: functional_call(module, without, (rows,)), x)
 
 
 def trace_function(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Node:
     """What a function returns for a tensor on the meta device; raises as `trace_module`."""
-    return _traced(run, x, {})
+    return _result(_Trace(x, {}), run, x)
+
+
+def products_of(module: nn.Module, cols: int, dtype: torch.dtype) -> list[Node]:
+    """The products that a module computes for rows (T, cols), whatever it returns.
+
+    Raises:
+        Unsupported: it cannot be traced.
+    """
+    x = torch.empty(_ROWS, cols, dtype=dtype, device="meta")
+    without, names = _without_numbers(module)
+    trace = _Trace(x, names)
+    trace.run(lambda rows: functional_call(module, without, (rows,)), x)
+    return [node for node in trace.nodes if node.function == "linear"]
 
 
 def takes(module: nn.Module, count: int) -> bool:
@@ -94,32 +107,53 @@ def factors(node: Any) -> list[Any]:
     divisor = plain(b)
     if not isinstance(divisor, Node):
         return [*factors(a), 1.0 / divisor]
-    return [*factors(a), Node("pow", divisor.shape, (divisor, -1))]
+    return [*factors(a), Node("pow", divisor.shape, divisor.dtype, (divisor, -1))]
 
 
-def _traced(
-    run: Callable[[torch.Tensor], Any], x: torch.Tensor, parameters: Mapping[int, str]
-) -> Node:
-    trace = _Trace(x, parameters)
-    try:
-        with torch.inference_mode(), trace:
-            found = run(x)
-    except UNTRACEABLE as error:
-        raise Unsupported(f"a module that cannot be traced: {error}") from None
+def _without_numbers(module: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[int, str]]:
+    """The tensors of a module on the meta device, and their names by id."""
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    without = {name: torch.empty_like(value, device="meta") for name, value in held.items()}
+    return without, {id(value): name for name, value in without.items()}
+
+
+def _result(trace: _Trace, run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Node:
+    found = trace.run(run, x)
     node = trace.node(found)
-    if not isinstance(node, Node) or found.dtype != x.dtype:
+    if not isinstance(node, Node) or node.dtype != x.dtype:
         raise Unsupported(f"a module that returns {getattr(found, 'dtype', type(found).__name__)}")
+    if trace.changes:
+        raise Unsupported(f"torch.{trace.changes}, which changes tensors or draws numbers")
     return node
 
 
 class _Trace(TorchFunctionMode):
-    """Mode that records each torch function with its arguments."""
+    """Mode that records each torch function with its arguments.
+
+    Attributes:
+        nodes: What the functions returned, in order.
+        changes: A function that changes tensors in place or draws numbers; empty: there is none.
+    """
 
     def __init__(self, x: torch.Tensor, parameters: Mapping[int, str]) -> None:
         super().__init__()
         self._parameters = parameters
-        self._nodes = {id(x): Node(INPUT, tuple(x.shape))}
+        self._nodes = {id(x): _node(INPUT, x)}
         self._kept: list[Any] = [x]  # so that ids stay theirs
+        self.nodes: list[Node] = []
+        self.changes = ""
+
+    def run(self, run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+        """Call a function in this mode.
+
+        Raises:
+            Unsupported: it cannot be traced.
+        """
+        try:
+            with torch.inference_mode(), self:
+                return run(x)
+        except UNTRACEABLE as error:
+            raise Unsupported(f"a module that cannot be traced: {error}") from None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -127,13 +161,14 @@ class _Trace(TorchFunctionMode):
         options, name = kwargs or {}, func.__name__
         given = tuple(map(self.node, args)), {key: self.node(x) for key, x in options.items()}
         found = func(*args, **options)
-        changes = name.endswith("_") and not name.endswith("__")
-        if name == "__setitem__" or changes or options.get("inplace") or options.get("training"):
-            raise Unsupported(f"{name}, which changes tensors or draws numbers")
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if in_place or options.get("inplace") or options.get("training"):
+            self.changes = name
         parts = found if isinstance(found, tuple | list) else (found,)
         for index, part in enumerate(parts):
             if isinstance(part, torch.Tensor) and id(part) not in self._nodes:
-                self._nodes[id(part)] = Node(name, tuple(part.shape), *given, index)
+                self.nodes.append(_node(name, part, *given, index))
+                self._nodes[id(part)] = self.nodes[-1]
         self._kept.append(found)
         return found
 
@@ -142,5 +177,9 @@ class _Trace(TorchFunctionMode):
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in self._parameters:
-            return Node(PARAMETER, tuple(value.shape), (self._parameters[id(value)],))
-        return self._nodes.get(id(value), Node("constant", tuple(value.shape)))
+            return _node(PARAMETER, value, (self._parameters[id(value)],))
+        return self._nodes.get(id(value)) or _node("constant", value)
+
+
+def _node(function: str, value: torch.Tensor, *rest: Any) -> Node:
+    return Node(function, tuple(value.shape), value.dtype, *rest)
