@@ -30,11 +30,11 @@ UNBOUND = [np.empty(0, np.uint8)]  # bound later: its size is not known
 
 
 def record(kind: type[Op]) -> np.ndarray:
-    """One op whose operands are all there: entry 0, counts of 1 and first choices."""
+    """One op: entry 0 for each buffer that must be there, counts of 1 and first choices."""
     made = np.zeros(1, OP)
     made["kind"], made["times"] = OPS.index(kind), 1
     for place, field in enumerate(fields_of(kind)):
-        made["operands"][0, place] = field.kind == "int"
+        made["operands"][0, place] = -1 if field.optional else field.kind == "int"
     return made
 
 

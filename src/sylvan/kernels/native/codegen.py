@@ -23,7 +23,13 @@ _ELEMENTS = {
 }
 _NUMBERS = {"int": "int32_t", "bool": "int32_t", "float": "float"}
 _BYTES = {"row": 0, "f32": 4, "i32": 4, "i64": 8, "u8": 1}
-_LETTERS = {"C": "cols", "E": "num_experts", "H": "num_heads", "K": "top_k"}
+_LETTERS = {
+    "C": ("cols", "channels"),
+    "E": ("num_experts",),
+    "H": ("num_heads",),
+    "K": ("top_k",),
+    "N": ("states",),
+}
 _DIMENSIONS = 3  # of a row, at most
 _TOP = """\
 // Made from opset.py by codegen.py; changes here are lost.
@@ -142,17 +148,19 @@ def _counted(op: type[Op], field: StructField) -> tuple[bool, list[int]] | None:
     ints = {f.path: i for i, f in enumerate(fields_of(op)) if f.kind == "int"}
     if field.type.element not in _BYTES:
         return None
-    first, *rest = field.type.shape.split(", ")
-    per_row = first == "T"
+    parts = field.type.shape.split(", ")
+    per_row = parts[0] == "T"
     if per_row and (stride := f"{field.path[-1]}_stride") in _required(op):
         return True, [ints[stride,]]
     words: list[int] = []
-    for part in rest if per_row else [first, *rest]:
-        count = _LETTERS.get(part, part)
-        word = ints.get((*field.path[:-1], count), ints.get((count,)))
-        if word is None:
+    for part in parts[parts[0] in ("T", "S") :]:  # there is at least one slot
+        names = _LETTERS.get(part, (part,))
+        found = [
+            ints[at] for name in names for at in ((*field.path[:-1], name), (name,)) if at in ints
+        ]
+        if not found:
             return None
-        words.append(word)
+        words.append(found[0])
     return (per_row, words) if len(words) <= _DIMENSIONS else None
 
 
