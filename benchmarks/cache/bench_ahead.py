@@ -1,7 +1,7 @@
 """Claim: after a rest, a first prompt does not wait for memory to be mapped.
 
 A new server each time, 0.5 B shape: seconds to the first token of a prompt of 2,048 tokens, at once
-after a short one, and after a rest in which pages are made resident (`sylvan.runtime.pool.ahead`).
+after a short one, and after a rest in which pages are prefaulted (`sylvan.runtime.pool.prefault`).
 
     python benchmarks/cache/bench_ahead.py [--tokens 2048] [--pairs 5]
 """

@@ -39,7 +39,7 @@ from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from sylvan.kernels.sparse.reference import attend_slots, choose
 
 PAGE = 16
-SHAPE = LatentShape(num_heads=128, nope=128, turning=64, value=128, latent=512)
+SHAPE = LatentShape(num_heads=128, nope=128, rope_dim=64, value=128, latent=512)
 COLUMNS, INDEX_HEADS, INDEX_COLUMNS = 576, 64, 128
 LAYER = AttentionLayer(
     index=0,
@@ -47,7 +47,7 @@ LAYER = AttentionLayer(
     num_kv_heads=1,
     head_dim=COLUMNS,
     v_head_dim=SHAPE.latent,
-    scale=(SHAPE.nope + SHAPE.turning) ** -0.5,
+    scale=(SHAPE.nope + SHAPE.rope_dim) ** -0.5,
 )
 
 
@@ -63,11 +63,11 @@ class Traced:
         limits = ProgramLimits(max_tokens=1, max_outputs=1)
         layers = dict(enumerate(pages.layers))
         tracer = NativeTracer(torch.bfloat16, limits, layers, library.constants)
-        q = tracer.input(SHAPE.num_heads * (SHAPE.nope + SHAPE.turning), "bf16")
+        q = tracer.input(SHAPE.num_heads * (SHAPE.nope + SHAPE.rope_dim), "bf16")
         kv = tracer.input(COLUMNS, "bf16")
         up = torch.randn(SHAPE.num_heads * (SHAPE.nope + SHAPE.value), SHAPE.latent) * 0.02
         norm = HeadNorm(torch.ones(SHAPE.latent, dtype=torch.bfloat16), 1e-6)
-        rope = Rope(torch.ones(context + 1, SHAPE.turning), interleaved=True)
+        rope = Rope(torch.ones(context + 1, SHAPE.rope_dim), interleaved=True)
         parts = LatentParts(SHAPE, up.bfloat16(), norm, rope)
         inputs = [q, kv, *self.attend(tracer, q, kv, parts, top_k)]
         self._pages = pages

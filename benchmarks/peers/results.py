@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCS = Path(__file__).parents[2] / "docs" / "performance-details.md"
 BEGIN, END = "<!-- peers: written by benchmarks/peers/compare.py -->", "<!-- /peers -->"
 COLUMNS = ("bf16", "8 bit", "4 bit", "Q4_K_M", "Q4_0", "GPTQ", "AWQ", "GPTQ, head in 8 bits")
 Rates = Mapping[tuple[str, str, str, str], list[float]]  # shape, peer, column, what -> per round

@@ -1,8 +1,7 @@
 """Claims: the first token of the built-in model comes within twice the time of `import torch`
 alone; with a warm load cache, which has the step program too, it comes before `import torch` alone
 would be done; a warm load cache makes starts of other models faster and changes no token; while it
-loads, the scheduler's process holds at most 1.2 times the weights and 400 MB, or twice the weights
-where a large tied table is quantised (1B, w8a8).
+loads, the scheduler's process holds at most 1.2 times the weights and 400 MB.
 
     python benchmarks/server/bench_start.py [MODEL ...] [--runs 3] [--quantization FORMAT] [--crowd]
 

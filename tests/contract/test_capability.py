@@ -160,7 +160,7 @@ class Bench:
     def __init__(self, model_dir, *, on: bool = True, **options: Any) -> None:
         self.vectors: dict[str, np.ndarray] = {}
         self.control = SoftPrompts({name: len(ids) for name, ids in TOKENS.items()})
-        halves = (*STANDARD_WORKERS, lambda site: SoftPromptsWorker(self.vectors))
+        halves = (*STANDARD_WORKERS, lambda context: SoftPromptsWorker(self.vectors))
 
         def build(path, local):
             return build_executor(
@@ -340,7 +340,7 @@ class FetchingWorker(CapabilityWorker):
 
 def fetching(model_dir, **options: Any) -> tuple[Serving, FetchingWorker]:
     worker = FetchingWorker()
-    parts = ExecutorParts((*STANDARD_WORKERS, lambda site: worker))
+    parts = ExecutorParts((*STANDARD_WORKERS, lambda context: worker))
     control = Fetching()
     serving = Serving(
         model_dir,

@@ -31,8 +31,8 @@ def group(request, tmp_path):
 
         def joined(rank: int):
             if request.param == "shared":
-                path, room_bytes = tmp_path / "memory", 64  # so that messages go in parts
-                shared = SharedRanks(load(), path, rank, size, timeout_s, room_bytes)
+                path, buffer_bytes = tmp_path / "memory", 64  # so that messages go in parts
+                shared = SharedRanks(load(), path, rank, size, timeout_s, buffer_bytes)
                 shared.join(30.0)
                 return call(shared)
             store = file_store(str(tmp_path / "meeting"), size)

@@ -116,11 +116,11 @@ class Broken:
     def __init__(self, what) -> None:
         self.what = what
 
-    def write(self, wishes):
+    def write(self, counts):
         if self.what == "raises":
             raise RuntimeError("the device is gone")
         nonsense = {"strangers": (VOCAB, 1), "too many": (1,) * 9, "nothing": ()}[self.what]
-        return dict.fromkeys(wishes, nonsense)
+        return dict.fromkeys(counts, nonsense)
 
 
 @pytest.mark.parametrize("what", ["raises", "strangers", "too many", "nothing"])
@@ -139,9 +139,9 @@ class Measured:
         self.now = 0.0
         self._model, self._guess_s = model, guess_s
 
-    def write(self, wishes):
-        self.now += max(wishes.values()) * self._guess_s
-        return self._model.write(wishes)
+    def write(self, counts):
+        self.now += max(counts.values()) * self._guess_s
+        return self._model.write(counts)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def serving_of(model_dir, runner, jumps, *capabilities):
     grammar = build_grammar(config, lambda: vocabulary_of(tokenizer, VOCAB), VOCAB)
 
     def build(path, options):
-        workers = (*STANDARD_WORKERS, lambda site: grammar.worker)
+        workers = (*STANDARD_WORKERS, lambda context: grammar.worker)
         return build_executor(path, options, parts=ExecutorParts(workers))
 
     options = {"attention": "reference"} if runner == "eager" else {}

@@ -16,8 +16,8 @@ from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from tests.support.native import DTYPES, NativeOp, random, variants
 
 SHAPES = {
-    "any columns": LatentShape(num_heads=6, nope=24, turning=16, value=40, latent=72),
-    "whole tiles": LatentShape(num_heads=6, nope=32, turning=16, value=64, latent=96),
+    "any columns": LatentShape(num_heads=6, nope=24, rope_dim=16, value=40, latent=72),
+    "whole tiles": LatentShape(num_heads=6, nope=32, rope_dim=16, value=64, latent=96),
 }
 PAGE, PAGES = 32, 40
 
@@ -39,7 +39,7 @@ def layer_of(shape: LatentShape) -> AttentionLayer:
         index=0,
         num_heads=shape.num_heads,
         num_kv_heads=1,
-        head_dim=shape.latent + shape.turning,
+        head_dim=shape.latent + shape.rope_dim,
         v_head_dim=shape.latent,
         scale=0.15,
     )
@@ -57,7 +57,7 @@ def parts(shape: LatentShape, dtype: torch.dtype, *, interleaved: bool = False) 
 
 
 def inputs(shape: LatentShape, dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
-    queries, dim = shape.num_heads * (shape.nope + shape.turning), shape.latent + shape.turning
+    queries, dim = shape.num_heads * (shape.nope + shape.rope_dim), shape.latent + shape.rope_dim
     return [random(rows, queries, dtype=dtype), random(rows, dim, dtype=dtype, seed=1)]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sylvan.kernels.matmul.pack import pack, pack_stack
-from sylvan.kernels.matmul.weights import quantise_int4, quantise_int8
+from sylvan.kernels.api import Unsupported
+from sylvan.kernels.matmul.pack import form_of, pack, pack_stack
+from sylvan.kernels.matmul.weights import Form, PlainRows, quantise_int4, quantise_int8
 from sylvan.kernels.native import packing
 from sylvan.kernels.native.library import load
 from tests.support.native import DTYPES, variants
@@ -62,6 +63,24 @@ def test_as_rounded_and_packed_one_after_the_other(kind, shape, dtype):
         assert packing.pack_rows(new[first:last], made, first)
 
     assert_same(made, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_a_few_rows_at_a_time(kind, shape, dtype):
+    rows, cols = shape
+    stack = numbers(3 * rows, cols, dtype=dtype).view(3, rows, cols)
+    for weight, packer in ((stack[0], pack), (stack, pack_stack)):
+        rounded = ROUNDED[kind](weight)
+        plain = PlainRows(form_of(rounded), lambda w=weight: iter(w.reshape(-1, cols).split(9)))
+
+        assert_same(packing.pack_plain(plain, weight.shape, dtype), packer(rounded, dtype))
+
+
+def test_groups_without_a_kernel_are_refused():
+    plain = PlainRows(Form("int4", 48), lambda: iter(()))
+    with pytest.raises(Unsupported, match="groups of 48"):
+        packing.pack_plain(plain, torch.Size((16, 96)), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

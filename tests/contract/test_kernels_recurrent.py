@@ -101,7 +101,9 @@ MIXERS: dict[str, Callable[[Build], tuple[nn.Module, Parts]]] = {
         Mamba2, Mamba2Shape(heads=5, head_dim=7, states=5, groups=5, **SPACE2)
     ),
     "mamba": of_shape(Mamba, MambaShape(inner=64, states=16, rank=3, **SPACE)),
-    "mamba, odd": of_shape(Mamba, MambaShape(inner=37, states=9, rank=5, norms="weighed", **SPACE)),
+    "mamba, odd": of_shape(
+        Mamba, MambaShape(inner=37, states=9, rank=5, norms="weighted", **SPACE)
+    ),
     "mamba, norms without weights": of_shape(
         Mamba, MambaShape(inner=64, states=16, rank=4, norms="free", **SPACE)
     ),

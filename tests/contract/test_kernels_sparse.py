@@ -30,10 +30,12 @@ from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from sylvan.kernels.sparse.reference import attend_slots, choose
 from tests.support.native import DTYPES, MAX_ROWS, NativeOp, random, variants
 
-PAGE, PAGES, TURNING, INDEX_COLUMNS = 32, 40, 16, 24
+PAGE, PAGES, ROPE_DIM, INDEX_COLUMNS = 32, 40, 16, 24
 SHAPES = {
-    "few heads": LatentShape(num_heads=3, nope=24, turning=TURNING, value=40, latent=72),
-    "two tiles of heads": LatentShape(num_heads=37, nope=32, turning=TURNING, value=32, latent=64),
+    "few heads": LatentShape(num_heads=3, nope=24, rope_dim=ROPE_DIM, value=40, latent=72),
+    "two tiles of heads": LatentShape(
+        num_heads=37, nope=32, rope_dim=ROPE_DIM, value=32, latent=64
+    ),
 }
 
 
@@ -61,14 +63,14 @@ class Case:
             index=0,
             num_heads=shape.num_heads,
             num_kv_heads=1,
-            head_dim=shape.latent + shape.turning,
+            head_dim=shape.latent + shape.rope_dim,
             v_head_dim=shape.latent,
             scale=0.15,
         )
 
     @property
     def parts(self) -> LatentParts:
-        quarters = torch.arange(700)[:, None] * torch.arange(TURNING // 2) * (torch.pi / 2)
+        quarters = torch.arange(700)[:, None] * torch.arange(ROPE_DIM // 2) * (torch.pi / 2)
         table = torch.cat((quarters.cos(), quarters.sin()), 1).round()
         outputs = self.shape.num_heads * (self.shape.nope + self.shape.value)
         up = random(outputs, self.shape.latent, dtype=self.dtype, seed=4) * 0.2
@@ -78,8 +80,8 @@ class Case:
     def inputs(self, rows: int) -> list[torch.Tensor]:
         """Queries, latents, and heads, key and weights of the index."""
         shape = self.shape
-        q = random(rows, shape.num_heads * (shape.nope + shape.turning), dtype=self.dtype)
-        kv = random(rows, shape.latent + shape.turning, dtype=self.dtype, seed=1)
+        q = random(rows, shape.num_heads * (shape.nope + shape.rope_dim), dtype=self.dtype)
+        kv = random(rows, shape.latent + shape.rope_dim, dtype=self.dtype, seed=1)
         generator = torch.Generator().manual_seed(2)
         sizes = self.heads * INDEX_COLUMNS, INDEX_COLUMNS, self.heads
         index = [torch.randint(-2, 3, (rows, n), generator=generator) for n in sizes]

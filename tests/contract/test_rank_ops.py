@@ -16,7 +16,7 @@ from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import RankLostError
-from sylvan.runtime.layers.mesh import Alone
+from sylvan.runtime.layers.mesh import SingleRank
 from tests.support.native import DTYPES, native, random, variants
 from tests.support.rank_ops import collectives, mixtures, run_rank
 from tests.support.ranks import in_threads
@@ -42,7 +42,7 @@ def test_experts_of_two_ranks_have_the_bits_of_those_of_one(variant: str, tmp_pa
         def compute(op, *matrices, dtype=dtype):
             return native(library, dtype, lambda _, *values: op(*values), matrices)
 
-        expected += mixtures(Alone(), dtype, compute)
+        expected += mixtures(SingleRank(), dtype, compute)
     for one, wanted in zip(found, expected, strict=True):
         assert torch.equal(one, wanted)
 
@@ -52,7 +52,7 @@ def test_experts_that_threads_share_have_the_bits_of_those_of_one(dtype: torch.d
     def run(rank):
         return mixtures(rank, dtype, lambda op, *xs: op(*xs))
 
-    expected = run(Alone())
+    expected = run(SingleRank())
     for found in in_threads([lambda rank=rank: run(rank) for rank in thread_ranks(2)]):
         for one, wanted in zip(found, expected, strict=True):
             assert torch.equal(one, wanted)

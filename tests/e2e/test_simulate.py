@@ -38,7 +38,7 @@ def measured(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_replica_takes_the_steps_of_the_server(measured):
-    followed = follow(measured / "flight" / "life-1")
+    followed = follow(measured / "flight" / "run-1")
 
     assert followed.difference == ""
     assert followed.requests == 41  # and the one that warms up

@@ -252,19 +252,19 @@ def test_server_continues_recording_after_its_scheduler_died(model, tmp_path, ca
         process.send_signal(signal.SIGTERM)
         process.wait(START_S)
 
-    assert sorted(os.listdir(folder)) == ["life-1", "life-2"]
+    assert sorted(os.listdir(folder)) == ["run-1", "run-2"]
     code, out, error = replayed(capsys, folder)
     assert code == 0, out + error
     first, second = out.splitlines()
-    assert re.match(r"life-1 \(started .*\): the same decisions: .* 2 requests", first)
-    assert re.match(r"life-2 \(started .*\): the same decisions: ", second)
+    assert re.match(r"run-1 \(started .*\): the same decisions: .* 2 requests", first)
+    assert re.match(r"run-2 \(started .*\): the same decisions: ", second)
     for life, line in (("1", first), ("2", second)):
-        assert replayed(capsys, folder, "--life", life)[1].splitlines() == [line]
+        assert replayed(capsys, folder, "--run", life)[1].splitlines() == [line]
     until = replayed(capsys, folder, "--until", 2)[1]
     assert until.count("the same decisions: 2 steps") == 2
-    code, _, error = replayed(capsys, folder, "--life", 3)
+    code, _, error = replayed(capsys, folder, "--run", 3)
     assert code != 0
-    assert "holds life-1, life-2" in error
+    assert "holds run-1, run-2" in error
 
 
 def scheduler_of(process):

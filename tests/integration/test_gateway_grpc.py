@@ -503,6 +503,31 @@ async def test_tokenizers_are_fetched_once_and_checked(folder):
     assert len(calls) == 2
 
 
+async def test_a_worker_that_is_gone_is_not_the_only_source_of_a_tokenizer(folder):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            made.write(folder / name, name)
+    data = archive.getvalue()
+    asked = []
+
+    async def fetch(worker):
+        asked.append(worker.url)
+        if worker.url != "grpc://b:1":
+            raise UpstreamError("refused", kind="connect")
+        return data, hashlib.sha256(data).hexdigest()
+
+    def workers(*names):
+        return [Worker(WorkerSpec(url=f"grpc://{n}:1", model_id="m"), monotonic) for n in names]
+
+    library = TextLibrary(TokensConfig(), fetch)
+    with pytest.raises(UpstreamError, match="refused"):
+        await library.of_any(workers("a", "c", "d", "b"))
+    assert asked == ["grpc://a:1", "grpc://c:1", "grpc://d:1"]
+    assert (await library.of_any(workers("a", "b"))).ids
+    assert asked[3:] == ["grpc://a:1", "grpc://b:1"]
+
+
 async def test_texts_are_tokenised_once(folder):
     text = await asyncio.to_thread(ModelText.load, folder, TokensConfig(cache_entries=2))
     first = await text.ids.of("abc")

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from sylvan.gateway.http.pairs.bootstrap import without_meetings
+from sylvan.gateway.http.pairs.bootstrap import without_rendezvous
 from tests.support.cluster import Elsewhere, events, gateway, served, until
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -211,8 +211,8 @@ def meta(**info):
 def test_a_worker_that_continues_alone_without_others():
     raw = b'{"text": "x",  "bootstrap_room": 5, "bootstrap_host": "h"}'
 
-    assert orjson.loads(without_meetings(raw, orjson.loads(raw))) == {"text": "x"}
-    assert without_meetings(b'{"text":  "x"}', {"text": "x"}) == b'{"text":  "x"}'
+    assert orjson.loads(without_rendezvous(raw, orjson.loads(raw))) == {"text": "x"}
+    assert without_rendezvous(b'{"text":  "x"}', {"text": "x"}) == b'{"text":  "x"}'
 
 
 async def test_log_probabilities_of_the_prompt_come_from_the_prefill_worker(pairs):

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from sylvan.gateway.build import Clocks, PeerPlace
+from sylvan.gateway.build import Clocks, PeerIdentity
 from sylvan.gateway.peers.sharing import SILENT_S
 from sylvan.utils.clock import VirtualClock
 from tests.support.cluster import Elsewhere, gateway, scripted, until
@@ -49,7 +49,7 @@ async def two(folder, *urls, **changes):
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                gateway(*urls, peers=PeerPlace(folder, number, 2), **changes)
+                gateway(*urls, peers=PeerIdentity(folder, number, 2), **changes)
             )
             for number in range(2)
         ]
@@ -106,8 +106,10 @@ async def test_a_process_that_is_gone_has_no_load(workers, tmp_path):
     url = workers[0].url
     workers[0].engine.control.hold = True
     clock = VirtualClock()
-    async with gateway(url, peers=PeerPlace(tmp_path, 1, 2), clocks=Clocks(monotonic=clock)) as b:
-        async with gateway(url, peers=PeerPlace(tmp_path, 0, 2)) as a:
+    async with gateway(
+        url, peers=PeerIdentity(tmp_path, 1, 2), clocks=Clocks(monotonic=clock)
+    ) as b:
+        async with gateway(url, peers=PeerIdentity(tmp_path, 0, 2)) as a:
             held = asyncio.create_task(a.post("/generate", {"text": "x"}))
             await until(lambda: worker(b, url).load == 1)
             a.runtime._stack.push_async_callback(ended, held)
@@ -141,10 +143,10 @@ async def test_workers_are_added_changed_and_removed_in_all_processes(workers, t
 
 async def test_a_process_that_starts_later_knows_the_workers(workers, tmp_path):
     first, second, _ = (w.url for w in workers)
-    async with gateway(first, peers=PeerPlace(tmp_path, 0, 2)) as a:
+    async with gateway(first, peers=PeerIdentity(tmp_path, 0, 2)) as a:
         await a.post("/workers", {"url": second})
         await a.settled(2)
-        async with gateway(wait=0, peers=PeerPlace(tmp_path, 1, 2)) as b:
+        async with gateway(wait=0, peers=PeerIdentity(tmp_path, 1, 2)) as b:
             await until(lambda: worker(b, second) is not None)
             assert worker(b, first) is None  # that was given at the start, to each
 

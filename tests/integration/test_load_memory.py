@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sylvan.kernels import describe
@@ -19,6 +20,7 @@ pytestmark = [
 ]
 
 LAYERS, HIDDEN, INNER = 48, 256, 1024  # 200 MB in float32, and no matrix of more than 2 MB
+FEW = 16 << 20  # bytes of buffers of steps, and of a block of outputs that is being packed
 _LOAD = """
 import gc, json, sys
 from dataclasses import replace
@@ -64,6 +66,21 @@ def models(tmp_path_factory):
     return small, large
 
 
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Like `models`, in float16; a tied table is 40 % of the large one."""
+    folder = tmp_path_factory.mktemp("tables")
+    kind = {"tied": True, "dtype": np.float16}
+    with pytest.MonkeyPatch.context() as patch:
+        small = random_model.write_random_model(folder / "small", **kind)
+        patch.setattr(random_model, "LAYERS", LAYERS)
+        patch.setattr(random_model, "VOCAB", 150_000)
+        large = random_model.write_random_model(
+            folder / "large", hidden=HIDDEN, inner=INNER, **kind
+        )
+    return small, large
+
+
 def peak(models: tuple[Path, Path], cache: Path | None = None, **changes: str) -> int:
     """Bytes that loading the large model takes at most, in a process of its own."""
     arguments = [*map(str, models), str(cache or ""), json.dumps(changes)]
@@ -79,9 +96,9 @@ def peak(models: tuple[Path, Path], cache: Path | None = None, **changes: str) -
     return found["peak"] - found["kv"]
 
 
-def numbers(model: Path) -> int:
-    """Of all weights."""
-    return (model / "model.safetensors").stat().st_size // 4
+def numbers(model: Path, size: int) -> int:
+    """Of all weights, which have `size` bytes each in the file."""
+    return (model / "model.safetensors").stat().st_size // size
 
 
 @pytest.mark.parametrize(
@@ -90,8 +107,18 @@ def numbers(model: Path) -> int:
     ids=["float32", "bfloat16", "w8a8"],
 )
 def test_loading_takes_little_more_than_the_weights(models, tmp_path, changes, bits):
-    weights = numbers(models[1]) * bits / 8
-    few = 16 << 20  # buffers of steps, a block of outputs that is being packed
+    weights = numbers(models[1], 4) * bits / 8
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # without, cold, warm
         found = peak(models, cache, **changes)
-        assert 0.8 * weights < found < 1.2 * weights + few, (found / weights, cache)
+        assert 0.8 * weights < found < 1.2 * weights + FEW, (found / weights, cache)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bits"),
+    [({"dtype": "bfloat16"}, 16), ({"dtype": "bfloat16", "quantization": "w8a8"}, 8.5)],
+    ids=["bfloat16", "w8a8"],
+)
+def test_a_large_table_is_packed_a_few_rows_at_a_time(tables, changes, bits):
+    weights = numbers(tables[1], 2) * bits / 8
+    found = peak(tables, **changes)
+    assert 0.8 * weights < found < 1.2 * weights + FEW, found / weights

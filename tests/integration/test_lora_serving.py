@@ -10,7 +10,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import RegisterAdapter, UnloadAdapter
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.lora.copies import AdapterEntry
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from tests.parity.serving import Serving
 from tests.support.adapters import MEMORY, AdapterServing, write_random_adapter
 from tests.support.delayed import DelayedPlatform
@@ -116,7 +116,9 @@ def test_on_a_device_steps_with_adapters_replay_no_graph(model_dir, folders, pro
 
 def test_vectors_are_made_with_an_adapter_too(model_dir, folders, prompts):
     def vectors(names: list) -> dict:
-        serving = AdapterServing(model_dir, folders, options={"embed": PoolingWish(mode="last")})
+        serving = AdapterServing(
+            model_dir, folders, options={"embed": PoolingOverride(mode="last")}
+        )
         for _ in range(2):  # the second time the prompt is cached, apart for each adapter
             for name in names:
                 ids, rid = np.array(prompts[0], np.int32), f"{name}"

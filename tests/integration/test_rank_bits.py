@@ -11,7 +11,7 @@ import transformers
 from sylvan import Engine
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.division import check_division
-from sylvan.runtime.layers.mesh import Mesh, NoRanks
+from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import SHAPE, write
 from tests.parity.families import FAMILIES
@@ -74,7 +74,7 @@ def test_sums_that_cannot_be_alike_are_refused(
     tmp_path: Path, size: int, ep: int, changes: dict[str, int], why: str
 ) -> None:
     write(transformers.LlamaConfig(**SHAPE | changes), 5, tmp_path)
-    mesh = Mesh(NoRanks(size), ep, same_bits=True)
+    mesh = Mesh(UnconnectedRank(size), ep, same_bits=True)
     with pytest.raises(ConfigError, match=rf"^parallel\.same_bits: .*{why}"):
         check_division(load_config(tmp_path), mesh)
 
@@ -82,6 +82,6 @@ def test_sums_that_cannot_be_alike_are_refused(
 def test_parts_of_experts_and_norms_over_ranks_are_refused(tmp_path: Path) -> None:
     for name, why in (("mixtral", r"set parallel\.ep=2"), ("olmo2", "norms over whole")):
         write(FAMILIES[name](), 5, tmp_path / name)
-        mesh = Mesh(NoRanks(2), same_bits=True)
+        mesh = Mesh(UnconnectedRank(2), same_bits=True)
         with pytest.raises(ConfigError, match=rf"^parallel\.same_bits: .*{why}"):
             check_division(load_config(tmp_path / name), mesh)

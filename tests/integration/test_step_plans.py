@@ -88,7 +88,7 @@ def finish(serving, rids):
 
 def grammar_here(grammar):
     def build(path, options):
-        parts = ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker))
+        parts = ExecutorParts((*STANDARD_WORKERS, lambda context: grammar.worker))
         return build_executor(path, options, parts=parts)
 
     return build

@@ -18,7 +18,7 @@ from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelContext
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.platform.api import Platform
@@ -50,7 +50,7 @@ class Serving:
         build: Callable[[Path, LocalOptions], tuple[Executor, LoadedModelInfo]] = build_standard,
         capabilities: tuple[Capability, ...] = (),
         preempt_every: int = 0,
-        workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = (),
+        workers: Sequence[Callable[[ModelContext], CapabilityWorker | None]] = (),
         store: ServingStore | None = None,
         platform: Platform | None = None,
         **limits: object,
@@ -80,7 +80,7 @@ class Serving:
                 | (options or {})
             ),
         )
-        prefix = "none" if self.executor.caps.both_ways else "radix"
+        prefix = "none" if self.executor.caps.bidirectional else "radix"
         below = store.below(self.executor.caps) if store is not None else ((), None)
         caps = self.executor.caps
         if caps.attention_dp > 1:

@@ -16,7 +16,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.cache.by_rank import CachesByRank, capacity_tokens
-from sylvan.runtime.layers.mesh import Alone, Mesh
+from sylvan.runtime.layers.mesh import Mesh, SingleRank
 from sylvan.runtime.layers.placement import ExpertPlacement
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FALLBACK, FAMILIES
@@ -37,7 +37,7 @@ PROMPTS = [[5, 9, 20, 31], [7] * 37, list(range(40, 110)), [5, 9, 20, 31, 8]]
 def grouped(path: Path, size: int = 2, groups: int = 2, ep: int = 1, **given: object) -> Serving:
     """`size` ranks in so many groups, each with requests of its own."""
     each = size // groups
-    made = [thread_ranks(each) if each > 1 else (Alone(),) for _ in range(groups)]
+    made = [thread_ranks(each) if each > 1 else (SingleRank(),) for _ in range(groups)]
     seats = [seat for group in made for seat in group]
 
     def mesh_of(rank):
@@ -199,7 +199,7 @@ def test_guesses_are_verified_by_the_rank_that_has_the_request(model_dir):
 @pytest.mark.parametrize("name", ["qwen3-embed", "llama-classify"])
 def test_vectors_are_made_where_the_request_is(name, tmp_path):
     make(name, tmp_path)
-    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, attention=Alone()))
+    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, attention=SingleRank()))
     one, two = serve(tmp_path, runner="eager"), serve(tmp_path, runner="eager", build=build)
 
     for vector, expected in zip(two.embed(PROMPTS), one.embed(PROMPTS), strict=True):

@@ -15,7 +15,7 @@ from sylvan.media.processor import digest_of
 from sylvan.protocol.media import APART_TOKEN, MediaItem
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from sylvan.runtime.models.registry import load_config
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.serving import Serving
@@ -118,7 +118,7 @@ class Towers:
             path,
             capabilities=(self.control,),
             workers=(media_worker,),
-            options={"embed": PoolingWish(), "headless": True},
+            options={"embed": PoolingOverride(), "headless": True},
             runner="auto",
             chunk_tokens=32,
         )

@@ -9,7 +9,7 @@ import torch
 from sylvan.config.media import MediaConfig
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from tests.parity.serving import Serving
 from tests.parity.test_multimodal import Eyes
 
@@ -52,7 +52,7 @@ def served(eyes, **options):
         eyes.folder,
         capabilities=(control,),
         workers=(media_worker,),
-        options={"embed": PoolingWish(), "headless": True},
+        options={"embed": PoolingOverride(), "headless": True},
         runner="program",
         **options,
     )

@@ -122,8 +122,8 @@ def test_programs_beside_the_steps_run_at_the_same_time():
     step, beside = (
         BlockPrograms(blocks, library, torch.float32, 0, rows=512, keep=True) for _ in range(2)
     )
-    beside.go_beside()
-    library.dll.sylvan_threads_beside(2)
+    beside.run_in_background()
+    library.dll.sylvan_background_threads(2)
     rows = torch.randn(300, 64, generator=torch.Generator().manual_seed(2))
     expected = step.run(0, rows, [(0, 300)], None)
     wrong = []

@@ -24,11 +24,11 @@ _LOADING = threading.Lock()
 TEXTS = [[START, first] for first in (5, 6, 7)]
 
 
-def late_worker(site):
+def late_worker(context):
     """The last rank's encoder takes longer than that of the first one, which reports."""
     with _LOADING:
-        worker = media_worker(site)
-    mesh = site.build.mesh
+        worker = media_worker(context)
+    mesh = context.build.mesh
     if worker is not None and mesh.tp.rank == mesh.tp.size - 1 and mesh.tp.size > 1:
         encode = worker._encoder.encode
 

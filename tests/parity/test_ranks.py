@@ -24,7 +24,7 @@ from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ExecutorParts
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
-from sylvan.runtime.layers.mesh import Alone, Mesh
+from sylvan.runtime.layers.mesh import Mesh, SingleRank
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.find import load_kinds
 from sylvan.runtime.platform.host import open_host
@@ -158,7 +158,7 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(sizes, tmp_path
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_dense_blocks_among_experts_may_have_fewer_ranks(size, tmp_path):
     write(NATIVE["deepseek-v3"](), 11, tmp_path)
-    dense = {2: [(Alone(),), (Alone(),)], 4: [thread_ranks(2), thread_ranks(2)]}[size]
+    dense = {2: [(SingleRank(),), (SingleRank(),)], 4: [thread_ranks(2), thread_ranks(2)]}[size]
     places = [place for group in dense for place in group]
     build = build_ranks(size, mesh_of=lambda rank: Mesh(rank, dense=places[rank.rank]))
     one, several = Serving(tmp_path), Serving(tmp_path, build=build)
@@ -172,7 +172,7 @@ def test_dense_blocks_among_experts_may_have_fewer_ranks(size, tmp_path):
 
 def test_a_size_for_dense_blocks_is_refused_without_experts(tmp_path):
     write(transformers.LlamaConfig(**SHAPE), 5, tmp_path)
-    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, dense=Alone()))
+    build = build_ranks(2, mesh_of=lambda rank: Mesh(rank, dense=SingleRank()))
 
     with pytest.raises(ConfigError, match=r"^parallel\.moe_dense_tp=1: Llama\w+ has no experts"):
         Serving(tmp_path, build=build)
@@ -262,7 +262,7 @@ def test_grammars_reach_every_rank(tmp_path):
 
     def build(path, options, mesh):
         grammar = left.pop()
-        parts = ExecutorParts((*STANDARD_WORKERS, lambda site: grammar.worker))
+        parts = ExecutorParts((*STANDARD_WORKERS, lambda context: grammar.worker))
         return build_executor(path, options, parts=parts, mesh=mesh)
 
     control = grammars[0].control
@@ -298,7 +298,7 @@ class FailingWorker(CapabilityWorker):
 
 
 def failing(fails_by_rank, path, options, mesh):
-    parts = ExecutorParts((lambda site: FailingWorker(fails_by_rank[mesh.tp.rank]),))
+    parts = ExecutorParts((lambda context: FailingWorker(fails_by_rank[mesh.tp.rank]),))
     return build_executor(path, options, parts=parts, mesh=mesh)
 
 

@@ -12,7 +12,7 @@ from sylvan.media.processor import digest_of
 from sylvan.protocol.media import MediaItem
 from sylvan.protocol.requests import EmbedRequest
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from sylvan.runtime.models.registry import load_config
 from tests.parity.serving import Serving
 from tests.support.media_families import IMAGE
@@ -101,7 +101,7 @@ class Pages:
             self.folder,
             capabilities=(control,),
             workers=(media_worker,),
-            options={"embed": PoolingWish(), "headless": True},
+            options={"embed": PoolingOverride(), "headless": True},
             runner="program",
             **options,
         )

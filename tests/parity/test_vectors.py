@@ -211,7 +211,7 @@ def test_a_classifier_of_llama_has_a_matrix_of_its_own_name(tmp_path):
 
 @pytest.mark.parametrize("runner", ["auto", "eager"])
 def test_rewards_of_several_aims_are_weighed(runner, tmp_path):
-    """URM: the first numbers of five pairs, weighed by an mlp over the same vector."""
+    """URM: the first numbers of five pairs, weighted by an mlp over the same vector."""
     model = make("llama-embed", tmp_path)
     size, random = model.config.hidden_size, torch.Generator().manual_seed(5)
     sizes = {"score": (10, size), "weights.fc.0": (size, size), "weights.fc.2": (size, size)}
@@ -240,7 +240,7 @@ def test_a_decoder_may_attend_in_both_directions(tmp_path):
     make("qwen2-embed", tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"is_causal": False}))
-    (tmp_path / "both_ways").touch()
+    (tmp_path / "bidirectional").touch()
     ids = list(range(5, 25))
 
     first, changed = serve(tmp_path, "cls").embed([ids, [*ids[:-1], 30]])
@@ -278,5 +278,5 @@ def test_tasks_are_known_without_torch(architecture, tmp_path):
     scores |= architecture.endswith("ForSequenceClassification")
     vectors = "classify" if scores else "embed"
     assert task == (vectors if module in EMBEDDERS else "generate")
-    both_ways = architecture in ("EuroBertModel", "LlamaBidirectionalModel")
-    assert is_causal(raw) == (module not in ("encoder", "siglip") and not both_ways)
+    bidirectional = architecture in ("EuroBertModel", "LlamaBidirectionalModel")
+    assert is_causal(raw) == (module not in ("encoder", "siglip") and not bidirectional)

@@ -14,7 +14,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from sylvan.protocol.requests import EmbedRequest
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FAMILIES, SLIDING
@@ -125,8 +125,8 @@ class VectorServing(Serving):
 
 def serve(path: Path, pooling: str | None = None, **limits: object) -> VectorServing:
     """A checkpoint served for vectors."""
-    options = {"embed": PoolingWish(mode=pooling), "headless": True} | limits.pop("options", {})
-    both = (path / "both_ways").exists()
+    options = {"embed": PoolingOverride(mode=pooling), "headless": True} | limits.pop("options", {})
+    both = (path / "bidirectional").exists()
     whole = {"chunk_tokens": 512, "whole_prompts": True} if both else {}
     runner = str(limits.pop("runner", "auto"))
     return VectorServing(path, runner=runner, options=options, **limits | whole)
@@ -143,12 +143,12 @@ def make(name: str, path: Path) -> torch.nn.Module:
         "classify": transformers.AutoModelForSequenceClassification,
     }[kind]
     write(config, len(name), path, auto=auto)
-    if both_ways(name):
-        (path / "both_ways").touch()
+    if bidirectional(name):
+        (path / "bidirectional").touch()
     return auto.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
 
 
-def both_ways(name: str) -> bool:
+def bidirectional(name: str) -> bool:
     """Whether attention is not causal."""
     return name.rpartition("-")[0] in {*ENCODERS, "eurobert", "embeddinggemma"}
 
@@ -175,7 +175,7 @@ def compare_vectors(
             found.largest = max(found.largest, float(np.abs(mine - theirs).max()))
             cosine = float(mine @ theirs) / float(np.linalg.norm(mine) * np.linalg.norm(theirs))
             found.cosine = min(found.cosine, cosine)
-        if not both_ways(name):
+        if not bidirectional(name):
             chunked = serve(path, pooling, chunk_tokens=16, max_batch_tokens=19)
             ways["chunked"] = chunked.embed(prompts, types)
         ways["alone"] = [serve(path, pooling).embed([p], types)[0] for p in prompts[:1]]

@@ -11,11 +11,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.rewrite import Holds, rewrite
+from sylvan.runtime.features.grammar.rewrite import SupportedKeywords, rewrite
 from sylvan.runtime.features.grammar.schema import walk
 from sylvan.runtime.features.grammar.spec import NotSupportedError
 
-HOLDS = Holds(formats=frozenset({"date"}))
+SUPPORTED = SupportedKeywords(formats=frozenset({"date"}))
 GONE = {
     *("not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas"),
     *("propertyNames", "uniqueItems", "contains", "minContains", "maxContains"),
@@ -116,7 +116,7 @@ def keywords_of(schema: Any) -> Iterator[str]:
 def check_same(schema: Any, some: list[Any]) -> None:
     before = validator(schema)
     try:
-        found = rewrite(schema, HOLDS).schema
+        found = rewrite(schema, SUPPORTED).schema
     except NotSupportedError:
         event("not decided")
         return

@@ -28,7 +28,7 @@ from sylvan.config.route import (
     WorkersConfig,
 )
 from sylvan.config.schema import ROUTE
-from sylvan.gateway.build import Clocks, GatewayRuntime, PeerPlace
+from sylvan.gateway.build import Clocks, GatewayRuntime, PeerIdentity
 from sylvan.gateway.live import LIVE
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.connections import Connections
@@ -158,7 +158,7 @@ async def gateway(
     *urls: str,
     wait: int | None = None,
     base: RouteConfig = QUICK,
-    peers: PeerPlace | None = None,
+    peers: PeerIdentity | None = None,
     clocks: Clocks | None = None,
     sources: Callable[[], RouteConfig] | None = None,
     **changes: Any,

@@ -91,7 +91,7 @@ class ScriptedModel:
     def __init__(self, kind: str, seed: int) -> None:
         self._drafter = ScriptedDrafter(kind, seed)
 
-    def write(self, wishes: Mapping[Req, int]) -> dict[Req, Any]:
+    def write(self, counts: Mapping[Req, int]) -> dict[Req, Any]:
         """See `BatchDrafter.write`."""
-        found = {req: self._drafter.propose(req, count) for req, count in wishes.items()}
+        found = {req: self._drafter.propose(req, count) for req, count in counts.items()}
         return {req: proposal.tokens for req, proposal in found.items()}

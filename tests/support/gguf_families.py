@@ -117,14 +117,14 @@ def delta(out: gguf.GGUFWriter, config: Any) -> None:
 def latent(out: gguf.GGUFWriter, config: Any) -> None:
     if config.q_lora_rank:
         out.add_q_lora_rank(config.q_lora_rank)
-    turning = config.qk_rope_head_dim
+    rope_dim = config.qk_rope_head_dim
     out.add_head_count_kv(1)
     out.add_kv_lora_rank(config.kv_lora_rank)
-    out.add_key_length(config.kv_lora_rank + turning)
+    out.add_key_length(config.kv_lora_rank + rope_dim)
     out.add_value_length(config.kv_lora_rank)
-    out.add_key_length_mla(config.qk_nope_head_dim + turning)
+    out.add_key_length_mla(config.qk_nope_head_dim + rope_dim)
     out.add_value_length_mla(config.v_head_dim)
-    out.add_rope_dimension_count(turning)
+    out.add_rope_dimension_count(rope_dim)
 
 
 def sigmoid(out: gguf.GGUFWriter, config: Any) -> None:

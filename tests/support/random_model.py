@@ -20,6 +20,8 @@ def write_random_model(
     hidden: int = HIDDEN,
     inner: int | None = None,
     heads: int = HEADS,
+    tied: bool = False,
+    dtype: type[np.floating] = np.float32,
 ) -> Path:
     """Write the model directory; the same weights every time."""
     write_checkpoint(folder)
@@ -38,15 +40,17 @@ def write_random_model(
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
+        "tie_word_embeddings": tied,
+        "torch_dtype": np.dtype(dtype).name,
         "bos_token_id": 256,
         "eos_token_id": 258,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(
-        _weights(hidden, inner, heads), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    weights = _weights(hidden, inner, heads)
+    if tied:
+        del weights["lm_head.weight"]
+    weights = {name: array.astype(dtype) for name, array in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

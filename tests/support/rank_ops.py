@@ -15,7 +15,7 @@ from sylvan.kernels.native.library import load
 from sylvan.kernels.native.ranks import SharedRanks
 from tests.support.native import DTYPES, native, random
 
-ROOM_BYTES = 4096  # so that rows go in parts
+BUFFER_BYTES = 4096  # so that rows go in parts
 ROWS, COLS, VOCAB = 37, 70, 101
 
 
@@ -83,7 +83,7 @@ def collectives(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.
 def run_rank(variant: str, path: Path, rank: int, what=collectives) -> list[torch.Tensor]:
     """All of them in programs, for both types of rows."""
     library = load(variant)
-    ranks = SharedRanks(library, path, rank, 2, 60.0, ROOM_BYTES)
+    ranks = SharedRanks(library, path, rank, 2, 60.0, BUFFER_BYTES)
     ranks.join(60.0)
     found: list[torch.Tensor] = []
     for dtype in DTYPES:

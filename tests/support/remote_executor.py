@@ -14,7 +14,7 @@ from sylvan.protocol.commands import ExecutorCommand
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
-from sylvan.runtime.executor.api import Carried, ExecutorCaps
+from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.features.embeddings.control import EmbeddingCapability
 from sylvan.runtime.features.grammar.control import GrammarControl
@@ -72,9 +72,9 @@ class RemoteExecutor:
         write(self._child.stdin, b"p" + data)
         return RemoteStep(self)
 
-    def control(self, command: ExecutorCommand) -> Carried:
+    def control(self, command: ExecutorCommand) -> FinishedCommand:
         write(self._child.stdin, b"c" + self._codec.encode(command))
-        return Carried(self._codec.answer(self._read()))
+        return FinishedCommand(self._codec.answer(self._read()))
 
     def receive(self) -> StepResult:
         kind, data = (whole := self._read())[:1], whole[1:]
@@ -110,7 +110,7 @@ def serve(model_dir: str, options: str) -> None:
     from tests.support.grammar import build_byte_grammar
 
     local = msgspec.json.decode(options, type=LocalOptions)
-    workers = (*STANDARD_WORKERS, lambda site: build_byte_grammar(site.vocab_size).worker)
+    workers = (*STANDARD_WORKERS, lambda context: build_byte_grammar(context.vocab_size).worker)
     executor, _ = build_executor(Path(model_dir), local, parts=ExecutorParts(workers))
     steps = codec()
     write(sys.stdout.buffer, msgspec.json.encode(executor.caps))

@@ -93,4 +93,4 @@ class RhymesWorker(CapabilityWorker):
 
 def constrained(rhymes: Rhymes) -> ExecutorParts:
     """Parts of an executor whose outputs rhyme."""
-    return ExecutorParts((*STANDARD_WORKERS, lambda site: RhymesWorker(rhymes)))
+    return ExecutorParts((*STANDARD_WORKERS, lambda context: RhymesWorker(rhymes)))

@@ -8,7 +8,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
 from sylvan.runtime.features.tiers.data import StoreSpec
@@ -29,8 +29,8 @@ class ServingStore:
         self.half: KVTiersWorker
         self.tier: StorageTier
 
-    def worker(self, site: ModelSite) -> CapabilityWorker:
-        self.half = KVTiersWorker(site.memory, STAGED)
+    def worker(self, context: ModelContext) -> CapabilityWorker:
+        self.half = KVTiersWorker(context.memory, STAGED)
         return self.half
 
     def below(self, caps: ExecutorCaps) -> tuple[tuple[Tier, ...], TierPolicy]:

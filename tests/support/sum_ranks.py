@@ -33,14 +33,14 @@ def file_bytes(size: int) -> int:
 def sums(path: Path, rank: int, size: int) -> list[torch.Tensor]:
     """The sums of all messages, each twice."""
     importlib.import_module("tests.support.interpreted")  # before any kernel
-    from sylvan.kernels.collective.triton_sum import PROGRAMS, Rooms, one_shot, two_shot
+    from sylvan.kernels.collective.triton_sum import PROGRAMS, PeerBuffers, one_shot, two_shot
 
     assert PROGRAMS * size <= PAD
     with path.open("r+b") as file:
         memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.float32)
     firsts = [memory.ctypes.data + 4 * (CAPACITY + PAD) * other for other in range(size)]
-    rooms_N = torch.tensor(firsts, dtype=torch.int64)
-    rooms = Rooms(rooms_N, rooms_N + 4 * CAPACITY, rank, CAPACITY)
+    buffers_N = torch.tensor(firsts, dtype=torch.int64)
+    rooms = PeerBuffers(buffers_N, buffers_N + 4 * CAPACITY, rank, CAPACITY)
     found = [one_shot(message(rank, count), rooms) for count in ONE_SHOT for _ in range(2)]
     return found + [two_shot(message(rank, count), rooms) for count in TWO_SHOT for _ in range(2)]
 

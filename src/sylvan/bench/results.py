@@ -15,7 +15,7 @@ from typing import Any, cast
 from sylvan import __version__
 from sylvan.bench.outcome import RequestRecord
 from sylvan.protocol.errors import ConfigError
-from sylvan.utils.clock import since_1970
+from sylvan.utils.clock import unix_time
 from sylvan.utils.machine import inspect_machine
 
 Result = Mapping[str, Any]
@@ -25,7 +25,7 @@ def origin() -> dict[str, Any]:
     """Return machine and software of the client."""
     machine = inspect_machine()
     return {
-        "date": datetime.fromtimestamp(since_1970(), UTC).isoformat(timespec="seconds"),
+        "date": datetime.fromtimestamp(unix_time(), UTC).isoformat(timespec="seconds"),
         "client": f"sylvan {__version__}",
         "commit": commit(),
         "python": platform.python_version(),

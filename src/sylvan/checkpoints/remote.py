@@ -192,7 +192,7 @@ def _fetch_one(system: Any, file: _File, target: Path, progress: Callable[[int],
         return whole.stat().st_size
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.resumes and file.size is not None:
-        _go_on(system, file.path, file.size, part, progress)
+        _append_rest(system, file.path, file.size, part, progress)
     else:
         system.get_file(file.path, str(part))
     size = part.stat().st_size
@@ -208,7 +208,9 @@ def _beside(target: Path, file: _File, state: str) -> Path:
     return target.with_name(f".{target.name}.{file.stamp}.{state}")
 
 
-def _go_on(system: Any, path: str, size: int, part: Path, progress: Callable[[int], None]) -> None:
+def _append_rest(
+    system: Any, path: str, size: int, part: Path, progress: Callable[[int], None]
+) -> None:
     with part.open("ab") as stream:
         at = stream.tell()
         while at < size:

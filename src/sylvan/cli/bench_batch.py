@@ -16,8 +16,8 @@ from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
     usage="bench batch [MODEL] [flags]",
-    doc="Load MODEL and time the steps of batches of random prompts: the prompts, and each token "
-    "after them, without scheduler and HTTP. Takes the settings of `sylvan serve` besides its own.",
+    doc="Load MODEL and time the steps of batches of random prompts, prefill and decode, without "
+    "scheduler and HTTP. Takes the settings of `sylvan serve` in addition to its own.",
     tree=ONE_BATCH,
 )
 _COLUMNS = (

@@ -13,7 +13,7 @@ SPEC = Spec(
     usage="bench compare A.jsonl B.jsonl [--tag-a NAME] [--tag-b NAME]",
     doc="Compare two files of `sylvan bench serve --output FILE --output-details`: each figure, "
     "the ratio B / A and its bounds with 95 % confidence, from resampled requests. A star marks "
-    "ratios whose bounds leave out 1. Several runs in a file count together; rates need them.",
+    "ratios whose bounds exclude 1. Runs in one file are combined; rates need several.",
     options=(
         Option("tag_a", "Take only runs of A with this tag.", metavar="NAME"),
         Option("tag_b", "Take only runs of B with this tag.", metavar="NAME"),

@@ -19,9 +19,9 @@ from sylvan.config.sources import SourceSettings, combined, gather_as
 
 SPEC = Spec(
     usage="bench offline [MODEL] [flags]",
-    doc="Load MODEL in this process, put it under load and measure it: what `sylvan bench serve` "
-    "measures, without HTTP. Takes the settings of `sylvan serve` and those of `sylvan bench "
-    "serve`, but for its target.",
+    doc="Load MODEL in this process and load-test it: the same figures as `sylvan bench serve`, "
+    "without HTTP. Takes the settings of `sylvan serve`, and those of `sylvan bench serve` except "
+    "its target.",
     tree=OFFLINE,
 )
 

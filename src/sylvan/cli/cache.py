@@ -17,19 +17,21 @@ from sylvan.runtime.storage.api import PageStore, StoreError, StoreLimits
 from sylvan.runtime.storage.backends.file import INDEX, directory_of
 from sylvan.runtime.storage.find import open_store, scheme_of, shown
 from sylvan.runtime.storage.manifest import manifest_of
-from sylvan.utils.clock import since_1970
+from sylvan.utils.clock import unix_time
 
 SPEC = Spec(
     usage="cache ls|verify|prune STORE | cache export|import STORE FILE",
-    doc="Work on a store of KV: a directory, or a URL as of --tiers.storage. `ls` lists what it "
-    "has, `verify` reads and checks every page, `prune` removes what is not used and what servers "
-    "that died left. `export` writes its pages to a tar file, which `import` takes into another "
-    "store. Servers may use it meanwhile.",
+    doc="Maintain a KV store: a directory, or a URL as in --tiers.storage. `ls` lists its pages, "
+    "`verify` reads and checks every page, `prune` removes unused pages and leftovers of crashed "
+    "servers. `export` writes its pages to a tar file, and `import` adds such a file to another "
+    "store. Servers may use the store meanwhile.",
     options=(
-        Option("remove", "verify: also remove the pages that are wrong."),
-        Option("all", "prune: remove everything, and what model it is for."),
-        Option("unused_for", "prune: remove pages not used for so many hours.", metavar="HOURS"),
-        Option("max_bytes", "prune: keep so much (10GiB), the newest.", metavar="SIZE"),
+        Option("remove", "verify: also remove invalid pages."),
+        Option("all", "prune: remove all pages, and the manifest of the model."),
+        Option("unused_for", "prune: remove pages unused for this many hours.", metavar="HOURS"),
+        Option(
+            "max_bytes", "prune: keep the newest pages up to this size (10GiB).", metavar="SIZE"
+        ),
     ),
     tree=None,
     max_positions=3,
@@ -92,7 +94,7 @@ def _prune(store: PageStore, args: Parsed) -> int:
     hours, size = args.options.get("unused_for"), args.options.get("max_bytes")
     count = maintenance.prune(
         store,
-        unused_since_s=None if hours is None else since_1970() - 3600 * _hours(hours),
+        unused_since_s=None if hours is None else unix_time() - 3600 * _hours(hours),
         max_bytes=None if size is None else _size(size),
     )
     print(f"{count} removed")

@@ -1,4 +1,4 @@
-"""TLS certificates of a server that runs: new connections use what is in the files now."""
+"""Reloads TLS certificates while serving: new connections use the current files."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Encryption(Protocol):
 
 
 class Certificates:
-    """The certificate of a TLS context, and its files.
+    """The certificate of a TLS context, reloaded from its files.
 
     Args:
-        context: That of the listening server.
+        context: TLS context of the listening server.
         settings: Where the files are.
     """
 
@@ -50,15 +50,15 @@ class Certificates:
         self._seen = self._stamp()
 
     def refresh(self) -> bool:
-        """Take what is in the files, if they have changed since; whether they are in use now.
+        """Reload the files if they have changed; return whether they are now in use.
 
-        Files that are unreadable or do not match, as between two writes, change nothing. Blocks.
+        Unreadable or mismatched files (for example between two writes) change nothing. Blocks.
         """
         stamp = self._stamp()
         if stamp == self._seen:
             return False
         try:
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure would spoil ours
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # try a copy first
             self._load(self._context)
         except (OSError, ssl.SSLError) as error:
             logger.warning("server.ssl_certfile: the old certificate stays in use: %s", error)

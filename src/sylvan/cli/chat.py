@@ -11,7 +11,7 @@ SPEC = Spec(
     doc="Talk to a model. Starts it for this conversation, unless --url names a server. Ctrl-C "
     "ends an answer; /help lists the commands.",
     options=(
-        Option("system", "Instructions that stand before the conversation.", metavar="TEXT"),
+        Option("system", "System message before the conversation.", metavar="TEXT"),
         *CLIENT_OPTIONS,
     ),
 )

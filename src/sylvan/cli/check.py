@@ -23,7 +23,7 @@ from sylvan.utils.machine import Machine, inspect_machine
 SPEC = Spec(
     usage="check [model MODEL | kernels] [flags]",
     doc="Check this machine, or how a model (a directory, a GGUF file or a URL) would be served "
-    "here. The exit code is 1 if something is missing that serving needs.",
+    "here. The exit code is 1 if something needed for serving is missing.",
     options=(
         Option("json", "Print one JSON object per finding, in a list."),
         Option("program", "Load the model and list the ops of its step program, with their bytes."),

@@ -48,7 +48,7 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
 
 def _program(given: Parsed) -> Iterable[Finding]:
     """List the ops of a step; the floor is the time to read an op's weights from memory."""
-    from sylvan.kernels.native.cost import describe_costs, read_rate  # these import torch
+    from sylvan.kernels.native.cost import describe_costs, read_rate  # both import torch
     from sylvan.kernels.native.library import load
     from sylvan.runtime.engine.build import program_of
 

@@ -22,7 +22,7 @@ SPEC = Spec(
     "setting. Loads no weights.",
     options=(
         Option("json", "Print one JSON object per setting, in a list."),
-        Option("yaml", "Print a file for --config, with every value that was given."),
+        Option("yaml", "Print a file for --config with all given values."),
         Option("markdown", "Print the reference of all settings."),
     ),
 )

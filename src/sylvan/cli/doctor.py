@@ -21,9 +21,9 @@ from sylvan.utils.machine import inspect_machine
 
 SPEC = Spec(
     usage="doctor [flags]",
-    doc="Look at everything about this machine that makes a server slow or ends it early: what "
-    "`sylvan check` looks at, limits of this user, memory, power, NUMA, versions. Each finding "
-    "says what to change. The exit code is 1 if something is missing that serving needs.",
+    doc="Check everything about this machine that can slow down or stop a server: the checks of "
+    "`sylvan check`, resource limits, memory, power, NUMA, versions. Each finding says what to "
+    "change. The exit code is 1 if something needed for serving is missing.",
     options=(Option("json", "Print one JSON object per finding, in a list."),),
     max_positions=0,
 )

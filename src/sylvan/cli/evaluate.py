@@ -16,19 +16,21 @@ _LEAST, _MOST = 16, 8192
 
 SPEC = Spec(
     usage="eval MODEL --file TEXT [--against BASE] [--quantization w4a8]",
-    doc="Perplexity of the model directory MODEL on a text, in windows of --window tokens that do "
-    "not see each other. With --against the divergence (KL, nats) of its predictions from those of "
-    "BASE, which has the same vocabulary, and how often both hold the same token for likeliest: "
-    "what a format costs, where BASE is the model before it was quantised.",
+    doc="Measure the perplexity of the model directory MODEL on a text, in independent windows of "
+    "--window tokens. With --against, also measure the divergence (KL, nats) of its predictions "
+    "from those of BASE, which must have the same vocabulary, and how often their most likely "
+    "tokens agree: if BASE is the unquantised model, this is the loss of a weight format.",
     options=(
         Option("file", "The text, UTF-8.", metavar="PATH"),
         Option("against", "Another model directory.", metavar="DIR"),
-        Option("quantization", "Format that MODEL is rounded to while loading.", metavar="FORMAT"),
+        Option(
+            "quantization", "Format to which MODEL is quantised while loading.", metavar="FORMAT"
+        ),
         Option("dtype", "bfloat16 or float32; default MODEL's.", metavar="TYPE"),
         Option(
-            "window", f"Tokens of a window, {_LEAST} to {_MOST}; default {_WINDOW}.", metavar="N"
+            "window", f"Tokens per window, {_LEAST} to {_MOST}; default {_WINDOW}.", metavar="N"
         ),
-        Option("tokens", f"So many from the start of the text; default {_TOKENS}.", metavar="N"),
+        Option("tokens", f"Number of tokens of the text to use; default {_TOKENS}.", metavar="N"),
     ),
     tree=None,
 )

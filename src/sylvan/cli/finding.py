@@ -10,7 +10,7 @@ Status = Literal["ok", "slow", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `cost` says what its absence costs, and what to do."""
+    """The result of one check. `cost` says what a failure costs, and what to do."""
 
     status: Status
     what: str

@@ -11,13 +11,15 @@ from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
     usage="generate PROMPT [flags]",
-    doc="Continue PROMPT and print the text as it comes. PROMPT may be `-` for standard input. "
-    "Starts the model for this one text, unless --url names a server.",
+    doc="Continue PROMPT and print the text as it is generated. PROMPT may be `-` for standard "
+    "input. Starts the model for this one text, unless --url names a server.",
     options=(
-        Option("chat", "Send PROMPT as a message of a user, instead of continuing it."),
-        Option("max_tokens", "Stop after so many tokens (default: 128).", metavar="N"),
+        Option("chat", "Send PROMPT as a user message instead of continuing it."),
+        Option("max_tokens", "Stop after this many tokens (default: 128).", metavar="N"),
         Option("temperature", "0 always takes the most likely token (default: 0).", metavar="T"),
-        Option("top_p", "Choose among tokens of this share.", metavar="P"),
+        Option(
+            "top_p", "Sample among the most likely tokens with this total probability.", metavar="P"
+        ),
         Option("stop", "Stop at this text.", metavar="TEXT"),
         *CLIENT_OPTIONS,
     ),

@@ -14,10 +14,10 @@ from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
     usage="health [URL] [flags]",
-    doc="Ask a server or a gateway how it is: exit code 0 if it answers with status 200, else 1. "
-    "URL is http://127.0.0.1:30000 unless given; unix:PATH asks over a unix socket.",
+    doc="Check the health of a server or a gateway: exit code 0 if it answers with status 200, "
+    "else 1. URL defaults to http://127.0.0.1:30000; unix:PATH uses a Unix socket.",
     options=(
-        Option("path", "What to ask: `/ready` by default: requests are admitted.", metavar="PATH"),
+        Option("path", "Path to request; default `/ready`: requests are admitted.", metavar="PATH"),
         Option("timeout", "Seconds to wait for the answer, 5 by default.", metavar="SECONDS"),
     ),
     tree=None,

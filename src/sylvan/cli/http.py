@@ -186,7 +186,7 @@ class _Server(uvicorn.Server):
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Have `serve` end."""
+        """Make `serve` return."""
         self.should_exit = True
         self._stopped.set()
 

@@ -77,15 +77,17 @@ COMMANDS: Mapping[str, Command] = {
     "bench compare": Command("sylvan.cli.bench_compare", "Compare two results of load tests."),
     "simulate fit": Command("sylvan.cli.simulate_fit", "Fit a simulation to a recorded server."),
     "simulate": Command("sylvan.cli.simulate", "Find how many servers a load needs."),
-    "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8 or 4 bits a weight."),
-    "eval": Command("sylvan.cli.evaluate", "Perplexity of a model, and what a format costs it."),
-    "train-draft": Command("sylvan.cli.train_draft", "Train a head that guesses ahead."),
+    "quantize": Command("sylvan.cli.quantize", "Write a checkpoint with 8-bit or 4-bit weights."),
+    "eval": Command("sylvan.cli.evaluate", "Measure perplexity, and the loss of a weight format."),
+    "train-draft": Command(
+        "sylvan.cli.train_draft", "Train a draft head for speculative decoding."
+    ),
     "lora": Command("sylvan.cli.lora", "Check a LoRA adapter, or merge it into its model."),
-    "cache": Command("sylvan.cli.cache", "Look at a store of KV, check it, make it smaller."),
-    "replay": Command("sylvan.cli.replay", "Play a recording of the scheduler back."),
+    "cache": Command("sylvan.cli.cache", "List, verify, prune, export or import a KV store."),
+    "replay": Command("sylvan.cli.replay", "Replay a flight recording of the scheduler."),
     "check": Command("sylvan.cli.check", "Check this machine, or a model directory."),
     "doctor": Command("sylvan.cli.doctor", "Find what makes servers on this machine slow."),
-    "health": Command("sylvan.cli.health", "Ask a server how it is."),
+    "health": Command("sylvan.cli.health", "Check whether a server is ready."),
 }
 
 EXAMPLES = """\

@@ -1,4 +1,4 @@
-"""`sylvan serve` on another machine than the first: it has ranks, and no HTTP server."""
+"""`sylvan serve` on machines other than the first: they have ranks, but no HTTP server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_torchrun_says(args: Parsed) -> Parsed:
 
 
 def serve_node(settings: Settings, *, quiet: bool, until_eof: bool) -> int:
-    """Take part in serving a model until node 0 stops, or this process is asked to.
+    """Serve a model together with node 0 until node 0 stops, or this process is asked to.
 
     Raises:
         ConfigError: node 0 does not answer, or refuses; says why.

@@ -29,22 +29,22 @@ SPEC = Spec(
         Option(
             "quantization",
             "w8a8 (or int8), w4a8 (or int4), w4a16, fp8, fp8-block, mxfp8, mxfp4, nvfp4, "
-            "or by a calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; gguf:Q4_K_M and other "
+            "or with calibration: w4a16-gptq, w4a16-awq, w8a8-smoothquant; gguf:Q4_K_M and other "
             "mixtures of llama.cpp; default w8a8.",
             metavar="FORMAT",
         ),
-        Option("format", "The same as --quantization.", metavar="FORMAT"),
+        Option("format", "Alias of --quantization.", metavar="FORMAT"),
         Option(
             "calibration",
-            "A text for the latter, UTF-8; without one the model writes some itself.",
+            "UTF-8 text for calibration; without one, the model generates it.",
             metavar="PATH",
         ),
         Option(
             "tokens",
-            f"Tokens of it that are used, in windows of {_WINDOW}; default {_TOKENS}.",
+            f"Calibration tokens to use, in windows of {_WINDOW}; default {_TOKENS}.",
             metavar="N",
         ),
-        Option("load_format", "As of serve; pt reads PyTorch's .bin files.", metavar="KIND"),
+        Option("load_format", "As in serve; pt reads PyTorch's .bin files.", metavar="KIND"),
     ),
     tree=None,
     max_positions=2,
@@ -62,7 +62,7 @@ def _load_format(args: Parsed) -> Literal["auto", "safetensors", "gguf", "pt"]:
 
 
 def _texts(args: Parsed, source: Path) -> list[list[int]]:
-    """Calibration data of a model."""
+    """Return the calibration texts of a model."""
     given = args.options.get("tokens", str(_TOKENS))
     if not given.isdecimal() or not 2 <= int(given) <= _MOST:
         raise ConfigError(f"--tokens: expected a number from 2 to {_MOST}, not {given!r}")
@@ -74,7 +74,7 @@ def _texts(args: Parsed, source: Path) -> list[list[int]]:
 
 
 def _calibrated(args: Parsed, name: str, source: Path, folder: Path) -> Mapping[str, Any]:
-    """Results of a calibration for `write_quantised`."""
+    """Return the results of a calibration, for `write_quantised`."""
     from sylvan.runtime.executor.calibrate import calibrated  # brings torch
     from sylvan.runtime.executor.smooth import smoothed
 

@@ -112,7 +112,7 @@ def placed(settings: Settings) -> Iterator[Settings]:
 
 
 def node_settings(given: Config, resolved: Config) -> dict[str, Any]:
-    """The configuration of another machine than node 0, as a tree.
+    """Return the configuration of a machine other than node 0, as a tree.
 
     Args:
         given: What the operator gave for node 0.
@@ -175,7 +175,7 @@ def _free_address(host: str) -> str:
 
 
 def _reserve(cluster: _Cluster, config: Config) -> Any:
-    """A placement group with cores, and GPUs if any, for the ranks of each machine."""
+    """Reserve a placement group with cores, and GPUs if any, for the ranks of each machine."""
     parallel = config.parallel
     assert parallel.address is not None
     each = resources(config)
@@ -210,7 +210,7 @@ def _listed(amounts: Mapping[str, float]) -> str:
 
 
 def _start(cluster: _Cluster, group: Any, given: Config, resolved: Config) -> list[Any]:
-    """An actor for each of the other machines."""
+    """Start an actor for each of the other machines."""
     tree = node_settings(given, resolved)
     keeper = cluster.ray.remote(NodeKeeper)
     actors: list[Any] = []

@@ -9,33 +9,32 @@ from sylvan.config.flags import Option, Parsed
 from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
-    usage="replay FOLDER [--life N] [--until STEP]",
-    doc="Feed what `sylvan serve --record FOLDER` wrote down to a new scheduler and compare its "
-    "decisions with those recorded; each life of a scheduler that was started again is replayed "
-    "by itself. Exit code 1, and the first difference, if they differ.",
+    usage="replay FOLDER [--run N] [--until STEP]",
+    doc="Feed the inputs that `sylvan serve --record FOLDER` recorded to a new scheduler, and "
+    "compare its decisions with the recorded ones; if the scheduler was restarted, each run is "
+    "replayed separately. If a decision differs, print the first difference and exit with code 1.",
     options=(
-        Option("life", "Replay only this life of the scheduler; the first is 1.", metavar="N"),
-        Option("until", "Stop each life after so many steps.", metavar="STEP"),
+        Option("run", "Replay only this run of the scheduler; the first is 1.", metavar="N"),
+        Option("until", "Stop each run after STEP steps.", metavar="STEP"),
     ),
     tree=None,
 )
 
 
 def run(args: Parsed) -> int:
-    from sylvan.runtime.features.flight_recorder.recording import (
-        LIFE,
-        lives,
-    )  # `--help` needs no numpy
+    # `--help` needs no numpy
+    from sylvan.runtime.features.flight_recorder.recording import RUN_PREFIX, runs
     from sylvan.runtime.features.flight_recorder.replay import replay
 
     if not args.positions:
         raise ConfigError(f"FOLDER is missing; usage: sylvan {SPEC.usage}")
-    life, until = _number(args, "life"), _number(args, "until")
-    found = lives(Path(args.positions[0]))
-    chosen = [folder for folder in found if life is None or folder.name == f"{LIFE}{life}"]
+    number, until = _number(args, "run"), _number(args, "until")
+    found = runs(Path(args.positions[0]))
+    name = f"{RUN_PREFIX}{number}"
+    chosen = [folder for folder in found if number is None or folder.name == name]
     if not chosen:
         names = ", ".join(folder.name for folder in found)
-        raise ConfigError(f"--life is {life}; {args.positions[0]} holds {names}")
+        raise ConfigError(f"--run is {number}; {args.positions[0]} holds {names}")
     same = True
     for folder in chosen:
         outcome = replay(folder, until)

@@ -29,25 +29,27 @@ from sylvan.config.route import FrontConfig, MeasureConfig, RouteConfig, RouteLi
 from sylvan.config.route_check import check_route
 from sylvan.config.schema import ROUTE
 from sylvan.config.sources import gather_as
-from sylvan.gateway.build import GatewayRuntime, PeerPlace
+from sylvan.gateway.build import GatewayRuntime, PeerIdentity
 from sylvan.gateway.live import LIVE
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.connections import ConnectionLimits, Connections
 from sylvan.utils import logs
-from sylvan.utils.clock import since_1970
+from sylvan.utils.clock import unix_time
 from sylvan.utils.loop_watch import DEFAULT_LIMIT_S, LoopWatch
 
 STATUS = "status"
 SPEC = Spec(
     usage="route [status] [flags]",
-    doc="Put one address in front of many servers: each request goes to the one that holds most of "
-    "its prompt and has time for it, and survives the loss of a server. `status` shows the servers "
-    "of a gateway that runs (--url, --key).",
+    doc="Put one address in front of many servers: each request goes to a server with a low load "
+    "that has cached most of its prompt, and survives the loss of a server. `status` shows the "
+    "servers of a running gateway (--url, --key).",
     options=(
         *CLIENT_OPTIONS,
         Option("until_eof", "Stop when standard input ends: for programs that start a gateway."),
-        Option("share_port", "Let other processes use the port, too: for `processes`."),
-        Option("peer", "Be one of several processes: for `processes`.", metavar="FOLDER:NUMBER"),
+        Option("share_port", "Let other processes listen on the port, too; set by `processes`."),
+        Option(
+            "peer", "Run as one of several processes; set by `processes`.", metavar="FOLDER:NUMBER"
+        ),
         Option("quiet", "Print nothing but warnings and errors."),
         Option("markdown", "Print the reference of all settings."),
         Option("json", "With status: print JSON."),
@@ -92,13 +94,13 @@ def _many(config: RouteConfig, quiet: bool, *, until_eof: bool) -> int:
     return DONE
 
 
-def _peers(given: str | None, count: int) -> PeerPlace | None:
+def _peers(given: str | None, count: int) -> PeerIdentity | None:
     if given is None:
         return None
     folder, _, number = given.rpartition(":")
     if not folder or not number.isdigit() or int(number) >= count:
         raise ConfigError(f"--peer: expected FOLDER:NUMBER, got {given!r}")
-    return PeerPlace(Path(folder), int(number), count)
+    return PeerIdentity(Path(folder), int(number), count)
 
 
 def load_route(args: Parsed) -> LoadedConfig[RouteConfig]:
@@ -149,7 +151,7 @@ class _GatewayRun:
     sockets: Sockets
     quiet: bool
     until_eof: bool
-    peers: PeerPlace | None
+    peers: PeerIdentity | None
     reread: Callable[[], RouteConfig]
 
     async def run(self) -> None:
@@ -157,7 +159,7 @@ class _GatewayRun:
         config, peers = self.config, self.peers
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(StopSignal(at_eof=self.until_eof))
-            live = LiveSettings(ROUTE, config, LIVE, self.reread, since_1970)
+            live = LiveSettings(ROUTE, config, LIVE, self.reread, unix_time)
             changes = live if peers is None else None  # one of several has only its part
             runtime = GatewayRuntime(config, peers=peers, live=changes)
             gateway = await stack.enter_async_context(runtime)

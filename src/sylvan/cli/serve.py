@@ -33,7 +33,7 @@ from sylvan.config.tree import Config, ServerConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.utils import garbage, logs
-from sylvan.utils.clock import monotonic, since_1970
+from sylvan.utils.clock import monotonic, unix_time
 from sylvan.utils.loop_watch import LoopWatch
 from sylvan.utils.threads import call_in_thread
 
@@ -44,10 +44,10 @@ SPEC = Spec(
     options=(
         Option("until_eof", "Stop when standard input ends: for programs that start a server."),
         Option("quiet", "Print nothing but warnings and errors."),
-        Option("share_port", "Other processes of this user may listen on the port, too."),
+        Option("share_port", "Let other processes of this user listen on the port, too."),
         Option(
             "pd",
-            "Start servers that compute prompts and servers that write answers: 1:1.",
+            "Start this many prefill and decode servers behind a gateway: 1:1.",
             metavar="PREFILL:DECODE",
         ),
         Option("router_config", "With --dp or --pd: settings of the gateway.", metavar="FILE"),
@@ -171,7 +171,7 @@ async def _serve(job: ServeJob) -> None:
 
             settings = ServerSettings.from_config(config, shown=dump(config))
             connections = Connections(ConnectionLimits.from_config(config.limits))
-            live = LiveSettings(SERVE, job.settings.loaded.config, LIVE, job.reread, since_1970)
+            live = LiveSettings(SERVE, job.settings.loaded.config, LIVE, job.reread, unix_time)
             context = make_context(runtime.manager, settings, live=live, connections=connections)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)

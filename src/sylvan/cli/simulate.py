@@ -34,10 +34,10 @@ from sylvan.utils.garbage import freeze
 
 SPEC = Spec(
     usage="simulate --model-profile FILE [flags]",
-    doc="Serve a data set or trace by the real scheduler, cache and routing policies on a virtual "
-    "clock, with the step times of a recorded server (`sylvan simulate fit`): with each number of "
-    "replicas, size of the cache and policy that is to be tried. Tells which is the smallest that "
-    "keeps --slo. Exit code 1 if none does.",
+    doc="Simulate serving a data set or trace, with the real scheduler, cache and routing policies "
+    "on a virtual clock and the step times of a recorded server (`sylvan simulate fit`), for "
+    "each requested number of replicas, cache size and policy. Reports the smallest setup that "
+    "meets --slo. Exit code 1 if none does.",
     options=(Option("markdown", "Print the reference of all settings."),),
     tree=SIMULATE,
     max_positions=0,

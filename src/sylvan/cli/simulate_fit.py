@@ -9,12 +9,13 @@ from sylvan.protocol.errors import ConfigError
 
 SPEC = Spec(
     usage="simulate fit RECORDING [--results FILE] -o PROFILE",
-    doc="Read what `sylvan serve --record RECORDING` wrote while `sylvan bench serve --output FILE "
-    "--output-details` asked, and write a profile: how the scheduler is made, what steps cost, and "
-    "what requests spend outside the scheduler. Without --results the latter is taken for 0.",
+    doc="Read the recording of `sylvan serve --record RECORDING` during a load test by `sylvan "
+    "bench serve --output FILE --output-details`, and write a profile: the scheduler's setup, "
+    "the cost of steps, and the time of requests outside the scheduler. Without --results, the "
+    "latter is 0.",
     options=(
-        Option("out", "File of the profile.", metavar="PROFILE", short="o"),
-        Option("results", "Results of the load test that was recorded.", metavar="FILE"),
+        Option("out", "File to write the profile to.", metavar="PROFILE", short="o"),
+        Option("results", "Results of the recorded load test.", metavar="FILE"),
     ),
     tree=None,
 )

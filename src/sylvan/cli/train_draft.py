@@ -12,24 +12,23 @@ from sylvan.protocol.errors import ConfigError
 SPEC = Spec(
     usage="train-draft MODEL DATA [--out DIR] [--steps 2000]",
     doc="Train an EAGLE-3 head for the model directory MODEL from its own answers to the prompts "
-    "in DATA, or with --algorithm ngram make a tree of what it mostly says in which context. DATA "
+    "in DATA, or with --algorithm ngram build a tree of its most frequent continuations. DATA "
     'is a JSONL file whose lines are {"messages": [...]} or {"prompt": "..."}, or a text '
-    "file with a message of a user in each line. An interrupted run continues when called "
-    "the same way again. At its end it tells how far the head guesses right on prompts that it "
-    "was not trained on.",
+    "file with a user message per line. An interrupted run continues when called the same way "
+    "again. At the end, the accept length on held-out prompts is printed.",
     options=(
         Option("out", "Directory of the head (default: MODEL-eagle3 here).", metavar="DIR"),
-        Option("algorithm", "What is made, eagle3 or ngram (default: eagle3).", metavar="NAME"),
-        Option("prompts", "Use so many prompts (default: 10000).", metavar="N"),
-        Option("answer_tokens", "Longest answer (default: 256).", metavar="N"),
-        Option("words", "Tokens that the head can guess (default: 32000).", metavar="N"),
-        Option("steps", "Train so many batches (default: 2000).", metavar="N"),
-        Option("batch_tokens", "Tokens of a batch (default: 2048).", metavar="N"),
-        Option("depth", "Learn so many guesses in a row (default: 4).", metavar="N"),
-        Option("rate", "Largest learning rate (default: 0.001).", metavar="X"),
-        Option("context_tokens", "Longest context of a tree (default: 16).", metavar="N"),
-        Option("least", "Leave contexts out that came less often (default: 1).", metavar="N"),
-        Option("threads", "CPU cores that compute (default: all).", metavar="N"),
+        Option("algorithm", "eagle3 or ngram (default: eagle3).", metavar="NAME"),
+        Option("prompts", "Maximum number of prompts (default: 10000).", metavar="N"),
+        Option("answer_tokens", "Maximum tokens of an answer (default: 256).", metavar="N"),
+        Option("words", "Size of the draft vocabulary (default: 32000).", metavar="N"),
+        Option("steps", "Number of batches (default: 2000).", metavar="N"),
+        Option("batch_tokens", "Tokens per batch (default: 2048).", metavar="N"),
+        Option("depth", "Number of consecutive guesses to train (default: 4).", metavar="N"),
+        Option("rate", "Maximum learning rate (default: 0.001).", metavar="X"),
+        Option("context_tokens", "Maximum context of a tree in tokens (default: 16).", metavar="N"),
+        Option("least", "Omit contexts that are less frequent (default: 1).", metavar="N"),
+        Option("threads", "Number of CPU cores (default: all).", metavar="N"),
     ),
     tree=None,
     max_positions=2,

@@ -213,11 +213,11 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
     """
     if not isinstance(config.get("kv_lora_rank"), int):
         return ordinary
-    turning = _number(config, "qk_rope_head_dim", 64)
+    rope_dim = _number(config, "qk_rope_head_dim", 64)
     if str(config.get("model_type")) in _COMPRESSED:
         index = config.get("index_head_dim")
-        return _number(config, "kv_lora_rank") + turning + (index if isinstance(index, int) else 0)
-    head = _number(config, "qk_nope_head_dim", 128) + turning
+        return _number(config, "kv_lora_rank") + rope_dim + (index if isinstance(index, int) else 0)
+    head = _number(config, "qk_nope_head_dim", 128) + rope_dim
     return 2 * _number(config, "num_attention_heads") * head
 
 
@@ -225,10 +225,10 @@ def _head_dim(config: dict[str, Any], ordinary: int) -> int:
     """Columns of a query-key product; in latent attention wider than a head."""
     if not isinstance(config.get("kv_lora_rank"), int):
         return ordinary
-    turning = _number(config, "qk_rope_head_dim", 64)
+    rope_dim = _number(config, "qk_rope_head_dim", 64)
     if str(config.get("model_type")) in _COMPRESSED:
-        return _number(config, "kv_lora_rank") + turning
-    return _number(config, "qk_nope_head_dim", 128) + turning
+        return _number(config, "kv_lora_rank") + rope_dim
+    return _number(config, "qk_nope_head_dim", 128) + rope_dim
 
 
 def _layer_windows(config: dict[str, Any], attending: int) -> tuple[int | None, ...]:

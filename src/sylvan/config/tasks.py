@@ -16,7 +16,7 @@ ENCODERS = frozenset(
 )
 """Prefixes of architectures with bidirectional attention."""
 
-_BOTH_WAYS = frozenset({"EuroBertModel", "LlamaBidirectionalModel"})
+_BIDIRECTIONAL = frozenset({"EuroBertModel", "LlamaBidirectionalModel"})
 _AFTER_PADDING = frozenset(
     {
         *("Camembert", "Data2VecText", "Roberta", "RobertaPreLayerNorm", "XLMRoberta"),
@@ -59,7 +59,7 @@ def tasks_of(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
 def is_causal(config: dict[str, Any]) -> bool:
     """Whether attention is causal."""
     architecture = _architecture(config)
-    if _stem(architecture) in ENCODERS or architecture in _BOTH_WAYS:
+    if _stem(architecture) in ENCODERS or architecture in _BIDIRECTIONAL:
         return False
     if architecture.endswith(("Model", *_SCORES)):
         said = config.get("is_causal") is False

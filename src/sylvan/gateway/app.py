@@ -21,8 +21,8 @@ from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import GatewayAuth
 from sylvan.gateway.table import Route, RouteMatch, Table
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
+from sylvan.utils.body_memory import BodyMemory
 from sylvan.utils.clock import Clock
-from sylvan.utils.room import Room
 
 access = logging.getLogger("sylvan.access")
 
@@ -56,7 +56,7 @@ class AppParts:
         ages: Ages of in-flight requests.
         clock: Monotonic clock, for durations.
         id_headers: Headers that may carry a request ID.
-        room: Memory budget of request bodies.
+        body_memory: Memory budget of request bodies.
         tracing: Traces forwarded requests.
         access_log: Log one line per call.
         audit: Log administrative calls.
@@ -69,7 +69,7 @@ class AppParts:
     ages: InflightAges
     clock: Clock
     id_headers: Sequence[str]
-    room: Room
+    body_memory: BodyMemory
     tracing: Tracing = field(default_factory=NoTracing)
     access_log: bool = False
     audit: bool = False
@@ -91,7 +91,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         parts = self._parts
-        caller = Caller(scope, receive, send, parts.room)
+        caller = Caller(scope, receive, send, parts.body_memory)
         began = parts.clock()
         self.num_inside += 1
         parts.families.connections.inc()
@@ -112,7 +112,7 @@ class Gateway:
             await caller.reply_error(_family(caller.path), error)
         finally:
             self.num_inside -= 1
-            parts.room.give_back(caller.held)
+            parts.body_memory.give_back(caller.held)
             parts.families.connections.dec()
             parts.ages.leave(caller)
             self._count(caller, shown, parts.clock() - began)

@@ -69,9 +69,9 @@ from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import Kind, WorkerSpec, checked
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.utils.body_memory import BodyMemory
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.logs import LogLevel
-from sylvan.utils.room import Room
 
 DRAIN_POLL_S = 0.05
 PATIENT = 1_000_000
@@ -92,7 +92,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPlace:
+class PeerIdentity:
     """Identifies this process among the processes of one gateway.
 
     Attributes:
@@ -129,7 +129,7 @@ class GatewayRuntime:
         self,
         config: RouteConfig,
         clocks: Clocks | None = None,
-        peers: PeerPlace | None = None,
+        peers: PeerIdentity | None = None,
         live: LiveSettings[RouteConfig] | None = None,
     ) -> None:
         self._config = config
@@ -349,7 +349,7 @@ class GatewayRuntime:
                 ages=ages,
                 clock=clock,
                 id_headers=config.server.request_id_headers,
-                room=Room(config.limits.bodies_bytes, "limits.bodies_bytes"),
+                body_memory=BodyMemory(config.limits.bodies_bytes, "limits.bodies_bytes"),
                 tracing=self._traces or NoTracing(),
                 access_log=config.server.access_log,
                 audit=config.control.audit,

@@ -282,11 +282,11 @@ class ExpertWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentShape:
-    """Columns of a query head (`nope`, then rotated `turning`), an output head, and a latent."""
+    """Columns of a query head (`nope`, then `rope_dim` rotated), an output head and a latent."""
 
     num_heads: int
     nope: int
-    turning: int
+    rope_dim: int
     value: int
     latent: int
 

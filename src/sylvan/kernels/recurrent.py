@@ -223,7 +223,7 @@ class RecurrentTracer(Protocol):
         """Rows of the model's dtype, as wide as y."""
         ...
 
-    def weighed(
+    def weighted(
         self, a: TracedTensor, b: TracedTensor, a_factor: float, b_factor: float
     ) -> TracedTensor:
         """A sum, each row times its factor, as float32 rows."""

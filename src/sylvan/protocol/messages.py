@@ -340,7 +340,7 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     proposed_draft_tokens: int = 0  # the guesses in them
     accepted_draft_tokens: int = 0  # drafted tokens that were accepted
     # estimated seconds saved, minus the cost of drafting and verifying
-    draft_seconds_won: float = 0.0
+    draft_seconds_saved: float = 0.0
     targets_set: int = 0  # finished requests that had a latency target
     targets_met: int = 0  # of these, requests that met it: goodput
     repaired_pages: int = 0  # leaked pages that audits reclaimed
@@ -442,7 +442,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     total: int
 
 
-class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
+class RankRendezvous(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     """Address where the first rank sends its steps to ranks on other machines; sent at the start.
 
     `tokens`: authentication token of each rank.
@@ -452,4 +452,4 @@ class RankMeeting(msgspec.Struct, frozen=True, kw_only=True, tag="meeting"):
     tokens: dict[int, str]
 
 
-FromScheduler = RankMeeting | ControlReply | Heartbeat | Loading | Ready | StartFailed
+FromScheduler = RankRendezvous | ControlReply | Heartbeat | Loading | Ready | StartFailed

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.runtime.core.step import StepPlan, StepResult
-from sylvan.runtime.executor.api import Carried, ExecutorCaps
+from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.sim.clock import ReplicaClock
 from sylvan.sim.features import PlanShape, shape_of
 
@@ -84,8 +84,10 @@ class TimedExecutor:
         self.busy_s = float(np.cumsum([self.busy_s, *model_s])[-1])
         return TimedStep(self._clock, 0.0, float(model_s[-1]), self._result(shape.slices))
 
-    def control(self, command: ExecutorCommand) -> Carried:
-        return Carried(CommandResult(error="a simulated executor has neither weights nor memory"))
+    def control(self, command: ExecutorCommand) -> FinishedCommand:
+        return FinishedCommand(
+            CommandResult(error="a simulated executor has neither weights nor memory")
+        )
 
     def close(self) -> None:
         pass

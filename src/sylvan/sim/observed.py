@@ -23,8 +23,8 @@ from sylvan.runtime.features.flight_recorder.recording import (
     Planned,
     RequestAdded,
     SchedulerSetup,
-    lives,
     read,
+    runs,
 )
 from sylvan.sim.features import PlanShape, shape
 from sylvan.sim.profile import SchedulerProfile
@@ -76,10 +76,10 @@ def observe(name: str) -> Observed:
     Raises:
         ConfigError: There is none, it has several runs, or uses unsupported features.
     """
-    found = lives(Path(name).expanduser())
+    found = runs(Path(name).expanduser())
     if len(found) > 1:
-        names = ", ".join(str(life) for life in found)
-        raise ConfigError(f"{name} holds several lives; give one of {names}")
+        names = ", ".join(str(run) for run in found)
+        raise ConfigError(f"{name} holds several runs; give one of {names}")
     setup, events = read(found[0])
     observed = Observed(found[0], setup)
     _Reader(observed).read(events)

@@ -54,7 +54,7 @@ class _Call:
 
 
 def follow(folder: Path) -> Followed:
-    """Have a replica do what was recorded in one life, without aborts and pauses.
+    """Have a replica do what was recorded in one run, without aborts and pauses.
 
     Raises:
         ConfigError: There is no recording.

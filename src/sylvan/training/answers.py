@@ -22,7 +22,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.core.req import Batch
 from sylvan.runtime.core.step import Join
-from sylvan.runtime.engine.build import Additions, build_scheduler, resolved
+from sylvan.runtime.engine.build import ExtraCapabilities, build_scheduler, resolved
 from sylvan.runtime.executor.capability import CapabilityWorker, StepContext
 from sylvan.runtime.sched.capability import Capability
 
@@ -126,7 +126,11 @@ def answer(
         for output in outputs:
             answers.setdefault(output.rid, []).extend(output.token_ids)
 
-    also = Additions() if worker is None else Additions((Vectors(),), (lambda site: worker,))
+    also = (
+        ExtraCapabilities()
+        if worker is None
+        else ExtraCapabilities((Vectors(),), (lambda context: worker,))
+    )
     built = build_scheduler(config, emit, also=also)
     longest = int(built.facts["context_len"] or 0)
     ends = eos_ids(config)

@@ -77,8 +77,8 @@ class _Attention(nn.Module):
         cos, sin = self.get_buffer("_table")[shift : shift + length].chunk(2, -1)
         half = cos.shape[1]
         a, b = x_BNTH[..., :half], x_BNTH[..., half : 2 * half]
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned, x_BNTH[..., 2 * half :]], -1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([rotated, x_BNTH[..., 2 * half :]], -1)
 
 
 class _MLP(nn.Module):

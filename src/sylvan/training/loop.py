@@ -69,7 +69,7 @@ class SharedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class TrainingProgress:
     """How far training has come.
 
     Attributes:
@@ -116,7 +116,7 @@ class Trainer:
         if self._state.exists():
             self._load()
 
-    def run(self) -> Iterator[Learnt]:
+    def run(self) -> Iterator[TrainingProgress]:
         """Train to the end; yields every step."""
         for step, texts in self._batches():
             if step < self._step:
@@ -127,7 +127,7 @@ class Trainer:
                 self._save()
             yield found
 
-    def _learn(self, texts: Sequence[Text]) -> Learnt:
+    def _learn(self, texts: Sequence[Text]) -> TrainingProgress:
         """One batch."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate()
@@ -137,7 +137,7 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()
-        return Learnt(self._step + 1, float(loss.detach()), right)
+        return TrainingProgress(self._step + 1, float(loss.detach()), right)
 
     def _rate(self) -> float:
         done = self._step / self._schedule.steps

@@ -53,7 +53,7 @@ class AsyncCentre(Generic[Send, Recv]):
                 raise
             return False
         finally:
-            self._events.look_again()
+            self._events.recheck()
         return True
 
     async def receive(self) -> tuple[bytes, Recv]:
@@ -88,7 +88,7 @@ class AsyncPoint(Generic[Send, Recv]):
             self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
         except zmq.Again:
             return
-        self._events.look_again()
+        self._events.recheck()
 
     async def receive(self) -> Recv:
         """See `AsyncReceiver.receive`."""
@@ -111,7 +111,7 @@ class _Events:
         self._closed = False
         self._loop.add_reader(self._fd, self._readable.set)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         self._readable.set()
 
     async def next(self) -> list[bytes]:

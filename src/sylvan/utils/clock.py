@@ -15,7 +15,7 @@ process_cpu: Clock = time.process_time
 """Seconds of processor time of this process, all threads together."""
 
 
-def since_1970() -> float:
+def unix_time() -> float:
     """Wall-clock seconds since the Unix epoch, for files and other machines; may go back."""
     return datetime.now(tz=UTC).timestamp()
 

@@ -199,7 +199,7 @@ def test_only_the_part_between_the_marks_is_written(tmp_path):
 
 
 def test_the_docs_have_the_marks():
-    text = (ROOT / "docs" / "performance.md").read_text()
+    text = (ROOT / "docs" / "performance-details.md").read_text()
     assert text.count(BEGIN) == text.count(END) == 1
     assert text.index(BEGIN) < text.index(END)
 

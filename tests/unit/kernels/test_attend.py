@@ -14,7 +14,7 @@ from sylvan.kernels.paged.cache import PageShape, allocate_pages
 from sylvan.runtime.attention.native import NativeCalls
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.executor.graphs.rotary import turned
+from sylvan.runtime.executor.graphs.rotary import rotated
 from sylvan.runtime.pool.mha import KVShape
 
 try:
@@ -117,9 +117,9 @@ def test_heads_turn_by_their_rows_of_a_table(dtype, columns):
     angles = torch.randn(len(q), columns // 2)
     table = torch.cat((angles.cos(), angles.sin()), 1)
 
-    found = scene.backend.run_turned(what, q, k, v, scene.batch, table)
+    found = scene.backend.run_rotated(what, q, k, v, scene.batch, table)
 
-    heads = [turned(x, table).to(dtype) for x in (q, k)]
+    heads = [rotated(x, table).to(dtype) for x in (q, k)]
     expected = scene.backend.run(what, *heads, v, scene.batch)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     assert not torch.equal(scene.backend.run(what, q, k, v, scene.batch), expected)

@@ -62,22 +62,22 @@ def test_scatter_keeps_the_mean_and_the_quantiles(tmp_path):
 
 
 def test_a_replica_fed_with_recorded_times_takes_the_recorded_steps(recorded, tmp_path):
-    followed = follow(recorded / "life-1")
+    followed = follow(recorded / "run-1")
 
     assert followed.difference == ""
     assert (followed.steps, followed.requests) == (len(_steps(recorded)), 150)
 
-    setup = json.loads((recorded / "life-1" / "setup.json").read_text())
-    changed = tmp_path / "life-1"
+    setup = json.loads((recorded / "run-1" / "setup.json").read_text())
+    changed = tmp_path / "run-1"
     changed.mkdir()
     setup["limits"]["chunk_tokens"] = 16
     (changed / "setup.json").write_text(json.dumps(setup))
-    (changed / "events.msgpack").write_bytes((recorded / "life-1" / "events.msgpack").read_bytes())
+    (changed / "events.msgpack").write_bytes((recorded / "run-1" / "events.msgpack").read_bytes())
     assert "planned" in follow(changed).difference
 
 
 def _steps(folder):
-    _, events = read_recording(folder / "life-1")
+    _, events = read_recording(folder / "run-1")
     return [event for event in events if getattr(event, "method", "") == "step"]
 
 
@@ -167,9 +167,9 @@ def test_several_lives_are_distinguished(tmp_path):
     for _ in range(2):
         record(tmp_path, workload(3))
 
-    with pytest.raises(ConfigError, match=r"several lives; give one of .*life-1, .*life-2"):
+    with pytest.raises(ConfigError, match=r"several runs; give one of .*run-1, .*run-2"):
         observe(str(tmp_path))
-    assert observe(str(tmp_path / "life-2")).requests
+    assert observe(str(tmp_path / "run-2")).requests
 
 
 def test_no_coefficient_is_negative_and_the_rest_is_least_squares():

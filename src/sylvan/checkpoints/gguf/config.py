@@ -139,16 +139,16 @@ def _dtype(header: Header) -> str:
 
 def _rope(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any]:
     """Rotary settings, spelt as in transformers."""
-    turning = keys.number("rope.dimension_count", head_dim) or head_dim
-    if turning != head_dim and not family.partial:
+    rotary_dim = keys.number("rope.dimension_count", head_dim) or head_dim
+    if rotary_dim != head_dim and not family.partial:
         raise ConfigError(
-            f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {turning}, "
+            f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {rotary_dim}, "
             f"but heads have {head_dim} columns; such models are not read from GGUF files"
         )
     found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
     if family.partial:
-        found["partial_rotary_factor"] = turning / head_dim
-    if scaling := _scaling(keys, turning, family):
+        found["partial_rotary_factor"] = rotary_dim / head_dim
+    if scaling := _scaling(keys, rotary_dim, family):
         found["rope_scaling"] = scaling | family.scaling(keys)
     return found
 

@@ -15,7 +15,7 @@ from typing import Any
 from sylvan.checkpoints.gguf.families import FAMILIES
 from sylvan.checkpoints.gguf.family import GgufFamily
 from sylvan.checkpoints.gguf.mixtures import MIXTRAL
-from sylvan.checkpoints.gguf.names import LAYER_NAMES, TURNED, WHOLE_NAMES
+from sylvan.checkpoints.gguf.names import INTERLEAVED, LAYER_NAMES, WHOLE_NAMES
 from sylvan.protocol.errors import ConfigError
 
 Raw = Mapping[str, Any]
@@ -44,13 +44,13 @@ class Target:
         name: llama.cpp's name.
         layer: Layer of the tensor; -1: none.
         sources: Tensors of the checkpoint; several form a stack.
-        turned: Number of heads whose rows are interleaved for rotation; 0: rows keep their order.
+        interleaved_heads: Heads whose rows are interleaved for rotation; 0: rows keep their order.
     """
 
     name: str
     layer: int
     sources: tuple[str, ...]
-    turned: int = 0
+    interleaved_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,11 @@ def _targets(
         layer, path, kind = match.groups() if match else ("-1", "", "")
         if path in parts:
             part = parts[path]
-            turned = heads[part != "attn_q"] if family.pairs and part in TURNED else 0
+            interleaved_heads = (
+                heads[part != "attn_q"] if family.pairs and part in INTERLEAVED else 0
+            )
             name = f"blk.{layer}.{part}.{kind}"
-            found[name] = Target(name, int(layer), (source,), turned)
+            found[name] = Target(name, int(layer), (source,), interleaved_heads)
             continue
         expert = next(((m, ours) for p, ours in experts if (m := p.fullmatch(path))), None)
         if expert is None or kind != "weight":

@@ -118,11 +118,11 @@ def _granite(keys: Keys) -> Json:
     heads, experts = keys.number("ssm.time_step_rank"), keys.number("expert_count", 0)
     kinds = kinds_by_tensor(keys, "mamba")
     shared = keys.number("expert_shared_feed_forward_length", keys.number("feed_forward_length"))
-    turning = keys.value("rope.scaling.finetuned", True)
+    rotary = keys.value("rope.scaling.finetuned", True)
     return multipliers(keys) | {
         **NUMBERED,
         "layer_types": ["mamba" if kind == "mamba" else "attention" for kind in kinds],
-        "position_embedding_type": "rope" if turning else "nope",
+        "position_embedding_type": "rope" if rotary else "nope",
         "num_local_experts": experts,
         "num_experts_per_tok": keys.number("expert_used_count", 1),
         "shared_intermediate_size": shared,

@@ -98,13 +98,13 @@ def _gpt_oss(keys: Keys) -> Json:
 
 def _latent(keys: Keys) -> Json:
     """DeepSeek V2, V3 and relatives; files have up-projections joined, or split by kind."""
-    turning = keys.number("rope.dimension_count")
+    rope_dim = keys.number("rope.dimension_count")
     whole = keys.number("attention.key_length_mla", keys.number("attention.key_length"))
     found = {
         "q_lora_rank": keys.number("attention.q_lora_rank", 0) or None,
         "kv_lora_rank": keys.number("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turning,
-        "qk_nope_head_dim": whole - turning,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": whole - rope_dim,
         "v_head_dim": keys.number(
             "attention.value_length_mla", keys.number("attention.value_length")
         ),

@@ -37,7 +37,7 @@ LAYER_NAMES = {
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?\Z")
 DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that belong to the config."""
-TURNED = frozenset({"attn_q", "attn_k"})
+INTERLEAVED = frozenset({"attn_q", "attn_k"})
 _WITHOUT_KIND = ("e_score_correction_bias", "expert_bias", "A_log", "dt_bias", ".D", "sinks")
 _ONE_ROW = "shared_expert_gate"
 _TAPS = frozenset({"ssm_conv1d", "shortconv.conv"})
@@ -57,9 +57,9 @@ def entries_of(
 ) -> list[Entry]:
     """Return the checkpoint tensors that a tensor of the file corresponds to; a stack has several.
 
-    An entry has name, type, shape and location; `turned`: number of heads with interleaved rows;
-    `add`: a number to add; `decay`: the stored value is -exp of the checkpoint's; `tiled`: see
-    `_tiles`.
+    An entry has name, type, shape and location; `interleaved_heads`: number of heads with
+    interleaved rows; `add`: a number to add; `decay`: the stored value is -exp of the checkpoint's;
+    `tiled`: see `_tiles`.
 
     Raises:
         ConfigError: The family has no such tensor, or a stack has another shape.
@@ -83,8 +83,8 @@ def entries_of(
         )
     name = path + found if found.endswith(_WITHOUT_KIND) else f"{path}{found}.{kind}"
     entry = _entry(tensor, name, _shape(tensor.shape, part, found))
-    if family.pairs and part in TURNED:
-        entry["turned"] = heads[part != "attn_q"]
+    if family.pairs and part in INTERLEAVED:
+        entry["interleaved_heads"] = heads[part != "attn_q"]
     if family.raised and kind == "weight" and "norm" in part and part != "ssm_norm":
         entry["add"] = -1.0
     if part == "ssm_a":

@@ -24,7 +24,7 @@ from sylvan.checkpoints.gguf.tokenizer import text_files
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
-_LAYOUT = 3  # increment when the contents of views change
+_LAYOUT = 4  # increment when the contents of views change
 
 
 def gguf_file(model: Path) -> Path | None:

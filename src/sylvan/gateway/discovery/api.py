@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from sylvan.gateway.workers.spec import WorkerSpec
 
 
-class LookError(Exception):
+class DiscoveryError(Exception):
     """A source could not list the workers; the known workers stay."""
 
 
@@ -25,6 +25,6 @@ class WorkerSource(Protocol):
         """Return all current workers; None if nothing changed since the last call.
 
         Raises:
-            LookError: The workers cannot be listed now.
+            DiscoveryError: The workers cannot be listed now.
         """
         ...

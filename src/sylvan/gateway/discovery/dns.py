@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sylvan.gateway.discovery.api import LookError
+from sylvan.gateway.discovery.api import DiscoveryError
 from sylvan.gateway.workers.spec import WorkerSpec, normal_url
 from sylvan.protocol.errors import ConfigError
 
@@ -55,9 +55,9 @@ class DnsSource:
             async with asyncio.timeout(TIMEOUT_S):
                 found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except TimeoutError as error:
-            raise LookError(f"{self._host} was not resolved in {TIMEOUT_S:g} s") from error
+            raise DiscoveryError(f"{self._host} was not resolved in {TIMEOUT_S:g} s") from error
         except OSError as error:
-            raise LookError(f"{self._host} does not resolve: {error}") from error
+            raise DiscoveryError(f"{self._host} does not resolve: {error}") from error
         urls = frozenset(self._url(str(address[0])) for *_, address in found)
         if urls == self._last:
             return None

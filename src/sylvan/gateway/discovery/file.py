@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 import yaml
 
-from sylvan.gateway.discovery.api import LookError
+from sylvan.gateway.discovery.api import DiscoveryError
 from sylvan.gateway.workers.spec import WorkerSpec, checked
 from sylvan.protocol.errors import RequestError
 from sylvan.utils.threads import call_in_thread
@@ -52,10 +52,10 @@ class FileSource:
             if seen == self._seen:
                 return None
             if facts.st_size > MAX_BYTES:
-                raise LookError(f"{self._path} has more than {MAX_BYTES >> 20} MiB")
+                raise DiscoveryError(f"{self._path} has more than {MAX_BYTES >> 20} MiB")
             specs = self._read(self._path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise LookError(f"{self._path} cannot be read: {error}") from error
+            raise DiscoveryError(f"{self._path} cannot be read: {error}") from error
         self._seen = seen
         return specs
 
@@ -64,12 +64,12 @@ class FileSource:
             content = json.loads(text) if self._path.suffix == ".json" else yaml.safe_load(text)
             rows = msgspec.convert(content, _Rows | list[_Row])
         except (ValueError, yaml.YAMLError) as error:
-            raise LookError(f"{self._path}: expected a list of workers: {error}") from error
+            raise DiscoveryError(f"{self._path}: expected a list of workers: {error}") from error
         if isinstance(rows, _Rows):
             rows = rows.workers
         specs = [self._spec(number, row) for number, row in enumerate(rows)]
         if len({spec.url for spec in specs}) < len(specs):
-            raise LookError(f"{self._path}: an address is given twice")
+            raise DiscoveryError(f"{self._path}: an address is given twice")
         return specs
 
     def _spec(self, number: int, row: _Row) -> WorkerSpec:
@@ -78,4 +78,4 @@ class FileSource:
         try:
             return checked(msgspec.convert({**known, **fields}, WorkerSpec))
         except (msgspec.ValidationError, RequestError) as error:
-            raise LookError(f"{self._path}: workers[{number}]: {error}") from error
+            raise DiscoveryError(f"{self._path}: workers[{number}]: {error}") from error

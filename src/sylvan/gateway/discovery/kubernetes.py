@@ -13,7 +13,7 @@ import msgspec
 from kubernetes_asyncio import client, config
 
 from sylvan.config.route import DiscoveryConfig
-from sylvan.gateway.discovery.api import LookError
+from sylvan.gateway.discovery.api import DiscoveryError
 from sylvan.gateway.workers.spec import Kind, WorkerSpec, normal_url
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class KubernetesSource:
                         spec = self._spec(group.kind, pod)
                         found.setdefault(spec.url, spec)
         except TimeoutError as error:
-            raise LookError(f"the API server did not answer in {TIMEOUT_S:g} s") from error
+            raise DiscoveryError(f"the API server did not answer in {TIMEOUT_S:g} s") from error
         except (config.ConfigException, client.ApiException, aiohttp.ClientError, OSError) as error:
-            raise LookError(f"pods cannot be listed: {str(error)[:300]}") from error
+            raise DiscoveryError(f"pods cannot be listed: {str(error)[:300]}") from error
         specs = [found[url] for url in sorted(found)]
         if specs == self._last:
             return None

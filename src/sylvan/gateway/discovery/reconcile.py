@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from sylvan.gateway.discovery.api import LookError, WorkerSource
+from sylvan.gateway.discovery.api import DiscoveryError, WorkerSource
 from sylvan.gateway.errors import QueueFullError
 from sylvan.gateway.observe.families import DiscoveryFamilies
 from sylvan.gateway.workers.jobs import Jobs
@@ -59,7 +59,7 @@ class Reconciler:
         name, began = self._source.name, self._clock()
         try:
             specs = await self._source.look()
-        except LookError as error:
+        except DiscoveryError as error:
             if str(error) != self._complaint:
                 logger.warning("discovery by %s: %s; workers stay as they are", name, error)
             self._complaint = str(error)

@@ -90,8 +90,8 @@ class GrpcEmbeddings:
         return Totals(prompt_tokens=tokens)
 
     async def _prompts(self, given: RequestInput, body: EmbeddingsBody) -> Sequence[Sequence[int]]:
-        worker = self._registry.candidates(given.asked.model, connection="grpc")[0]
-        text = await self._library.of(worker)
+        workers = self._registry.candidates(given.asked.model, connection="grpc")
+        text = await self._library.of_any(workers)
         value: Any = body.input
         many: list[str | list[int]] = [value] if isinstance(value, str) or _is_ids(value) else value
         if not many or any(not one for one in many):

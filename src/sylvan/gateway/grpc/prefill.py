@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from sylvan.gateway.errors import UpstreamError
-from sylvan.gateway.http.pairs.bootstrap import new_meeting
+from sylvan.gateway.http.pairs.bootstrap import new_rendezvous
 from sylvan.gateway.placement import PlacedRequest
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.rpc import scheduler_pb2 as pb
@@ -37,7 +37,7 @@ class Prefill:
 
     def meeting(self) -> pb.DisaggregatedParams:
         """Return the rendezvous of both workers."""
-        made = new_meeting(self.worker, MAX_ROOM)
+        made = new_rendezvous(self.worker, MAX_ROOM)
         return pb.DisaggregatedParams(
             bootstrap_host=made.host,
             bootstrap_port=made.port or BOOTSTRAP_PORT,

@@ -14,7 +14,7 @@ from sylvan.api.codings import unpacked
 from sylvan.api.errors import Family, error_body
 from sylvan.gateway.observe.spans import NoSpan, TraceSpan
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
-from sylvan.utils.room import Room
+from sylvan.utils.body_memory import BodyMemory
 
 HeaderPairs = Sequence[tuple[str, str]]
 
@@ -43,7 +43,7 @@ class Caller:
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, room: Room | None = None
+        self, scope: Scope, receive: Receive, send: Send, body_memory: BodyMemory | None = None
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -59,7 +59,7 @@ class Caller:
         self.gone = False
         self.span: TraceSpan = NoSpan()
         self.held = 0
-        self._room = room
+        self._memory = body_memory
         self._receive = receive
         self._send = send
 
@@ -130,8 +130,8 @@ class Caller:
         return plain
 
     def _hold(self, num_bytes: int) -> None:
-        if self._room is not None:
-            self._room.take(num_bytes)
+        if self._memory is not None:
+            self._memory.take(num_bytes)
             self.held += num_bytes
 
     async def start(self, status: int, headers: HeaderPairs) -> None:

@@ -24,7 +24,7 @@ from sylvan.gateway.http.routes import AUDIO, ProxyRoute
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
 from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
-from sylvan.gateway.openai.history.answer import KeptAnswer
+from sylvan.gateway.openai.history.answer import StoredAnswer
 from sylvan.gateway.openai.history.history import History
 from sylvan.gateway.openai.history.turn import StoredTurn
 from sylvan.gateway.security.clients import Clients
@@ -175,7 +175,7 @@ class PassThrough:
         limits = self._parts.limits
         caller, route, asked = work.caller, work.route, work.asked
         plain = Answer(caller, route.family, limits.slow_client_s)
-        answer = plain if work.turn is None else KeptAnswer(work.turn, plain)
+        answer = plain if work.turn is None else StoredAnswer(work.turn, plain)
         way = RouteLabels("openai", "external", "http", self._models.label(asked.model), route.path)
         meter = RequestMeter(self._parts.families, way, self._parts.clock, stream=asked.stream)
         failure: UpstreamError | None = None
@@ -206,7 +206,7 @@ class PassThrough:
             await plain.fail(failure)
 
     async def _send(
-        self, request: Outgoing, answer: Answer | KeptAnswer, meter: RequestMeter
+        self, request: Outgoing, answer: Answer | StoredAnswer, meter: RequestMeter
     ) -> None:
         async with self._parts.upstream.send(request) as incoming:
             meter.answered(incoming.status)

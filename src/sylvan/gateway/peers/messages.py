@@ -43,7 +43,7 @@ class PeerLoads(msgspec.Struct, tag="loads", array_like=True, frozen=True):
     complete: bool = False
 
 
-class Spent(msgspec.Struct, tag="spent", array_like=True, frozen=True):
+class BudgetSpent(msgspec.Struct, tag="spent", array_like=True, frozen=True):
     """A tenant used part of its budget."""
 
     tenant: str
@@ -65,7 +65,7 @@ class WorkerChange(msgspec.Struct, tag="worker", array_like=True, frozen=True):
     spec: WorkerSpec | None
 
 
-Message = PeerPlacement | PeerLoads | Spent | WorkerChange
+Message = PeerPlacement | PeerLoads | BudgetSpent | WorkerChange
 
 
 class PeerBatch(msgspec.Struct, array_like=True, frozen=True):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from sylvan.gateway.errors import QueueFullError
 from sylvan.gateway.peers.channel import PeerChannel
 from sylvan.gateway.peers.messages import (
+    BudgetSpent,
     Message,
     PeerBatch,
     PeerLoads,
     PeerPlacement,
-    Spent,
     WorkerChange,
 )
 from sylvan.gateway.placement import RequestPlacer
@@ -119,7 +119,7 @@ class Sharing:
         )
 
     def _spent(self, tenant: str, requests: int, tokens: int) -> None:
-        self._broadcast(Spent(tenant, requests, tokens))
+        self._broadcast(BudgetSpent(tenant, requests, tokens))
 
     def _broadcast(self, message: Message) -> None:
         self._pending.append(message)
@@ -167,7 +167,7 @@ class Sharing:
                     self._learn(message)
                 case PeerLoads():
                     self._see_loads(batch.process, message)
-                case Spent():
+                case BudgetSpent():
                     clients = self._parts.clients
                     clients.spent_elsewhere(message.tenant, message.requests, message.tokens)
                 case WorkerChange():

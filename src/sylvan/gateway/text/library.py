@@ -25,6 +25,7 @@ from sylvan.utils.threads import call_in_thread
 MAX_ARCHIVE_BYTES = 512 << 20
 MAX_FILES = 64
 MAX_TOKENIZERS = 256
+MAX_SOURCES = 3
 
 Fetch = Callable[[Worker], Awaitable[tuple[bytes, str]]]
 """A worker's tokenizer as a ZIP archive, and its SHA-256."""
@@ -94,6 +95,23 @@ class TextLibrary:
                 retries.
         """
         return await asyncio.shield(self._of(worker).task)
+
+    async def of_any(self, workers: Sequence[Worker]) -> ModelText:
+        """Return the text processing of a model that some workers serve.
+
+        If it is not loaded yet, up to `MAX_SOURCES` workers are asked in turn: one may be gone
+        without being known to be.
+
+        Raises:
+            UpstreamError: None of them provides it; see `of`.
+        """
+        *others, last = workers[:MAX_SOURCES]
+        for worker in others:
+            try:
+                return await self.of(worker)
+            except UpstreamError:
+                continue
+        return await self.of(last)
 
     def at_hand(self, worker: Worker) -> ModelText | None:
         """Return the text processing of a worker's model if it is loaded; else start loading it."""

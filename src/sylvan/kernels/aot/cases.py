@@ -14,7 +14,7 @@ import torch
 
 from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows, LoraShape
 from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, KVScales, Rope, Routing
-from sylvan.kernels.collective.triton_sum import Rooms, one_shot, two_shot
+from sylvan.kernels.collective.triton_sum import PeerBuffers, one_shot, two_shot
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
@@ -27,7 +27,7 @@ from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
 from sylvan.kernels.paged.pages import NIBBLES, SCALED, Cache, LayerKV, Rotary
 from sylvan.kernels.paged.triton_attention import decode, extend
 from sylvan.kernels.paged.triton_heads import store_heads, store_kv
-from sylvan.kernels.paged.triton_scaled import turn_heads
+from sylvan.kernels.paged.triton_scaled import rotate_heads
 from sylvan.kernels.rows.triton_rows import add, gather, scale, softcap, take_rows
 from sylvan.kernels.sample.device import LogitEdits, RowParams
 from sylvan.kernels.sample.triton_sample import draw, edit
@@ -206,7 +206,7 @@ def _head_cases() -> list[CompileCase]:
             )
             for name, dtype in (("int8", torch.int8), ("int4", NIBBLES))
         ),
-        CompileCase("turn heads", lambda: turn_heads(new)),
+        CompileCase("turn heads", lambda: rotate_heads(new)),
     ]
 
 
@@ -466,11 +466,11 @@ def _sum_cases() -> list[CompileCase]:
     found: list[CompileCase] = []
     for size in (2, 8):
         addresses = _empty(size, dtype=torch.int64)
-        rooms = Rooms(addresses, addresses, 0, 1 << 20)
+        buffers = PeerBuffers(addresses, addresses, 0, 1 << 20)
         short, long = (_empty(n, dtype=F32) for n in (4 * 4096, 64 * 4096))
         found += [
-            CompileCase(f"sum of {size} ranks, one shot", partial(one_shot, short, rooms)),
-            CompileCase(f"sum of {size} ranks, two shots", partial(two_shot, long, rooms)),
+            CompileCase(f"sum of {size} ranks, one shot", partial(one_shot, short, buffers)),
+            CompileCase(f"sum of {size} ranks, two shots", partial(two_shot, long, buffers)),
         ]
     return found
 

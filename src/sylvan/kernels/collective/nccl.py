@@ -84,7 +84,7 @@ def choose_gpu(place: int, ranks: int) -> torch.device:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class GroupMember:
     """A rank's place in a group of ranks.
 
     Attributes:
@@ -101,13 +101,13 @@ class Seat:
 
 
 def join_gpus(
-    store: Any, seat: Seat, timeout_s: float, step_timeout_s: float, *, short: bool
+    store: Any, member: GroupMember, timeout_s: float, step_timeout_s: float, *, short: bool
 ) -> Communicator:
     """Meet the other ranks at a store, which no other group uses.
 
     Args:
         store: Where they find each other.
-        seat: Of this process.
+        member: Of this process.
         timeout_s: Within which they must come.
         step_timeout_s: Within which a collective must be done.
         short: Whether all GPUs are in this machine, so that short messages may go by memory.
@@ -122,20 +122,20 @@ def join_gpus(
             f"parallel.tp: torch {torch.__version__} has no NCCL, by which GPUs reach each other; "
             "install torch for CUDA or ROCm"
         )
-    rank, size = seat.rank, seat.size
+    rank, size = member.rank, member.size
     await_ranks(store, rank, size, timeout_s)
     options = kind.Options()
     setattr(options, _TIMEOUT, timedelta(seconds=step_timeout_s))
     group = GroupRanks(kind(part_of_store(store, "nccl"), rank, size, options), rank, size)
     try:
-        group.all_gather(torch.ones(1, device=seat.device))  # connects them
+        group.all_gather(torch.ones(1, device=member.device))  # connects them
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RankLostError(f"{size} GPUs found no way to each other: {reason}") from error
-    return DeviceRanks(group, _short(store, seat, group) if short else None)
+    return DeviceRanks(group, _short(store, member, group) if short else None)
 
 
-def _short(store: Any, seat: Seat, group: GroupRanks) -> Sums | None:
+def _short(store: Any, member: GroupMember, group: GroupRanks) -> Sums | None:
     """Sums over symmetric memory; None: a rank cannot have any."""
     made, why = None, "Triton is not installed (pip install 'sylvan[gpu]')"
     if triton_installed():
@@ -143,10 +143,10 @@ def _short(store: Any, seat: Seat, group: GroupRanks) -> Sums | None:
 
         why = "another rank has none"
         try:
-            made = short_sums(store, seat.group, seat.rank, seat.size, seat.device)
+            made = short_sums(store, member.group, member.rank, member.size, member.device)
         except RuntimeError as error:
             why = str(error).splitlines()[0]
-    everywhere = group.all_gather(torch.tensor([made is not None], device=seat.device))
+    everywhere = group.all_gather(torch.tensor([made is not None], device=member.device))
     if bool(everywhere.all()):
         return made
     logger.warning("no symmetric memory, NCCL adds up short messages, too: %s", why)

@@ -1,10 +1,10 @@
 // Collectives between the ranks of one machine: ops of programs, and functions.
-#include "meeting.h"
+#include "shared_ranks.h"
 
 namespace {
-namespace meeting {
+namespace collective {
 
-// Numbers that are float32 beside rows of type T.
+// Reads an operand that is float32 if `f32`, else T as the rows are.
 template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
     return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
 }
@@ -23,15 +23,15 @@ template <class T> void all_reduce(const AllReduce& op, const Step& s, int, void
     const float* bias = at(op.bias, s);
     for (int64_t first = 0; first < count && !ranks.is_lost(); first += at_a_time) {
         int64_t n = std::min(at_a_time, count - first);
-        float* room = reinterpret_cast<float*>(ranks.begin());
+        float* buffer = reinterpret_cast<float*>(ranks.begin());
         for (int64_t i = 0; i < n * width; i += LANES) {
-            put(room + i, read<T>(op.x, s, op.x_f32, first * width + i));
+            put(buffer + i, read<T>(op.x, s, op.x_f32, first * width + i));
         }
         if (ranks.meet_or_lose()) return;
         for (int64_t r = 0; r < n; r++) {
             const float* parts[MAX_RANKS];
             for (int other = 0; other < ranks.size(); other++) {
-                parts[other] = reinterpret_cast<const float*>(ranks.room(other)) + r * width;
+                parts[other] = reinterpret_cast<const float*>(ranks.buffer(other)) + r * width;
             }
             int64_t row = (first + r) * width;
             tree_sum(parts, ranks.size(), width, [&](int64_t column, int64_t m, const float* sums) {
@@ -55,10 +55,10 @@ template <class T> void all_gather(const AllGather& op, const Step& s, int, void
     float* out = at(op.out, s);
     for (int64_t first = 0; first < count && !ranks.is_lost(); first += at_a_time) {
         int64_t n = std::min(at_a_time, count - first);
-        float* room = reinterpret_cast<float*>(ranks.begin());
+        float* buffer = reinterpret_cast<float*>(ranks.begin());
         for (int64_t r = 0; r < n; r++) {
             const float* row = x + (first + r) * x_width;
-            std::copy(row, row + op.own_cols, room + r * op.share);
+            std::copy(row, row + op.own_cols, buffer + r * op.share);
         }
         if (ranks.meet_or_lose()) return;
         for (int64_t r = 0; r < n; r++) {
@@ -66,7 +66,7 @@ template <class T> void all_gather(const AllGather& op, const Step& s, int, void
             for (int other = 0; other < ranks.size(); other++) {
                 int64_t column = int64_t(other) * op.share;
                 int64_t own = std::clamp<int64_t>(op.cols - column, 0, op.share);
-                const float* part = reinterpret_cast<const float*>(ranks.room(other));
+                const float* part = reinterpret_cast<const float*>(ranks.buffer(other));
                 std::copy(part + r * op.share, part + r * op.share + own, row + column);
             }
             std::fill(row + op.cols, row + out_width, 0.0f);
@@ -74,51 +74,51 @@ template <class T> void all_gather(const AllGather& op, const Step& s, int, void
     }
 }
 
-}  // namespace meeting
+}  // namespace collective
 }  // namespace
 
 // Bytes of the shared memory of `size` ranks with buffers of `capacity` bytes. It starts as zeros.
 SYLVAN_API int64_t sylvan_ranks_bytes(int size, int64_t capacity) {
-    return meeting::Ranks::heads_bytes(size) + 2 * size * capacity;
+    return collective::Ranks::heads_bytes(size) + 2 * size * capacity;
 }
 
 SYLVAN_API void sylvan_ranks_close(char* memory, int rank, int size, int64_t capacity) {
-    meeting::Ranks(memory, rank, size, capacity, 0).close();
+    collective::Ranks(memory, rank, size, capacity, 0).close();
 }
 
 // The result of a failed collective within a program: see `Ranks::meet`.
 SYLVAN_API int sylvan_ranks_lost(char* memory, int rank, int size, int64_t capacity) {
-    return meeting::Ranks(memory, rank, size, capacity, 0).is_lost();
+    return collective::Ranks(memory, rank, size, capacity, 0).is_lost();
 }
 
-// Gather the `bytes` of every rank into `out`, in rank order. Returns as `meeting::Ranks::meet`.
+// Gather the `bytes` of every rank into `out`, in rank order. Returns as `collective::Ranks::meet`.
 SYLVAN_API int sylvan_ranks_gather(char* memory, int rank, int size, int64_t capacity,
                                    double timeout_s, const char* in, char* out, int64_t bytes) {
-    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
+    collective::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t done = 0;
     do {
         int64_t part = std::min(capacity, bytes - done);
         memcpy(ranks.begin(), in + done, part);
         if (int lost = ranks.meet()) return lost;
-        for (int r = 0; r < size; r++) memcpy(out + r * bytes + done, ranks.room(r), part);
+        for (int r = 0; r < size; r++) memcpy(out + r * bytes + done, ranks.buffer(r), part);
         done += part;
     } while (done < bytes);
     return 0;
 }
 
-// `bytes` for each rank lie in `in`; those for this one, from every rank, go to `out`.
+// All-to-all: `in` holds `bytes` for each rank; `out` gets those for this rank, in rank order.
 SYLVAN_API int sylvan_ranks_exchange(char* memory, int rank, int size, int64_t capacity,
                                      double timeout_s, const char* in, char* out, int64_t bytes) {
-    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
+    collective::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t most = capacity / size;
     int64_t done = 0;
     do {
         int64_t part = std::min(most, bytes - done);
-        char* room = ranks.begin();
-        for (int r = 0; r < size; r++) memcpy(room + r * part, in + r * bytes + done, part);
+        char* buffer = ranks.begin();
+        for (int r = 0; r < size; r++) memcpy(buffer + r * part, in + r * bytes + done, part);
         if (int lost = ranks.meet()) return lost;
         for (int r = 0; r < size; r++) {
-            memcpy(out + r * bytes + done, ranks.room(r) + rank * part, part);
+            memcpy(out + r * bytes + done, ranks.buffer(r) + rank * part, part);
         }
         done += part;
     } while (done < bytes);
@@ -128,17 +128,17 @@ SYLVAN_API int sylvan_ranks_exchange(char* memory, int rank, int size, int64_t c
 // The sum of all ranks' `x`, of `count` numbers, in place; the same bits on every rank.
 SYLVAN_API int sylvan_ranks_sum(char* memory, int rank, int size, int64_t capacity,
                                 double timeout_s, float* x, int64_t count) {
-    meeting::Ranks ranks(memory, rank, size, capacity, timeout_s);
+    collective::Ranks ranks(memory, rank, size, capacity, timeout_s);
     int64_t most = capacity / static_cast<int64_t>(sizeof(float));
     int64_t done = 0;
     do {
         int64_t part = std::min(most, count - done);
         memcpy(ranks.begin(), x + done, part * sizeof(float));
         if (int lost = ranks.meet()) return lost;
-        const float* parts[meeting::MAX_RANKS];
-        for (int r = 0; r < size; r++) parts[r] = reinterpret_cast<const float*>(ranks.room(r));
+        const float* parts[collective::MAX_RANKS];
+        for (int r = 0; r < size; r++) parts[r] = reinterpret_cast<const float*>(ranks.buffer(r));
         float* out = x + done;
-        meeting::tree_sum(parts, size, part, [&](int64_t first, int64_t n, const float* sums) {
+        collective::tree_sum(parts, size, part, [&](int64_t first, int64_t n, const float* sums) {
             std::copy(sums, sums + n, out + first);
         });
         done += part;
@@ -147,10 +147,10 @@ SYLVAN_API int sylvan_ranks_sum(char* memory, int rank, int size, int64_t capaci
 }
 
 const Kernel all_reduce_kernel[2] = {
-    tiled<meeting::one_tile<AllReduce>, meeting::all_reduce<bf16>>,
-    tiled<meeting::one_tile<AllReduce>, meeting::all_reduce<float>>,
+    tiled<collective::one_tile<AllReduce>, collective::all_reduce<bf16>>,
+    tiled<collective::one_tile<AllReduce>, collective::all_reduce<float>>,
 };
 const Kernel all_gather_kernel[2] = {
-    tiled<meeting::one_tile<AllGather>, meeting::all_gather<bf16>>,
-    tiled<meeting::one_tile<AllGather>, meeting::all_gather<float>>,
+    tiled<collective::one_tile<AllGather>, collective::all_gather<bf16>>,
+    tiled<collective::one_tile<AllGather>, collective::all_gather<float>>,
 };

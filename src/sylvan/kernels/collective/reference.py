@@ -66,10 +66,10 @@ def mean_of_squares(x: torch.Tensor, over: RowParts | None) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _ExchangeBuffers:
     """Buffers in which the threads of a group exchange tensors; exchange n uses buffer n % 2."""
 
-    rooms: list[list[torch.Tensor]]
+    buffers: list[list[torch.Tensor]]
     numbers: list[int]  # newest exchange of each rank
     timeout_s: float
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -79,9 +79,9 @@ class _Meeting:
 class ThreadRanks:
     """Implements `Communicator`; made by `thread_ranks`."""
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, size: int, shared: _ExchangeBuffers) -> None:
         self.rank, self.size = rank, size
-        self._meeting = meeting
+        self._shared = shared
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         given = self._exchange(x)
@@ -101,35 +101,35 @@ class ThreadRanks:
 
     def close(self) -> None:
         """Leave the group; ranks that wait for this one get RankLostError."""
-        with self._meeting.changed:
-            self._meeting.closed.add(self.rank)
-            self._meeting.changed.notify_all()
+        with self._shared.changed:
+            self._shared.closed.add(self.rank)
+            self._shared.changed.notify_all()
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        meeting = self._meeting
-        with meeting.changed:
-            number = meeting.numbers[self.rank] + 1
-            meeting.rooms[self.rank][number % 2] = x.clone()
-            meeting.numbers[self.rank] = number
-            meeting.changed.notify_all()
+        shared = self._shared
+        with shared.changed:
+            number = shared.numbers[self.rank] + 1
+            shared.buffers[self.rank][number % 2] = x.clone()
+            shared.numbers[self.rank] = number
+            shared.changed.notify_all()
             for other in range(self.size):
                 self._wait(other, number)
-            return [rooms[number % 2] for rooms in meeting.rooms]
+            return [buffers[number % 2] for buffers in shared.buffers]
 
     def _wait(self, other: int, number: int) -> None:
-        meeting = self._meeting
+        shared = self._shared
 
         def is_over() -> bool:
-            return meeting.numbers[other] >= number or other in meeting.closed
+            return shared.numbers[other] >= number or other in shared.closed
 
-        if not meeting.changed.wait_for(is_over, meeting.timeout_s):
-            raise RankLostError(f"rank {other} is late by more than {meeting.timeout_s:g} s")
-        if meeting.numbers[other] < number:
+        if not shared.changed.wait_for(is_over, shared.timeout_s):
+            raise RankLostError(f"rank {other} is late by more than {shared.timeout_s:g} s")
+        if shared.numbers[other] < number:
             raise RankLostError(f"rank {other} has ended")
 
 
 def thread_ranks(size: int, timeout_s: float = 60.0) -> tuple[ThreadRanks, ...]:
     """Return a group of `size` ranks, one communicator per thread."""
-    rooms = [[torch.empty(0), torch.empty(0)] for _ in range(size)]
-    meeting = _Meeting(rooms, [0] * size, timeout_s)
-    return tuple(ThreadRanks(rank, size, meeting) for rank in range(size))
+    buffers = [[torch.empty(0), torch.empty(0)] for _ in range(size)]
+    shared = _ExchangeBuffers(buffers, [0] * size, timeout_s)
+    return tuple(ThreadRanks(rank, size, shared) for rank in range(size))

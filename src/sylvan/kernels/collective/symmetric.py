@@ -14,26 +14,26 @@ from sylvan.kernels.collective.gloo import part_of_store
 from sylvan.kernels.collective.triton_sum import (
     ONE_SHOT_BYTES,
     PROGRAMS,
-    Rooms,
+    PeerBuffers,
     one_shot,
     two_shot,
 )
 
-ROOM_NUMBERS = 1 << 20
-"""float32 numbers of a rank's room: messages beyond 4 MB are summed by NCCL."""
-_ROOM = "_SymmetricMemory"
+BUFFER_NUMBERS = 1 << 20
+"""float32 numbers of a rank's buffer: messages beyond 4 MB are summed by NCCL."""
+_SYMMETRIC_MEMORY = "_SymmetricMemory"
 
 
 class ShortSums:
-    """Adds up messages that fit into a room.
+    """Adds up messages that fit into a buffer.
 
     Args:
-        memory: This rank's room, and the pad behind it; kept alive here.
-        rooms: What the kernels need of all ranks.
+        memory: This rank's buffer, and the pad behind it; kept alive here.
+        buffers: What the kernels need of all ranks.
     """
 
-    def __init__(self, memory: torch.Tensor, rooms: Rooms) -> None:
-        self._memory, self._rooms = memory, rooms
+    def __init__(self, memory: torch.Tensor, buffers: PeerBuffers) -> None:
+        self._memory, self._rooms = memory, buffers
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether x is short enough."""
@@ -47,7 +47,7 @@ class ShortSums:
 
 
 def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device) -> ShortSums:
-    """Make the room of this rank, and learn where those of the others are.
+    """Make the buffer of this rank, and learn where those of the others are.
 
     Args:
         store: Where the ranks find each other.
@@ -59,15 +59,19 @@ def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device
     Raises:
         RuntimeError: a driver or a link cannot do so, or this torch.
     """
-    memory: Any = getattr(importlib.import_module("torch._C._distributed_c10d"), _ROOM, None)
+    memory: Any = getattr(
+        importlib.import_module("torch._C._distributed_c10d"), _SYMMETRIC_MEMORY, None
+    )
     if memory is None:
         raise RuntimeError(f"torch {torch.__version__} has none")
     memory.set_group_info(name, rank, size, part_of_store(store, "symmetric"))
-    numbers = ROOM_NUMBERS + PROGRAMS * size  # with the pad of signals
-    room: torch.Tensor = memory.empty_strided_p2p((numbers,), (1,), torch.float32, device, name)
-    room.zero_()
+    numbers = BUFFER_NUMBERS + PROGRAMS * size  # with the pad of signals
+    buffer: torch.Tensor = memory.empty_strided_p2p((numbers,), (1,), torch.float32, device, name)
+    buffer.zero_()
     torch.cuda.synchronize(device)  # no signal may come before this
-    handle = memory.rendezvous(room, name)
+    handle = memory.rendezvous(buffer, name)
     addresses = [handle.get_buffer(r, (numbers,), torch.float32).data_ptr() for r in range(size)]
-    rooms_N = torch.tensor(addresses, dtype=torch.int64, device=device)
-    return ShortSums(room, Rooms(rooms_N, rooms_N + 4 * ROOM_NUMBERS, rank, ROOM_NUMBERS))
+    buffers_N = torch.tensor(addresses, dtype=torch.int64, device=device)
+    return ShortSums(
+        buffer, PeerBuffers(buffers_N, buffers_N + 4 * BUFFER_NUMBERS, rank, BUFFER_NUMBERS)
+    )

@@ -1,11 +1,12 @@
 """Sums over the ranks of one machine on GPUs, through memory that each of them can address.
 
-A rank has a room for numbers and a pad of signals, and knows the addresses of all of them. Program
-p of a rank meets program p of the others only, so nothing waits for a whole launch. Sums are taken
-in float32, over the tree of `reference.tree_sum`: the same bits on every rank, and by either way.
+Each rank has a buffer for numbers and a signal pad, and knows the addresses of those of all ranks.
+Program p of a rank synchronises only with program p of the others, so no program waits for a whole
+launch. Sums are computed in float32 over the tree of `reference.tree_sum`, so both kernels give the
+same bits on every rank.
 
-One-shot: a rank reads the rooms of all. Two-shot: it adds up one share, writes that to all rooms,
-and reads its own; of N ranks, each then reads and writes about 2/N of what one-shot reads.
+One-shot: each rank reads all buffers. Two-shot: each rank sums one shard, writes it to all buffers,
+then reads its own; with N ranks it reads and writes about 2/N of the bytes that one-shot reads.
 
 Shapes: N ranks, C numbers.
 """
@@ -26,21 +27,21 @@ BLOCK = 1024
 PROGRAMS = 64
 """Programs of a launch, all of which must be resident at once: they wait for other ranks."""
 ONE_SHOT_BYTES = 4 * BLOCK * PROGRAMS
-"""Size of the largest message for `one_shot`; beyond it, reading all rooms takes longer."""
+"""Size of the largest message for `one_shot`; beyond it, reading all buffers takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class PeerBuffers:
     """Where the ranks meet, as one of them sees it.
 
     Attributes:
-        rooms_N: int64 addresses of the rooms, float32 each.
+        buffers_N: int64 addresses of the buffers, float32 each.
         pads_N: int64 addresses of the pads, int32 (PROGRAMS, N) each, zero between launches.
         rank: Of this process.
-        capacity: Numbers of a room.
+        capacity: Numbers of a buffer.
     """
 
-    rooms_N: torch.Tensor
+    buffers_N: torch.Tensor
     pads_N: torch.Tensor
     rank: int
     capacity: int
@@ -48,7 +49,7 @@ class Rooms:
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return len(self.rooms_N)
+        return len(self.buffers_N)
 
 
 @triton.jit
@@ -68,18 +69,20 @@ def _meet(pads_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _room(rooms_ptr, rank):
-    return tl.load(rooms_ptr + rank).to(tl.pointer_type(tl.float32))
+def _buffer(buffers_ptr, rank):
+    return tl.load(buffers_ptr + rank).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
-def _tree_sum(rooms_ptr, place, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr):
+def _tree_sum(
+    buffers_ptr, place, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr
+):
     """Neighbours in pairs, then pairs of pairs. COUNT is a power of two; -0.0 changes no sum."""
     if COUNT > 1:
-        left = _tree_sum(rooms_ptr, place, mask, FIRST, COUNT // 2, SIZE)
-        found = left + _tree_sum(rooms_ptr, place, mask, FIRST + COUNT // 2, COUNT // 2, SIZE)
+        left = _tree_sum(buffers_ptr, place, mask, FIRST, COUNT // 2, SIZE)
+        found = left + _tree_sum(buffers_ptr, place, mask, FIRST + COUNT // 2, COUNT // 2, SIZE)
     elif FIRST < SIZE:
-        found = tl.load(_room(rooms_ptr, FIRST) + place, mask=mask, volatile=True)
+        found = tl.load(_buffer(buffers_ptr, FIRST) + place, mask=mask, volatile=True)
     else:
         found = tl.full(place.shape, -0.0, tl.float32)
     return found
@@ -89,7 +92,7 @@ def _tree_sum(rooms_ptr, place, mask, FIRST: tl.constexpr, COUNT: tl.constexpr, 
 def one_shot_kernel(
     x_ptr,
     out_ptr,
-    rooms_ptr,
+    buffers_ptr,
     pads_ptr,
     count,
     RANK: tl.constexpr,
@@ -100,18 +103,18 @@ def one_shot_kernel(
     """A program has one block of numbers."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < count
-    tl.store(_room(rooms_ptr, RANK) + place, tl.load(x_ptr + place, mask=mask), mask=mask)
+    tl.store(_buffer(buffers_ptr, RANK) + place, tl.load(x_ptr + place, mask=mask), mask=mask)
     _meet(pads_ptr, RANK, SIZE)
-    total = _tree_sum(rooms_ptr, place, mask, 0, PADDED, SIZE)
+    total = _tree_sum(buffers_ptr, place, mask, 0, PADDED, SIZE)
     tl.store(out_ptr + place, total, mask=mask)
-    _meet(pads_ptr, RANK, SIZE)  # nobody may write into a room that others still read
+    _meet(pads_ptr, RANK, SIZE)  # nobody may write into a buffer that others still read
 
 
 @triton.jit(do_not_specialize=["count"])
 def two_shot_kernel(
     x_ptr,
     out_ptr,
-    rooms_ptr,
+    buffers_ptr,
     pads_ptr,
     count,
     RANK: tl.constexpr,
@@ -121,7 +124,7 @@ def two_shot_kernel(
 ):
     """A program has as many blocks as there are ranks, in turn; each rank adds up its block."""
     each = SIZE * BLOCK
-    mine = _room(rooms_ptr, RANK)
+    mine = _buffer(buffers_ptr, RANK)
     step = tl.arange(0, BLOCK)
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):
         for other in range(SIZE):
@@ -132,9 +135,9 @@ def two_shot_kernel(
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):
         place = first + RANK * BLOCK + step
         mask = place < count
-        total = _tree_sum(rooms_ptr, place, mask, 0, PADDED, SIZE)
+        total = _tree_sum(buffers_ptr, place, mask, 0, PADDED, SIZE)
         for other in range(SIZE):
-            tl.store(_room(rooms_ptr, other) + place, total, mask=mask)
+            tl.store(_buffer(buffers_ptr, other) + place, total, mask=mask)
     _meet(pads_ptr, RANK, SIZE)
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):
         for other in range(SIZE):
@@ -144,34 +147,36 @@ def two_shot_kernel(
             tl.store(out_ptr + place, total, mask=mask)
 
 
-def one_shot(x_C: torch.Tensor, rooms: Rooms) -> torch.Tensor:
+def one_shot(x_C: torch.Tensor, buffers: PeerBuffers) -> torch.Tensor:
     """The sum of all ranks' x, float32 and contiguous; at most `ONE_SHOT_BYTES`."""
     out_C = torch.empty_like(x_C)
     grid = (ceil_div(x_C.numel(), BLOCK),)
     assert grid[0] <= PROGRAMS, "programs beyond this may not be resident"
-    _start(one_shot_kernel, grid, x_C, out_C, rooms)
+    _start(one_shot_kernel, grid, x_C, out_C, buffers)
     return out_C
 
 
-def two_shot(x_C: torch.Tensor, rooms: Rooms) -> torch.Tensor:
-    """The sum of all ranks' x, float32 and contiguous; at most `Rooms.capacity` numbers."""
+def two_shot(x_C: torch.Tensor, buffers: PeerBuffers) -> torch.Tensor:
+    """The sum of all ranks' x, float32 and contiguous; at most `PeerBuffers.capacity` numbers."""
     out_C = torch.empty_like(x_C)
-    blocks = ceil_div(x_C.numel(), BLOCK * rooms.size)
-    _start(two_shot_kernel, (min(blocks, PROGRAMS),), x_C, out_C, rooms)
+    blocks = ceil_div(x_C.numel(), BLOCK * buffers.size)
+    _start(two_shot_kernel, (min(blocks, PROGRAMS),), x_C, out_C, buffers)
     return out_C
 
 
-def _start(kernel: Any, grid: tuple[int], x: torch.Tensor, out: torch.Tensor, rooms: Rooms) -> None:
+def _start(
+    kernel: Any, grid: tuple[int], x: torch.Tensor, out: torch.Tensor, buffers: PeerBuffers
+) -> None:
     launch(
         kernel,
         grid,
         x,
         out,
-        rooms.rooms_N,
-        rooms.pads_N,
+        buffers.buffers_N,
+        buffers.pads_N,
         x.numel(),
-        RANK=rooms.rank,
-        SIZE=rooms.size,
-        PADDED=triton.next_power_of_2(rooms.size),
+        RANK=buffers.rank,
+        SIZE=buffers.size,
+        PADDED=triton.next_power_of_2(buffers.size),
         BLOCK=BLOCK,
     )

@@ -1,4 +1,4 @@
-// Bytes of pages to and from other memory, and the first bytes of pages into other pages.
+// Copies pages to and from other memory, and the first bytes of pages into other pages.
 #include "../native/pool.h"
 #include <algorithm>
 #include <cstring>
@@ -9,8 +9,8 @@ char* piece(const PagedBytes& m, int64_t region, int64_t page) {
     return m.memory + region * m.region_step + page * m.page_step;
 }
 
-// Copies run by blocks of a page: one thread does the same block of all copies in order, so one
-// copy may read a page that a later one writes.
+// Work is divided by blocks of a page: one thread copies the same block of all copies in order, so
+// a copy may read a page that a later copy writes.
 // FEW: done before helpers are awake
 constexpr int64_t COPY_BLOCK = 16 << 10, FEW_BYTES = 256 << 10;
 
@@ -39,7 +39,7 @@ struct PageCopies {
 
 }  // namespace
 
-// Pages one after another, each with all its regions, into `out`; on the calling thread.
+// Gathers pages, each with all its regions, into `out`; runs on the calling thread.
 SYLVAN_API void sylvan_gather_pages(const PagedBytes* memory, const int64_t* pages, int64_t count,
                                     char* out) {
     for (int64_t i = 0; i < count; i++)
@@ -55,8 +55,8 @@ SYLVAN_API void sylvan_scatter_pages(const PagedBytes* memory, const int64_t* pa
             memcpy(piece(*memory, r, pages[i]), in, memory->width);
 }
 
-// In each region the first bytes of a page into another page, (source, target, bytes); as if one
-// after another.
+// Copies (source, target, bytes): the first bytes of a page into another page, in each region; the
+// result is that of copying in order.
 SYLVAN_API void sylvan_copy_pages(const PagedBytes* memory, const int64_t (*copies)[3],
                                   int64_t count) {
     PageCopies work{*memory, copies, count, 0};

@@ -1,14 +1,14 @@
-// Sums of the experts of rows, where ranks have different experts: each tells the others its pairs.
-#include "../collective/meeting.h"
+// Sums the outputs of each row's experts over ranks that hold different experts.
+#include "../collective/shared_ranks.h"
 
 namespace {
-namespace meeting {
+namespace collective {
 
-// What the `width` ranks of a group made of a pair, added up over the tree of `tree_sum`.
+// Adds the results of the `width` ranks of a group for a pair, in the order of `tree_sum`.
 template <class T> vf made_by(const Ranks& ranks, int group, int width, int64_t at) {
     vf parts[MAX_RANKS];
     for (int i = 0; i < width; i++) {
-        parts[i] = get(reinterpret_cast<const T*>(ranks.room(group * width + i)) + at);
+        parts[i] = get(reinterpret_cast<const T*>(ranks.buffer(group * width + i)) + at);
     }
     for (int left = width; left > 1; left = (left + 1) / 2) {
         for (int i = 0; i < left / 2; i++) parts[i] = parts[2 * i] + parts[2 * i + 1];
@@ -17,7 +17,7 @@ template <class T> vf made_by(const Ranks& ranks, int group, int width, int64_t 
     return parts[0];
 }
 
-// Rows of `n` that rank `r` adds up, if each adds up a share.
+// The rows that rank `r` sums, if `n` rows are divided among the ranks.
 struct Share {
     int64_t from, to;
     Share(int64_t n, int r, int size) {
@@ -27,22 +27,22 @@ struct Share {
     }
 };
 
-// Tell the others the sums of this rank's rows, and take theirs. False: a rank is lost.
+// Exchanges the sums of this rank's rows for those of the others. False: a rank is lost.
 template <class T> bool exchange_sums(Ranks& ranks, T* out, int64_t n, int64_t width) {
-    T* room = reinterpret_cast<T*>(ranks.begin());
+    T* buffer = reinterpret_cast<T*>(ranks.begin());
     Share own(n, ranks.rank(), ranks.size());
-    std::copy(out + own.from * width, out + own.to * width, room + own.from * width);
+    std::copy(out + own.from * width, out + own.to * width, buffer + own.from * width);
     if (ranks.meet_or_lose()) return false;
     for (int other = 0; other < ranks.size(); other++) {
         if (other == ranks.rank()) continue;
         Share share(n, other, ranks.size());
-        const T* sums = reinterpret_cast<const T*>(ranks.room(other));
+        const T* sums = reinterpret_cast<const T*>(ranks.buffer(other));
         std::copy(sums + share.from * width, sums + share.to * width, out + share.from * width);
     }
     return true;
 }
 
-// Pair p of the rows that are exchanged at a time lies at p * width in the room of its ranks.
+// Pair p of the rows that are exchanged at a time lies at p * width in the buffer of its ranks.
 template <class T> void expert_combine(const ExpertCombine& op, const Step& s, int, void*) {
     Ranks ranks = of(op.ranks, s);
     int64_t width = stride(op.cols);
@@ -56,9 +56,9 @@ template <class T> void expert_combine(const ExpertCombine& op, const Step& s, i
         int64_t n = std::min(at_a_time, count - first);
         const int32_t* place = at(op.pair_places, s) + first * chosen;
         const int32_t* owner = at(op.owners, s) + first * chosen;
-        T* room = reinterpret_cast<T*>(ranks.begin());
+        T* buffer = reinterpret_cast<T*>(ranks.begin());
         for (int64_t p = 0; p < n * chosen; p++) {
-            if (place[p] >= 0) memcpy(room + p * width, x + place[p] * width, width * sizeof(T));
+            if (place[p] >= 0) memcpy(buffer + p * width, x + place[p] * width, width * sizeof(T));
         }
         if (ranks.meet_or_lose()) return;
         Share mine(n, op.by_share ? ranks.rank() : 0, op.by_share ? ranks.size() : 1);
@@ -78,10 +78,10 @@ template <class T> void expert_combine(const ExpertCombine& op, const Step& s, i
     }
 }
 
-}  // namespace meeting
+}  // namespace collective
 }  // namespace
 
 const Kernel expert_combine_kernel[2] = {
-    tiled<meeting::one_tile<ExpertCombine>, meeting::expert_combine<bf16>>,
-    tiled<meeting::one_tile<ExpertCombine>, meeting::expert_combine<float>>,
+    tiled<collective::one_tile<ExpertCombine>, collective::expert_combine<bf16>>,
+    tiled<collective::one_tile<ExpertCombine>, collective::expert_combine<float>>,
 };

@@ -24,14 +24,14 @@ def experts(
     load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of `experts.experts`, and the rows per expert, added to a given `load`."""
-    ids_TK, shares_TK = route(logits_TE, routing)
+    ids_TK, weights_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
     spread = weights.spread
     held = (ids_TK if spread is None else spread.dispatch(ids_TK)).flatten()
     order = held.argsort(stable=True)[int((held < 0).sum()) :]  # pairs computed here, by expert
     load_E = ids_TK.flatten().bincount(minlength=logits_TE.shape[-1])
     inputs = x_TD[order // top_k]
-    shares = shares_TK.flatten()
+    shares = weights_TK.flatten()
     if routing.scale_inputs:
         inputs = (inputs.float() * shares[order, None]).to(x_TD.dtype)
         shares = torch.ones_like(shares)

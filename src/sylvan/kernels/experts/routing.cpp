@@ -127,8 +127,8 @@ void route(const Route& op, const Step& s, int64_t r) {
     std::copy_n(router.chosen.id, op.top_k, at(op.experts, s) + r * op.top_k);
 }
 
-// Which of this rank's experts computes a pair; `num_experts`: one of another rank. The group of
-// ranks that does goes to `owner`.
+// The expert of this rank that computes a pair; `num_experts`: another rank's expert does. `owner`
+// gets the group of ranks that computes it.
 int held_expert(const MoeAlign& op, const int32_t* slots, int32_t expert, int row, int32_t& owner) {
     int slot = slots[expert * op.copies + row % op.copies];
     owner = slot / op.num_experts;

@@ -184,9 +184,9 @@ def experts(
     weights: ExpertWeights,
     load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    ids_TK, shares_TK = route(logits_TE, routing)
+    ids_TK, weights_TK = route(logits_TE, routing)
     if weights.spread is not None:
-        return _spread_experts(x_TD, ids_TK, shares_TK, routing, weights, load)
+        return _spread_experts(x_TD, ids_TK, weights_TK, routing, weights, load)
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]
     average = ceil_div(num_rows * top_k, num_experts)
@@ -194,12 +194,12 @@ def experts(
     has_adapters = weights.lora is not None and bool(weights.lora[0].rows.groups)
     halves = x_TD.dtype in (torch.bfloat16, torch.float16)
     if num_rows == 1 and dense and halves and not has_adapters:
-        return row_experts(x_TD, (ids_TK, shares_TK), routing, weights, load)
+        return row_experts(x_TD, (ids_TK, weights_TK), routing, weights, load)
     op = "experts" if dense else "coded experts"
     sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
     places = ExpertTiles.of(ids_TK, num_experts, sizes.rows)
     x_TD = x_TD.contiguous()
-    scaled = shares_TK if routing.scale_inputs else None
+    scaled = weights_TK if routing.scale_inputs else None
     gate = _Gate(weights.act, weights.alpha, weights.limit)
     into = (weights.gate_up, weights.gate_up_bias)
     out_of = (weights.down, weights.down_bias)
@@ -224,7 +224,7 @@ def experts(
         _sum_kernel,
         (num_rows, ceil_div(out_TD.shape[1], _SUM_BLOCK)),
         pairs_PD,
-        shares_TK,
+        weights_TK,
         out_TD,
         out_TD.shape[1],
         TOP_K=top_k,
@@ -237,7 +237,7 @@ def experts(
 def _spread_experts(
     x_TD: torch.Tensor,
     ids_TK: torch.Tensor,
-    shares_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
     routing: Routing,
     weights: ExpertWeights,
     load: torch.Tensor | None,
@@ -255,7 +255,7 @@ def _spread_experts(
     sizes = tile(op, average, x_TD.element_size(), arch_of(x_TD))
     places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
     places.owners.masked_fill_(places.owners == count, -1)
-    scaled = shares_TK if routing.scale_inputs else None
+    scaled = weights_TK if routing.scale_inputs else None
     gate = _Gate(weights.act, weights.alpha, weights.limit)
     into, out_of = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
     h_PF = _product(x_TD.contiguous(), into, places, sizes, top_k, shares=scaled, gate=gate)
@@ -263,7 +263,7 @@ def _spread_experts(
     own_TK = (held_TK < count)[..., None]  # others were not written
     outputs = torch.where(own_TK, pairs_PD.unflatten(0, held_TK.shape).float(), 0.0)
     if scaled is None:
-        outputs = outputs * shares_TK[..., None]
+        outputs = outputs * weights_TK[..., None]
     total_TD = weights.spread.ranks.all_sum(outputs.sum(1))
     if load is None:
         load = ids_TK.new_zeros(len(weights.spread.slots_EC), dtype=torch.int64)

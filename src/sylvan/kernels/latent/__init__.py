@@ -28,11 +28,11 @@ def latent_attention(
 def latent_heads(
     q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absorbed queries (T, N, latent + turning) and the one key head (T, 1, latent + turning).
+    """Absorbed queries (T, N, latent + rope_dim) and the one key head (T, 1, latent + rope_dim).
 
     Args:
-        q: (T, N (nope + turning)).
-        kv: (T, latent + turning), before norm and rotation.
+        q: (T, N (nope + rope_dim)).
+        kv: (T, latent + rope_dim), before norm and rotation.
         parts: The layer's constants.
         positions_T: Positions of the rows.
     """

@@ -7,9 +7,9 @@
 
 namespace {
 
-// The rotated columns of the queries, and the one key, normed and rotated, with its value. Rows of
-// attention: heads of latent and rotated columns, the key likewise, the latent value; the latent
-// columns of the heads come later.
+// Rotates columns of the queries; norms and rotates the one key, and derives its value. Rows of
+// attention: heads of latent and rotated columns, the key in the same layout, the latent value; the
+// latent columns of the heads are written later.
 template <class T> void latent_rows(const LatentRows& op, const Step& s, int64_t r) {
     int heads = op.num_heads, nope = op.qk_nope_head_dim, rotary = op.qk_rope_head_dim;
     int latent = op.kv_lora_rank, dim = latent + rotary;

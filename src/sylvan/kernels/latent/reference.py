@@ -12,13 +12,13 @@ def latent_heads(
     q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = parts.shape
-    nope, turning = q.unflatten(-1, (shape.num_heads, -1)).split((shape.nope, shape.turning), -1)
+    nope, rope = q.unflatten(-1, (shape.num_heads, -1)).split((shape.nope, shape.rope_dim), -1)
     keys_up = _dense(parts).unflatten(0, (shape.num_heads, -1))[:, : shape.nope]
     absorbed = torch.einsum("tnh,nhc->tnc", nope, keys_up)
-    turned = rotate(turning.float(), positions_T, parts.rope).to(q.dtype)
-    latent, key = kv.float()[:, None].split((shape.latent, shape.turning), -1)
+    rotated = rotate(rope.float(), positions_T, parts.rope).to(q.dtype)
+    latent, key = kv.float()[:, None].split((shape.latent, shape.rope_dim), -1)
     key = torch.cat((head_norm(latent, parts.norm), rotate(key, positions_T, parts.rope)), -1)
-    return torch.cat((absorbed, turned), -1), key.to(kv.dtype)
+    return torch.cat((absorbed, rotated), -1), key.to(kv.dtype)
 
 
 def latent_output(out_TNC: torch.Tensor, parts: LatentParts) -> torch.Tensor:

@@ -80,9 +80,8 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
     const C code(a.op.code);
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
-        // Behind its end a block is followed by the one beside it, which is under way: what comes
-        // next is N blocks on. With few inputs that is a large part of all, and would be waited
-        // for.
+        // The block after this one is being prefetched already, so prefetch the block N further on.
+        // With few inputs, its first words are a large part of it and would otherwise stall.
         const int64_t end = int64_t(a.words) * LANES - ahead,
                       jump = int64_t(N - 1) * a.words * LANES;
         vf total[M][N] = {};

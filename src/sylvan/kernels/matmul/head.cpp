@@ -43,13 +43,12 @@ void Head::begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& 
     if (int(buf.size()) < shared + s.threads) buf.resize(shared + s.threads);
     s.buf = buf.data();
     outs = buf.data() + shared;
-    // ---- tiles side by side are looked at together, unless threads would then have too little to
-    // share
+    // ---- adjacent tiles form a unit, unless that leaves too few units for the threads
     int step = linear_width(*head, s) * LANES;
-    int most = gather.surveys() ? PIECE : head->outputs / (8 * s.threads);
+    int most = gather.wants_stats() ? PIECE : head->outputs / (8 * s.threads);
     width = std::max(1, std::min(PIECE, most) / step) * step;
-    room = int64_t(std::min(linear_rows(*head), s.run->outputs)) * width;
-    if (int64_t(tiles.size()) < room * s.threads) tiles.resize(room * s.threads);
+    unit_floats = int64_t(std::min(linear_rows(*head), s.run->outputs)) * width;
+    if (int64_t(tiles.size()) < unit_floats * s.threads) tiles.resize(unit_floats * s.threads);
 }
 
 int Head::units(const Step& s) const {
@@ -61,7 +60,7 @@ void Head::unit(const Kernel& kernel, const Step& s, int u, void* scratch, int t
     int step = linear_width(*head, s) * LANES;
     int first = u % across * width, cols = std::min(width, head->outputs - first);
     int m0 = u / across * high, m1 = std::min(m0 + high, s.run->outputs);
-    float *mine = tiles.data() + room * thread, *logits = s.run->sample->logits;
+    float *mine = tiles.data() + unit_floats * thread, *logits = s.run->sample->logits;
     outs[thread] = mine - (int64_t(m0) * cols + first);  // where row 0 and column 0 would be
     LinearCoded op{};                                    // the largest of the products
     if (head->kind == LINEAR_CODED)

@@ -18,7 +18,7 @@ private:
     int shared = 0;            // entries of `buf` that are not ours
     void** outs = nullptr;     // ours
     int width = 0;             // columns of a unit
-    int64_t room = 0;          // floats of a unit
-    std::vector<float> tiles;  // [threads][room]
+    int64_t unit_floats = 0;   // floats of a unit
+    std::vector<float> tiles;  // [threads][unit_floats]
     LogitsCollector gather;
 };

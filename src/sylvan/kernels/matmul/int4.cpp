@@ -61,9 +61,9 @@ template <class T> void few_rows(const Linear& op, const Step& s, const Block& b
 #if defined(__AMX_INT8__)
 constexpr float SIXTEENTH = 1.f / 16;
 
-// One group of 16 columns as B tiles of 16 * (level - 8): the nibble in the upper half of a byte,
-// its first bit turned. The sums stay below 2^24, so that the factor changes no bit. A group of 32
-// is half a tile, the rest zero.
+// Unpacks one group of 16 columns to B tiles of 16 * (level - 8): the nibble in the upper half of a
+// byte, its top bit flipped. Sums stay below 2^24, so the factor 16 changes no bit. A group of 32
+// fills half a tile; the rest is zero.
 void unpack(const uint32_t* w, int group, char* tiles, int ahead) {
     const vu turn = vu{} + 0x88888888u, high = LOW << 4;
     for (int k = 0; k < group / 8; k++, tiles += 128) {

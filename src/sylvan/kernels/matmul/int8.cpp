@@ -40,10 +40,10 @@ template <class T> void linear_int8(const LinearInt8& op, const Step& s, int t,
 #if defined(__AMX_INT8__)
     // vectors multiply unsigned levels
     if (b.count() <= BY_VECTORS_INT8 && b.count() * xs * 4 <= SCRATCH_BYTES) {
-        auto* turned = static_cast<uint32_t*>(scratch);
+        auto* unsigned_levels = static_cast<uint32_t*>(scratch);
         for (int64_t i = 0; i < b.count() * xs; i += LANES)
-            store(turned + i, load<vu>(x + i) ^ 0x80808080u);
-        return by_vectors<T>(op, s, b, turned, xs, 128);
+            store(unsigned_levels + i, load<vu>(x + i) ^ 0x80808080u);
+        return by_vectors<T>(op, s, b, unsigned_levels, xs, 128);
     }
     by_amx<TilesInt8>(op, s, b, [&](Spot spot, int count, int cols, const float* raw) {
         for (int i = 0; i < count; i++)

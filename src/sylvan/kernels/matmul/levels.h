@@ -1,6 +1,6 @@
-// Rows rounded to int8, each by itself: the largest magnitude becomes 127. Ops leave their rows so
-// as well for the linear layers that read them: they are in the cache, and no pass over them is
-// needed.
+// Quantises rows to int8, each with its own scale: the largest magnitude becomes 127. Ops whose
+// rows a quantised linear layer reads write them in int8, too, while they are in the cache, which
+// saves a pass over them.
 #pragma once
 #include "../native/kernel.h"
 

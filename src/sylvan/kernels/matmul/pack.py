@@ -5,6 +5,7 @@ Outputs are zero-padded to a multiple of 32, and inputs to whole matrix tiles.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -31,11 +32,11 @@ _NATIVE_GROUPS = (32, 64, 128)
 
 
 def pack(
-    weight: LinearWeight, dtype: torch.dtype, room: PackedWeight | None = None
+    weight: LinearWeight, dtype: torch.dtype, target: PackedWeight | None = None
 ) -> PackedWeight:
     """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
 
-    With `room`, an earlier result for the same kind and shape, write the levels there.
+    With `target`, an earlier result for the same kind and shape, write the levels there.
 
     Raises:
         Unsupported: a kind or shape without a kernel.
@@ -43,14 +44,14 @@ def pack(
     if isinstance(weight, DeferredWeight):
         weight = weight.load()
     if isinstance(weight, Int8Weight):
-        return _pack_int8(weight, room)
+        return _pack_int8(weight, target)
     if isinstance(weight, Int4Weight):
-        return _pack_int4(weight, room)
+        return _pack_int4(weight, target)
     if isinstance(weight, CodedWeight):
-        return _pack_coded(weight, room)
+        return _pack_coded(weight, target)
     if not isinstance(weight, torch.Tensor):
         raise Unsupported(f"a weight of type {type(weight).__name__}")
-    return _pack_dense(weight.detach(), dtype, room)
+    return _pack_dense(weight.detach(), dtype, target)
 
 
 def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
@@ -67,10 +68,37 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     stack = replace(one, **{name: allocate(count * p.nbytes) for name, p in one.parts.items()})
     for index in range(count):
         packed = pack(weight[index], dtype) if index else one
-        room = stack.one_of(index, count)
+        target = stack.one_of(index, count)
         for name, part in packed.parts.items():
-            room.parts[name][:] = part
+            target.parts[name][:] = part
     return stack
+
+
+def empty(form: Form, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
+    """A weight of zeros as `pack` and `pack_stack` lay it out, for a form other than codes.
+
+    Raises:
+        Unsupported: a form without a kernel.
+    """
+    if form.kind == "int4" and form.group not in _NATIVE_GROUPS:
+        raise Unsupported(f"int4 weights in groups of {form.group}")
+    *stack, rows, cols = shape
+    count, padded = math.prod(stack), _up(rows, _OUT_PAD)
+    if form.kind == "dense":
+        words = _up(cols, 32) * dtype.itemsize // 4
+        return PackedWeight(
+            "dense", rows, cols, padded, words, allocate(count * padded * words * 4)
+        )
+    group = form.group
+    width = _up(cols, max(64, group))
+    words = width // (4 if form.kind == "int8" else 8)
+    scales = padded * (width // group if group else 1)
+    data, scale = allocate(count * padded * words * 4), allocate(count * scales * 4)
+    if form.kind == "int8":
+        sums = allocate(count * padded * 4)
+        return PackedWeight("int8", rows, cols, padded, words, data, scale, sums, form=form)
+    data[:] = 0x88  # level 8 stands for zero
+    return PackedWeight("int4", rows, cols, padded, words, data, scale, group=group, form=form)
 
 
 def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> None:
@@ -84,12 +112,12 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
     count = weight.shape[0] if stacked else 1
     for index in range(count):
         one = weight[index] if stacked else weight
-        room = packed.one_of(index, count)
-        _check_same(one, room)
-        made = pack(one, dtype, room)
+        target = packed.one_of(index, count)
+        _check_same(one, target)
+        made = pack(one, dtype, target)
         for name, part in made.parts.items():
             if name != "data":
-                room.parts[name][:] = part
+                target.parts[name][:] = part
 
 
 def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) -> None:
@@ -143,29 +171,29 @@ def _blocks(words_NW: torch.Tensor, out: torch.Tensor, first: int) -> None:
     out[first // LANES : first // LANES + len(part)] = part
 
 
-def _words(rows: int, words: int, room: PackedWeight | None) -> tuple[Bytes, torch.Tensor]:
-    data = allocate(rows * words * 4) if room is None else room.data
+def _words(rows: int, words: int, target: PackedWeight | None) -> tuple[Bytes, torch.Tensor]:
+    data = allocate(rows * words * 4) if target is None else target.data
     view = torch.from_numpy(data.view(np.int32)).view(rows // LANES, words, LANES)
     return data, view
 
 
 def _pack_dense(
-    weight: torch.Tensor, dtype: torch.dtype, room: PackedWeight | None
+    weight: torch.Tensor, dtype: torch.dtype, target: PackedWeight | None
 ) -> PackedWeight:
     rows, cols = weight.shape
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     words = width * dtype.itemsize // 4
-    data, view = _words(padded, words, room)
+    data, view = _words(padded, words, target)
     for first in range(0, rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
         _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
     return PackedWeight("dense", rows, cols, padded, words, data)
 
 
-def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
+def _pack_int8(weight: Int8Weight, target: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
     padded, width = _up(rows, _OUT_PAD), _up(cols, 64)
-    data, view = _words(padded, width // 4, room)
+    data, view = _words(padded, width // 4, target)
     for first in range(0, rows, _BLOCK):
         part = _padded(weight.q[first : first + _BLOCK], width)
         _blocks(part.contiguous().view(torch.int32), view, first)
@@ -176,13 +204,13 @@ def _pack_int8(weight: Int8Weight, room: PackedWeight | None) -> PackedWeight:
     return PackedWeight("int8", rows, cols, padded, words, data, *parts, form=weight.form)
 
 
-def _pack_int4(weight: Int4Weight, room: PackedWeight | None) -> PackedWeight:
+def _pack_int4(weight: Int4Weight, target: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
     group = weight.group
     if group not in _NATIVE_GROUPS:
         raise Unsupported(f"int4 weights in groups of {group}")
     padded, width = _up(rows, _OUT_PAD), _up(cols, max(64, group))
-    data, view = _words(padded, width // 8, room)
+    data, view = _words(padded, width // 8, target)
     for first in range(0, rows, _BLOCK):
         part = Int4Weight(weight.q[first : first + _BLOCK], weight.scale, group)
         levels = (part.levels() + 8).to(torch.uint8)
@@ -209,12 +237,12 @@ def _chunk(weight: CodedWeight) -> int:
     raise Unsupported(f"{weight.code} weights of {weight.shape[-1]} inputs in groups of {group}")
 
 
-def _pack_coded(weight: CodedWeight, room: PackedWeight | None) -> PackedWeight:
+def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
     chunk, bits = _chunk(weight), bits_of(weight.code)
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     words = width * bits // 32
-    data, view = _words(padded, words, room)
+    data, view = _words(padded, words, target)
     for first in range(0, rows, _BLOCK):
         part = _padded(weight.q[first : first + _BLOCK], width * bits // 8)
         _blocks((_paired_nibbles if bits == 4 else _paired_bytes)(part), view, first)

@@ -1,6 +1,6 @@
-// Rows of plain numbers in the order of `pack.py`, rounded on the way where kernels multiply by few
-// bits: as `quantise_int8` and `quantise_int4` round them, to the bit. One pass over the numbers,
-// which are looked at while they are in the cache.
+// Packs rows of unquantised weights in the order of `pack.py`, and quantises them if the kernels
+// need it, bit-identical to `quantise_int8` and `quantise_int4`. One pass; the search for the
+// largest magnitude runs while the numbers are in the cache.
 #include "../native/kernel.h"
 #include "../native/pool.h"
 
@@ -210,8 +210,8 @@ struct Looking {
 
 constexpr int64_t FEW = 128 << 10;  // bytes that are done before helpers are awake
 
-// Calls f with 0 .. count - 1, on all threads if the work is large and no step uses them; loading
-// beside steps never waits.
+// Calls f with 0 .. count - 1: on all threads if the work is large and no step uses them, so
+// loading never waits for a step.
 template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F f) {
     Pool& pool = Pool::shared();
     std::unique_lock lock(pool.busy, std::defer_lock);

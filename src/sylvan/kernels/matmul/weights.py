@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -372,17 +372,30 @@ def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlainRows:
+    """Plain numbers that are rounded to `form` while they are packed, a few rows at a time.
+
+    `read` yields consecutive rows (n, K), bfloat16 or float32; of a stack, those of its matrices
+    one after another.
+    """
+
+    form: Form
+    read: Callable[[], Iterator[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeferredWeight:
     """A weight that is loaded when it is packed, so that only one is in memory at a time.
 
     `key` is equal for tied weights, which are packed once. `origin` describes the derivation from
-    another weight, if any.
+    another weight, if any. With `plain`, packing needs no second copy of the whole weight.
     """
 
     shape: torch.Size
     load: Callable[[], torch.Tensor | QuantisedWeight]
     key: str
     origin: tuple[LinearWeight, Callable[[torch.Tensor], torch.Tensor]] | None = None
+    plain: PlainRows | None = None
 
 
 def quantise_int8(weight: torch.Tensor) -> Int8Weight:

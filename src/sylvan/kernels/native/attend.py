@@ -22,23 +22,23 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import PARTS_MIB, NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
-_MOST_KINDS = 512  # more would mean that a layer is new in each step: they are forgotten
+_MOST_KINDS = 512  # beyond this, layers seem to change in each step, so the cache is dropped
 _SLACK = 64  # numbers after the rows that vector loads may read
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A program for all layers that differ in their pages only, and where it finds what."""
+    """A program for all layers that differ only in their pages, and the places of its operands."""
 
     program: Program
     rows: int
     keys: int
     values: int
     out: int
-    table: int  # of turning, if any columns turn
+    table: int  # of rotation, if any columns rotate
     work: tuple[int, ...]  # `HeadTransform.key`
-    shape: tuple[int, ...]  # of a row of results: heads and their columns, or columns with padding
-    kept: tuple[object, ...]  # what keys name by its address or identity
+    shape: tuple[int, ...]  # shape of a row of results: heads and columns, or columns with padding
+    kept: tuple[object, ...]  # objects that keys identify by address
 
 
 Norms = tuple[HeadNorm | None, HeadNorm | None]
@@ -57,22 +57,22 @@ class HeadTransform:
     norms: Norms = (None, None)
 
     @property
-    def turning(self) -> int:
-        """Columns of a head that turn."""
+    def rope_dim(self) -> int:
+        """Number of rotated columns of a head."""
         return 0 if self.table_TR is None else self.table_TR.shape[1]
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Everything by which programs differ."""
-        return self.turning, self.interleaved, *map(id, self.norms)
+        """Key of the program: everything that affects how it is compiled."""
+        return self.rope_dim, self.interleaved, *map(id, self.norms)
 
 
 _NO_WORK = HeadTransform()
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """Memory for the rows of heads of such shapes, as the part of each, and as one where it can."""
+class _Scratch:
+    """Memory for rows of heads of these shapes: a view per part, and a joined one if possible."""
 
     shape: tuple[torch.Size, ...]
     parts: list[torch.Tensor]
@@ -81,7 +81,7 @@ class _Room:
 
 
 class NativePagedAttention:
-    """Stores keys and values of a step and attends, one native call a layer for all requests.
+    """Stores keys and values of a step and attends, by one native call per layer.
 
     Args:
         library: Loaded kernels.
@@ -102,13 +102,13 @@ class NativePagedAttention:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._parts = allocate(PARTS_MIB << 20)
         self._rows = torch.empty(0, dtype=dtype)
-        self._room = _Room((), [], None, 0)
+        self._scratch = _Scratch((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
         self._works: dict[tuple[int, ...], tuple[Rope | None, HeadTransform]] = {}
         self._tracer()  # refuses the dtype
 
     def check(self, layer: AttentionLayer) -> None:
-        """Whether such a layer can be computed.
+        """Check that a layer can be computed.
 
         Raises:
             Unsupported: its heads are too large, or differ from those in the pages.
@@ -116,7 +116,7 @@ class NativePagedAttention:
         self._kind(layer)
 
     def forget(self) -> None:
-        """Norms and sinks have other contents now: trace them again when they are needed."""
+        """Drop compiled programs, because norms and sinks have changed."""
         self._kinds.clear()
         self._recent.clear()
 
@@ -194,21 +194,21 @@ class NativePagedAttention:
         return self._works[key][1]
 
     def _gather(self, heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> int:
-        """Where rows of query heads, then key heads, then value heads lie from now on."""
+        """Copy query, key and value heads into one buffer; return its address."""
         query, key, value = heads
         shape = query.shape, key.shape, value.shape
-        if shape != self._room.shape:
-            self._room = self._made_room(shape)
-        room = self._room
-        if room.joined is not None and query.dtype == key.dtype == value.dtype == self._dtype:
-            torch.cat(heads, 1, out=room.joined)
+        if shape != self._scratch.shape:
+            self._scratch = self._made_scratch(shape)
+        scratch = self._scratch
+        if scratch.joined is not None and query.dtype == key.dtype == value.dtype == self._dtype:
+            torch.cat(heads, 1, out=scratch.joined)
         else:
-            for part, x in zip(room.parts, heads, strict=True):
+            for part, x in zip(scratch.parts, heads, strict=True):
                 part.copy_(x)
-        return room.address
+        return scratch.address
 
-    def _made_room(self, shape: tuple[torch.Size, ...]) -> _Room:
-        """Views of the memory that is used again for rows of such heads."""
+    def _made_scratch(self, shape: tuple[torch.Size, ...]) -> _Scratch:
+        """Return views of the reused memory for rows of these heads."""
         count, cols = shape[0][0], [heads * width for _, heads, width in shape]
         stride = padded(sum(cols))
         with torch.inference_mode(mode=False):  # written in that mode and outside of it
@@ -219,7 +219,7 @@ class NativePagedAttention:
             parts = [part.unflatten(1, x[1:]) for part, x in zip(parts, shape, strict=True)]
             same = len({x[2] for x in shape}) == 1
             joined = rows_TC.unflatten(1, (-1, shape[0][2])) if same else None
-        return _Room(shape, parts, joined, self._rows.data_ptr())
+        return _Scratch(shape, parts, joined, self._rows.data_ptr())
 
     def _kind(self, layer: AttentionLayer, work: HeadTransform = _NO_WORK) -> _Kind:
         recent = self._recent.get(layer.index)
@@ -249,8 +249,8 @@ class NativePagedAttention:
         cols = width + layer.num_kv_heads * layer.value_dim
         rows = tracer.input(cols, tracer.dtype)
         rope = (
-            Rope(torch.zeros(1, work.turning, dtype=torch.float32), work.interleaved)
-            if work.turning
+            Rope(torch.zeros(1, work.rope_dim, dtype=torch.float32), work.interleaved)
+            if work.rope_dim
             else None
         )
         found = tracer.attention(rows, layer, rope, work.norms, None)
@@ -276,7 +276,7 @@ class NativePagedAttention:
 
 
 def _with_slack(table: torch.Tensor) -> torch.Tensor:
-    """The table, or a float32 copy of it, that vector loads may run beyond."""
+    """Return the table, or a float32 copy of it, with slack for vector loads."""
     last = table.storage_offset() + table.numel() + _SLACK
     plain = table.dtype == torch.float32 and table.is_contiguous()
     if plain and last * table.itemsize <= table.untyped_storage().nbytes():

@@ -1,8 +1,8 @@
-"""Which ops wait for the ones before them. All threads of a program pass a barrier there.
+"""Places barriers between ops, where all threads of a program wait.
 
-An op waits if it touches memory that an op since the last barrier wrote, or writes what one of them
-touched. Then projections of the same rows run side by side: a thread that finds no tile of one left
-takes tiles of the next.
+An op needs a barrier if it touches memory that an op since the last barrier wrote, or writes memory
+that one of them touched. So projections of the same rows run concurrently: a thread without tiles
+of one takes tiles of the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sylvan.kernels.native.schema import Op, buffers_of
 Range = tuple[int, int]
 """Addresses: the first one, and the one after the last."""
 
-# Their kernels touch nothing but their operands. All other ops wait, and are waited for.
+# Kernels of these ops touch only their operands. All other ops get a barrier before and after.
 _BY_OPERANDS = (
     *(Activation, Add, Cast, Clamp, DeltaScan, Embed, GateRows, Glu, GroupSums, LayerNorm, Linear),
     *(
@@ -63,12 +63,12 @@ _BY_OPERANDS = (
 
 
 def waits(ops: Sequence[Op], home: Sequence[int], memory: Sequence[Bytes]) -> list[bool]:
-    """Whether each op waits.
+    """Return whether each op needs a barrier before it.
 
     Args:
         ops: In the order in which they run.
         home: Entry of `memory` of each virtual buffer.
-        memory: Empty where the caller binds it; whoever touches that waits.
+        memory: Empty where the caller binds it; ops that touch such memory always wait.
     """
     found: list[bool] = []
     read: list[Range] = []

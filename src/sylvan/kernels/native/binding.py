@@ -80,7 +80,7 @@ class PagedBytes(ctypes.Structure):
 
 
 class PackedRows(ctypes.Structure):
-    """Rows of a matrix as they come, and where they go; see `program.h`."""
+    """Source rows of a matrix and their destination; see `program.h`."""
 
     _fields_ = [
         ("rows", ctypes.c_void_p),

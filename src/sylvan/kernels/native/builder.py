@@ -27,24 +27,24 @@ from sylvan.kernels.native.opset import Function, Linear
 from sylvan.kernels.native.schema import Op
 
 MOST_PARTS = 8
-"""Equal parts of the inputs of a product that are added over a tree; see `PART_LEVELS`."""
+"""Maximum number of equal input parts of a product, summed over a tree; see `PART_LEVELS`."""
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
 
 
 def padded(cols: int) -> int:
-    """Columns of a row in memory."""
+    """Number of columns of a row in memory."""
     return -(-cols // 32) * 32
 
 
 def function_of(kind: ActivationKind) -> Function:
-    """The library's name of an activation."""
+    """Return the library's function for an activation."""
     return Function[kind.upper()]
 
 
 class ProgramBuilder:
     """Helper with which a tracer emits ops; values belong to `tracer`.
 
-    Nothing of the model is changed: its weights are packed by a pass over the graph.
+    The model stays unchanged: weights are packed later, by a pass over the graph.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ProgramBuilder:
     def new(
         self, cols: int, dtype: Dtype | None = None, like: TracedTensor | None = None
     ) -> TracedTensor:
-        """A new value with the rows of `like` (the step's tokens), in the model's dtype."""
+        """Create a value with the rows of `like` (the step's tokens), in the model's dtype."""
         rows, times = (like.rows, like.times) if like else ("tokens", 1)
         return self.repeated(cols, dtype or self.dtype, rows, times)
 
     def repeated(self, cols: int, dtype: Dtype, rows: Rows, times: int) -> TracedTensor:
-        """A new value with `times` rows for each of `rows`."""
+        """Create a value with `times` rows for each of `rows`."""
         size = self.num_rows(rows, times) * padded(cols) * ELEMENT_BYTES[dtype]
         return TracedTensor(self._tracer, self.graph.buffer(size), cols, dtype, rows, times)
 
@@ -83,12 +83,12 @@ class ProgramBuilder:
         self.graph.ops.append(replace(op, dtype=row_type, **header))
 
     def expect(self, x: TracedTensor, op: str) -> None:
-        """Refuse rows that are not of the model's dtype."""
+        """Reject rows that are not of the model's dtype."""
         if x.dtype != self.dtype:
             raise Unsupported(f"{op} of {x.dtype} rows in a {self.dtype} program")
 
     def vector(self, vector: torch.Tensor, offset: float = 0.0) -> int:
-        """A float32 copy of a vector or table, padded with zeros to whole rows."""
+        """Add a float32 copy of a vector or table, padded with zeros to whole rows."""
         key = id(vector), offset
         if key not in self._vectors:
             values = vector.detach().float().flatten() + offset
@@ -99,13 +99,13 @@ class ProgramBuilder:
         return self._vectors[key][1]
 
     def table(self, matrix: LinearWeight) -> int:
-        """Float32 rows of a matrix, each padded: the biases of a stack."""
+        """Add float32 rows of a matrix, each padded: the biases of a stack."""
         ref = self.graph.constant(None)
         self.graph.tables[ref] = matrix
         return ref
 
     def weight(self, weight: LinearWeight) -> int:
-        """A weight or, of three dimensions, a stack of weights; equal ones are packed once.
+        """Add a weight or, with three dimensions, a stack of weights; equal ones are packed once.
 
         Raises:
             Unsupported: a format without a kernel.
@@ -128,7 +128,7 @@ class ProgramBuilder:
         groups: int | None = None,
         parts: int = 1,
     ) -> TracedTensor:
-        """Rows of x times a weight; with `groups`, each group of rows times its matrix.
+        """Emit rows of x times a weight; with `groups`, each group of rows times its matrix.
 
         See `ops.linear` for `parts`.
         """
@@ -163,10 +163,10 @@ class ProgramBuilder:
         groups: int,
         steps: tuple[int, int],
     ) -> None:
-        """Each head's columns of x times its matrix, into its columns of out.
+        """Emit each head's columns of x times its matrix, into its columns of out.
 
-        Heads begin every `steps` columns of x and of out; what a head reads and makes are multiples
-        of 32 columns. The weight is dense.
+        Heads begin every `steps` columns of x and of out; they read and write multiples of 32
+        columns. The weight is dense.
         """
         outputs, cols = weight.shape[-2:]
         size = ELEMENT_BYTES[self.dtype]

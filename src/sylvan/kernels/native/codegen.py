@@ -63,7 +63,7 @@ struct OperandRule {
 
 
 def header(ops: Sequence[type[Op]]) -> str:
-    """The C++ header of all ops: enums, structs of operands, and a list of their kernels."""
+    """Return the C++ header of all ops: enums, structs of operands, and the list of kernels."""
     operands = [field for op in ops for field in fields_of(op)]
     enums = {f.type.__name__: f.type for f in operands if f.kind == "enum"}
     groups = {hint.__name__: hint for op in ops for _, hint in members_of(op) if is_group(hint)}
@@ -85,12 +85,12 @@ def header(ops: Sequence[type[Op]]) -> str:
 
 
 def digest(ops: Sequence[type[Op]]) -> str:
-    """Digest of everything that the library and program builders must agree on."""
+    """Return the digest of everything that the library and the program builders must agree on."""
     return header(ops).rsplit('"', 2)[1]
 
 
 def snake(name: str) -> str:
-    """`RmsNorm` as `rms_norm`."""
+    """Convert `RmsNorm` to `rms_norm`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
@@ -105,7 +105,7 @@ def _enum(name: str, kind: type[IntEnum]) -> str:
 
 
 def _struct(cls: type[Operands]) -> str:
-    """An op that derives from another one has the operands of that first."""
+    """Fields of a base op come first."""
     name, base = cls.__name__, cls.__base__
     assert base is not None
     is_op, own = issubclass(cls, Op), {f.path[0]: f for f in fields_of(cls)}
@@ -121,7 +121,7 @@ def _struct(cls: type[Operands]) -> str:
 
 
 def _rules(op: type[Op]) -> str:
-    """What the operands of an op must be."""
+    """Return the C++ table of rules for the operands of an op."""
     lines = "".join(f"    {{{_rule(op, field)}}},\n" for field in fields_of(op))
     return f"constexpr OperandRule {snake(op.__name__)}_rules[] = {{\n{lines}}};\n"
 
@@ -144,7 +144,7 @@ def _rule(op: type[Op], field: StructField) -> str:
 
 
 def _counted(op: type[Op], field: StructField) -> tuple[bool, list[int]] | None:
-    """Whether a buffer has so many numbers for each row, and the operands that say how many."""
+    """Whether a buffer has numbers for each row, and the operands whose product counts them."""
     ints = {f.path: i for i, f in enumerate(fields_of(op)) if f.kind == "int"}
     if field.type.element not in _BYTES:
         return None
@@ -165,7 +165,7 @@ def _counted(op: type[Op], field: StructField) -> tuple[bool, list[int]] | None:
 
 
 def _required(op: type[Op]) -> set[str]:
-    """Names of its own fields without a default."""
+    """Return the names of the fields of an op that have no default."""
     return {part.name for part in fields(op) if part.default is MISSING}
 
 

@@ -1,16 +1,16 @@
-"""From a traced graph to one that the library runs: one pass after another."""
+"""Compiles a traced graph to one that the library runs, pass by pass."""
 
 from __future__ import annotations
 
 from sylvan.kernels.native.graph import Graph
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.layout import ProgramLayout, plan_memory
 from sylvan.kernels.native.quantise import fuse_quantise, quantise_rows
+from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.kernels.native.weights import pack_weights
 
 
-def compile_graph(graph: Graph, kept: KeptWeights | None = None) -> ProgramLayout:
-    """Pack the weights, quantise rows that are multiplied by quantised ones, and plan memory.
+def compile_graph(graph: Graph, kept: PackedWeightFile | None = None) -> ProgramLayout:
+    """Pack the weights, quantise the inputs of quantised matrices, and plan memory.
 
     Args:
         graph: Traced.

@@ -39,14 +39,14 @@ class WeightCopy(Protocol):
         ...
 
     def read(self) -> Content | None:
-        """The last written contents, in new tensors; None if the copy cannot give them back."""
+        """Return the last written contents in new tensors; None if they cannot be read back."""
         ...
 
     def write(self, content: Content) -> None:
-        """Overwrite it by contents of the same kind and shape; no step may run meanwhile.
+        """Overwrite it with contents of the same kind and shape; no step may run meanwhile.
 
         Raises:
-            Unsupported: they are of another kind or shape.
+            Unsupported: the contents have another kind or shape.
         """
         ...
 
@@ -56,7 +56,7 @@ class WeightCopy(Protocol):
         ...
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        """Overwrite rows from `first` on by plain numbers, rounded as the copy is.
+        """Overwrite rows from `first` on with unquantised numbers, rounded like the copy.
 
         Rows of a stack are counted over all of its matrices. No step may run meanwhile.
 
@@ -67,7 +67,7 @@ class WeightCopy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MatrixCopy:
-    """A matrix or a stack in kernel order; `derive` makes it of `source`, where they differ."""
+    """A matrix or a stack in kernel order; `derive` computes it from `source`, if they differ."""
 
     source: object
     packed: PackedWeight
@@ -111,7 +111,7 @@ class MatrixCopy:
 
 @dataclass(frozen=True, slots=True)
 class VectorCopy:
-    """Numbers as float32, plus `offset`: vectors, and the rows of biases (each padded)."""
+    """Float32 copies plus `offset`: vectors, and rows of biases (each padded)."""
 
     source: object
     data: Bytes
@@ -128,7 +128,7 @@ class VectorCopy:
         return (self.data,)
 
     def read(self) -> Content | None:
-        """An offset cannot be taken away exactly."""
+        """An offset cannot be subtracted exactly."""
         return None if self.offset else self.numbers().clone().view(self.shape)
 
     def write(self, content: Content) -> None:
@@ -139,14 +139,14 @@ class VectorCopy:
 
     @property
     def takes_rows(self) -> bool:
-        """These are small, and are written whole."""
+        """Vectors are small, so they are only written as a whole."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
         raise Unsupported("rows of what is written whole")
 
     def numbers(self) -> torch.Tensor:
-        """The memory that programs read, as a view (rows, cols) without padding."""
+        """Return the memory that programs read, as a view (rows, cols) without padding."""
         numbers, count = torch.from_numpy(self.data.view(np.float32)), self.shape.numel()
         if not self.width:
             return numbers[:count][None]

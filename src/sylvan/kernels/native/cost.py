@@ -15,7 +15,7 @@ from sylvan.kernels.native.opset import Embed
 from sylvan.kernels.native.schema import Op, buffers_of
 
 _PROBE = 64 << 20  # bytes, beyond the caches of most machines
-_LOOKED_UP = ("cos_sin", "q_scales")  # operands of which one row is read
+_LOOKED_UP = ("cos_sin", "q_scales")  # operands that are tables, of which one row is read per row
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class OpCost:
     """Bytes of one op.
 
     Attributes:
-        name: Of the op, or of what PyTorch computes.
-        rows: Which rows of a step it is over.
-        weight_bytes: Read once a step, whatever the rows; of experts all, though few may be read.
-        row_bytes: Read and written for each of the rows; keys and values of the context come on
-            top of that, and so does what is looked up.
+        name: Name of the op, or of the PyTorch module.
+        rows: The kind of rows that it processes.
+        weight_bytes: Read once per step, whatever the rows; counts all experts, though few may be
+        read.
+        row_bytes: Read and written per row, without keys and values of the context and without
+            table lookups.
     """
 
     name: str
@@ -36,14 +37,14 @@ class OpCost:
     row_bytes: int
 
     def floor_us(self, bytes_per_s: float) -> float:
-        """Microseconds that reading the weights takes at this rate."""
+        """Microseconds to read the weights at this rate."""
         return self.weight_bytes / bytes_per_s * 1e6
 
 
 def program_costs(layout: ProgramLayout, called: Sequence[tuple[str, int]] = ()) -> list[OpCost]:
-    """One entry for each op, in the order in which they run.
+    """Return one entry per op, in execution order.
 
-    `called`: of the functions of host calls, names and the bytes of their weights.
+    `called`: names and weight bytes of the functions of host calls.
     """
     return [_cost(op, layout, called) for op in layout.ops]
 
@@ -64,7 +65,7 @@ def _cost(op: Op, layout: ProgramLayout, called: Sequence[tuple[str, int]]) -> O
 
 
 def read_rate(library: Library) -> float:
-    """Bytes a second that all threads of the kernels read from memory."""
+    """Measure the memory bandwidth of all threads of the kernels, in bytes per second."""
     memory = allocate(_PROBE)
     memory[:] = 1
     library.dll.sylvan_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -79,7 +80,7 @@ def _timed(library: Library, address: int) -> float:
 
 
 def describe_costs(costs: Sequence[OpCost], bytes_per_s: float) -> list[str]:
-    """One line per op, for display."""
+    """Format one line per op."""
     return [
         f"{cost.name:20} {cost.rows:8} weights {cost.weight_bytes:>13,} B  "
         f"rows {cost.row_bytes:>9,} B  floor {cost.floor_us(bytes_per_s):9.1f} us"

@@ -1,6 +1,6 @@
 """Traces a layer of experts: route, align, gather, two grouped linears, sum.
 
-Where the caller chooses the experts of each row, routing is left out.
+Routing is omitted if the caller chooses the experts of each row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sylvan.kernels.native.opset import (
     Scores,
 )
 
-GROUP_ROWS = 128  # rows per group, at most, or more: see LINEAR_ROWS
+GROUP_ROWS = 128  # rows per group; see LINEAR_ROWS
 
 
 def trace_experts(
@@ -45,7 +45,7 @@ def trace_experts(
 ) -> TracedTensor:
     """Trace `experts` for rows x and their logits.
 
-    `memory` is what the ranks share among which the experts are divided.
+    `memory` is shared by the ranks among which the experts are divided.
     """
     x, logits = rows
     _check(builder, rows, weights, routing)
@@ -59,11 +59,11 @@ def trace_experts(
 def trace_chosen(
     builder: ProgramBuilder, x: TracedTensor, top_k: int, weights: ExpertWeights
 ) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
-    """Experts for rows whose expert ids the caller provides.
+    """Trace experts for rows whose expert ids the caller provides.
 
-    Returns: their numbers (rows, top_k) as int32 and their weights (rows, top_k) as float32, both
-        without gaps between rows and without memory until they are bound; and the weighted sums.
-        Out-of-range expert ids write out of bounds: the caller checks them.
+    Returns: expert ids (rows, top_k) int32 and routing weights (rows, top_k) float32, both
+    contiguous and to be bound by the caller; and the weighted sums. Out-of-range expert ids write
+    out of bounds: the caller checks them.
     """
     _check_sizes(builder, x, weights, top_k)
     ids = builder.repeated(top_k, "i32", x.rows, x.times)
@@ -75,7 +75,7 @@ def trace_chosen(
 
 @dataclass(frozen=True, slots=True)
 class _Routed:
-    """Experts of all rows and their weights, `top_k` of each; `counts` grows by their rows."""
+    """Experts and routing weights of all rows, `top_k` each; `counts` adds up rows per expert."""
 
     experts: int
     weights: int
@@ -88,7 +88,7 @@ class _Routed:
 def _align(
     builder: ProgramBuilder, x: TracedTensor, routed: _Routed, weights: ExpertWeights
 ) -> MoeAlign:
-    """Pairs in the order of this rank's experts."""
+    """Emit the op that sorts pairs by this rank's experts."""
     num_experts, top_k = weights.down.shape[0], routed.top_k
     graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
     most_groups = num_experts + pairs // GROUP_ROWS + 1
@@ -123,7 +123,7 @@ def _experts(
     weights: ExpertWeights,
     memory: RankMemory | None = None,
 ) -> TracedTensor:
-    """Weighted sums of the chosen experts' outputs for rows of x."""
+    """Emit the weighted sums of the chosen experts' outputs for rows of x."""
     top_k = routed.top_k
     align = _align(builder, x, routed, weights)
     some = align.groups if weights.spread is not None else None
@@ -178,7 +178,7 @@ def _experts(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Outputs of this rank's pairs, and the rows that are their sums."""
+    """Outputs of this rank's pairs, and the rows that receive their sums."""
 
     align: MoeAlign
     pairs: TracedTensor
@@ -192,7 +192,7 @@ def _combine(
     align, out = written.align, written.out
     assert align.owners is not None
     row_bytes = align.top_k * padded(out.cols) * ELEMENT_BYTES[builder.dtype]
-    if row_bytes > memory.room_bytes:
+    if row_bytes > memory.buffer_bytes:
         raise Unsupported(f"{align.top_k} experts of a row with {out.cols} columns on other ranks")
     return ExpertCombine(
         ranks=memory,
@@ -241,7 +241,7 @@ def _check_sizes(
 def _route(
     builder: ProgramBuilder, logits: TracedTensor, num_experts: int, routing: Routing
 ) -> tuple[int, int]:
-    """Chosen experts and their weights, without gaps between rows."""
+    """Emit routing: expert ids and weights, contiguous."""
     count = builder.num_rows(logits.rows) * routing.top_k
     experts, weights = (builder.graph.buffer(count * 4) for _ in range(2))
     op = Route(
@@ -275,7 +275,7 @@ def _linear(
 
 
 def _counts(load: torch.Tensor | None, num_experts: int) -> Bytes:
-    """The memory of `load` itself."""
+    """Return a constant over the memory of `load`."""
     if load is None:
         return allocate(8 * num_experts)
     assert load.dtype == torch.int64

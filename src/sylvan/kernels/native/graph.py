@@ -1,4 +1,4 @@
-"""A traced program: typed ops over virtual buffers and constants. Passes make another one of it."""
+"""A traced program: typed ops over virtual buffers and constants. Passes transform it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.schema import Op, operands, reads, writes
 
-_TILE_ROWS = 32  # rows of a matrix tile: buffers are long enough for the last one to be whole
+_TILE_ROWS = 32  # rows of a matrix tile; buffers are padded to whole tiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class ProgramLimits:
 class HostCall(Op):
     """A call of a Python function between native ops.
 
-    `function`: its number in the graph. `x_f32`: x is float32 beside rows of another type.
+    `function`: its number in the graph. `x_f32`: x is float32 although rows have another type.
     """
 
     x: Annotated[int, reads("row", "T, C")]
@@ -54,11 +54,11 @@ class Graph:
         sizes: Bytes of each virtual buffer; 0: the caller binds it.
         inputs: Virtual buffers that the caller fills before a run.
         pinned: Virtual buffers that are kept to the end.
-        constants: Memory that is the same in every step; None: of a weight that is not packed yet.
-        weights: By constant, matrices and stacks of them that are to be packed.
-        tables: By constant, matrices that are to be kept as float32 rows.
-        copies: What the constants keep of the model's weights.
-        functions: What `HostCall` ops call.
+        constants: Memory that is the same in every step; None: the weight is not packed yet.
+        weights: Matrices and stacks to pack, by constant.
+        tables: Matrices to store as float32 rows, by constant.
+        copies: Copies of the model's weights in the constants.
+        functions: Functions that `HostCall` ops call.
     """
 
     limits: ProgramLimits
@@ -74,17 +74,17 @@ class Graph:
     functions: list[HostFunction] = field(default_factory=list[HostFunction])
 
     def buffer(self, num_bytes: int) -> int:
-        """A new virtual buffer."""
+        """Add a virtual buffer."""
         self.sizes.append(num_bytes)
         return len(self.sizes) - 1
 
     def constant(self, data: Bytes | None) -> int:
-        """A reference to memory that is the same in every step."""
+        """Add memory that is the same in every step; return its reference."""
         self.constants.append(data)
         return ~(len(self.constants) - 1)
 
     def with_ops(self, ops: Iterable[Op]) -> Graph:
-        """A copy with other ops; buffers and constants added to it are not shared."""
+        """Copy the graph with other ops; buffers and constants added to the copy are not shared."""
         return replace(
             self,
             ops=list(ops),

@@ -1,4 +1,4 @@
-"""A compiled program as a file has it: its ops, and what its memory contains. Loads no torch."""
+"""A compiled program as stored in a file: its ops, and what its memory holds. Needs no torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProgramImage:
             pages: All pages of KV, (pages, bytes of a page).
 
         Raises:
-            IndexError: it does not fit these weights.
+            IndexError: the program does not fit these weights.
         """
         flat = pages.reshape(-1)
         found: list[Bytes] = []
@@ -74,7 +74,7 @@ def image_of(
     pages: Bytes,
     weights: Mapping[int, int],
 ) -> ProgramImage:
-    """The image of a program that has not run yet.
+    """Build the image of a program that has not run yet.
 
     Args:
         records: Its ops.
@@ -95,7 +95,7 @@ def image_of(
             pieces.append(BufferSource("pages", offset))
         elif (number := weights.get(data.ctypes.data)) is not None:
             pieces.append(BufferSource("weights", number))
-        elif not data.any():  # scratch memory that no op is said to write
+        elif not data.any():  # scratch memory that no op declares to write
             pieces.append(BufferSource("scratch", data.nbytes))
         else:
             pieces.append(BufferSource("array", len(arrays)))

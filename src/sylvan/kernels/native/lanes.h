@@ -1,5 +1,5 @@
-// Sixteen lanes in registers of fewer: halves, or halves of halves. A compiler that lacks registers
-// of 64 bytes keeps vectors of that size in memory, and every operation on them with it.
+// Sixteen lanes in smaller registers: halves, or halves of halves. A compiler without 64-byte
+// registers keeps vectors of that size in memory, and spills around every operation.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -41,7 +41,7 @@ template <class V> static inline void store(void* p, V v) {
         memcpy(p, &v, sizeof(V));
 }
 
-// f of what registers hold of the arguments, at the same place in each.
+// Applies f to each register of the arguments.
 template <class R, class F, class... V> static inline __attribute__((always_inline)) R
 mapped(F f, V... v) {
     if constexpr (halved<R>)

@@ -27,9 +27,9 @@ def trace_latent(
     builder.expect(q, "latent attention")
     builder.expect(kv, "latent attention")
     table = parts.rope.cos_sin
-    if table.shape[1] != shape.turning or shape.turning % 2:
-        raise Unsupported(f"a rotary table of {table.shape[1]} columns for {shape.turning}")
-    dim, heads = shape.latent + shape.turning, shape.num_heads
+    if table.shape[1] != shape.rope_dim or shape.rope_dim % 2:
+        raise Unsupported(f"a rotary table of {table.shape[1]} columns for {shape.rope_dim}")
+    dim, heads = shape.latent + shape.rope_dim, shape.num_heads
     rows = builder.new((heads + 1) * dim + shape.latent)
     op = LatentRows(
         q=q.id,
@@ -39,7 +39,7 @@ def trace_latent(
         out=rows.id,
         num_heads=heads,
         qk_nope_head_dim=shape.nope,
-        qk_rope_head_dim=shape.turning,
+        qk_rope_head_dim=shape.rope_dim,
         kv_lora_rank=shape.latent,
         interleaved=parts.rope.interleaved,
         eps=parts.norm.eps,
@@ -51,7 +51,7 @@ def trace_latent(
     builder.emit(HeadGroups(groups=groups, num_heads=heads, in_place=in_place), rows)
     multiply = _linear_in_place if in_place else _linear_by_stacks
     keys_up, values_up = _stacks(parts)
-    multiply(builder, (q, shape.nope + shape.turning), keys_up, (rows, dim), groups)
+    multiply(builder, (q, shape.nope + shape.rope_dim), keys_up, (rows, dim), groups)
     found, out = attend(rows), builder.new(heads * shape.value)
     multiply(builder, (found, shape.latent), values_up, (out, shape.value), groups)
     return out

@@ -26,8 +26,8 @@ class ProgramLayout:
     memory: list[Bytes]
     home: Sequence[int]  # virtual buffer -> entry
     copies: Sequence[WeightCopy]  # copies of the model's weights
-    functions: Sequence[HostFunction]  # of host calls
-    sizes: Sequence[int]  # bytes of each virtual buffer, as many as there can be
+    functions: Sequence[HostFunction]  # functions of host calls
+    sizes: Sequence[int]  # maximum bytes of each virtual buffer
     limits: ProgramLimits
 
     @property
@@ -45,7 +45,7 @@ class ProgramLayout:
         return ~ref if ref < 0 else self.home[ref]
 
     def records_of(self, chosen: Sequence[int]) -> np.ndarray:
-        """Some ops as the library reads them, which wait for one another alone."""
+        """Return the records of some ops, with barriers only among themselves."""
         records = self.records[list(chosen)]
         records["waits"] = waits([self.ops[i] for i in chosen], self.home, self.memory)
         return records

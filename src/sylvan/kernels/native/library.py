@@ -66,7 +66,7 @@ class Description:
 
 
 def cpu_features(folder: Path = LIB) -> tuple[str, ...]:
-    """Instruction sets that CPU and operating system offer, of those with own kernels.
+    """Return the instruction sets of CPU and operating system for which there are kernels.
 
     Raises:
         LibraryMissing: nothing is compiled.
@@ -76,7 +76,7 @@ def cpu_features(folder: Path = LIB) -> tuple[str, ...]:
 
 
 def usable(folder: Path = LIB) -> Mapping[str, str]:
-    """Why each variant cannot be used, best first; "" if it can."""
+    """Return why each variant cannot be used, best first; "" if it can."""
     bits = _cpu_bits(folder)
     return {name: _obstacle(folder, name, bits) for name in PREFERENCE}
 
@@ -152,8 +152,14 @@ def ops_digest() -> str:
 
 
 def _is_stale(dll: ctypes.CDLL) -> bool:
-    """Whether the library was built from other ops or structs than this package's."""
-    newest = "sylvan_ops_digest", "sylvan_pack_rows", "sylvan_ngram_match", "sylvan_program_check"
+    """Whether the library was built from other op definitions than this package's."""
+    newest = (
+        "sylvan_ops_digest",
+        "sylvan_pack_rows",
+        "sylvan_ngram_match",
+        "sylvan_run_in_background",
+        "sylvan_program_check",
+    )
     if not all(hasattr(dll, name) for name in newest):
         return True
     dll.sylvan_ops_digest.restype = ctypes.c_char_p
@@ -180,10 +186,10 @@ def _open(folder: Path, name: str) -> Library:
     dll.sylvan_program_bind.restype = None
     dll.sylvan_program_free.argtypes = [ctypes.c_void_p]
     dll.sylvan_program_free.restype = None
-    dll.sylvan_program_beside.argtypes = [ctypes.c_void_p]
-    dll.sylvan_program_beside.restype = None
+    dll.sylvan_run_in_background.argtypes = [ctypes.c_void_p]
+    dll.sylvan_run_in_background.restype = None
     dll.sylvan_threads.restype = None
-    dll.sylvan_threads_beside.restype = None
+    dll.sylvan_background_threads.restype = None
     dll.sylvan_sample.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.argtypes = [ctypes.c_void_p]
     dll.sylvan_logprobs.restype = None

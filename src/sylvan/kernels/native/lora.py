@@ -1,4 +1,4 @@
-"""Traces the adapters of a linear layer: two ops after it, which do nothing without rows."""
+"""Traces the adapters of a linear layer: two ops after it, no-ops without adapter rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sylvan.kernels.native.opset import (
 )
 
 MAX_ROW_BYTES = 1 << 16
-"""Sixteen rows of x fit into the scratch memory of a thread."""
+"""Maximum row size: 16 rows of x fit into the scratch memory of a thread."""
 _TILE_ROWS = 16
 
 
@@ -40,7 +40,7 @@ def trace_lora(
 def trace_lora_pairs(
     builder: ProgramBuilder, x: TracedTensor, align: MoeAlign, layers: tuple[LoraLayer, LoraLayer]
 ) -> tuple[LoraTables, LoraTables]:
-    """Find out which pairs of rows of x and their experts have adapters; for `trace_lora_rows`.
+    """Emit the op that finds pairs of a row and an expert with adapters, for `trace_lora_rows`.
 
     Raises:
         Unsupported: the rows are not those of a step.

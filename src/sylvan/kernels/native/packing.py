@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import torch
 
+from sylvan.kernels.matmul.pack import empty
 from sylvan.kernels.matmul.packed import PackedWeight
-from sylvan.kernels.matmul.weights import PackKind
+from sylvan.kernels.matmul.weights import DENSE, PackKind, PlainRows
 from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.binding import PackedRows
 from sylvan.kernels.native.library import Library, LibraryMissing, load
@@ -34,7 +35,7 @@ def can_pack(kind: PackKind) -> bool:
 
 
 def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bool:
-    """Write plain numbers over outputs `first` .. of a packed matrix, rounded as they are kept.
+    """Overwrite outputs from `first` on of a packed matrix with unquantised numbers, rounded.
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
@@ -69,7 +70,7 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
 
 
 def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: int) -> bool:
-    """Overwrite some outputs by plain numbers, quantised to the existing form; see `can_pack`.
+    """Overwrite some outputs with new numbers, quantised to the existing form; see `can_pack`.
 
     Args:
         rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
@@ -86,6 +87,25 @@ def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: 
         finite &= pack_rows(part, packed.one_of(index, count), row)
         rows_NK, first = rows_NK[len(part) :], first + len(part)
     return finite
+
+
+def pack_plain(plain: PlainRows, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
+    """Pack a weight, as `pack` and `pack_stack` do, without a copy of the whole of it.
+
+    Args:
+        plain: Rows of finite numbers.
+        shape: (N, K), or (E, N, K) of a stack.
+        dtype: Rows of the kernels.
+
+    Raises:
+        Unsupported: A form without a kernel.
+    """
+    packed, first = empty(plain.form, shape, dtype), 0
+    count = shape[0] if len(shape) == 3 else 1
+    for rows in plain.read():
+        repack_rows(rows.to(dtype) if plain.form == DENSE else rows, packed, first, count)
+        first += len(rows)
+    return packed
 
 
 def all_finite(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Ops that one call of the library runs. Loads no torch."""
+"""Ops that run in one call of the library. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NativePart:
     """Records of ops, bound to memory.
 
     Args:
-        library: Which runs them.
+        library: The library that runs them.
         records: Of `binding.OP`.
         memory: Of each entry of the ops' buffer table; must stay alive.
         most_rows: Rows of a step, and outputs of it, that the memory must hold; the caller vouches

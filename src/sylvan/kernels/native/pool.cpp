@@ -26,34 +26,34 @@ void keep_off(int core) {
     if (CPU_COUNT(&others)) sched_setaffinity(0, sizeof others, &others);
 }
 
-void settle() { sched_getaffinity(0, sizeof home, &home); }
+void remember_cores() { sched_getaffinity(0, sizeof home, &home); }
 #else
 int this_core() { return -1; }
 void keep_off(int) {}
-void settle() {}
+void remember_cores() {}
 #endif
 }  // namespace
 
-static Pool* alone() {
+static Pool* new_pool() {
     auto* pool = new Pool;
     pool->resize(1);
     return pool;
 }
 
 Pool& Pool::shared() {
-    static Pool* pool = alone();
+    static Pool* pool = new_pool();
     return *pool;
 }
 
-Pool& Pool::beside() {
-    static Pool* pool = alone();
+Pool& Pool::background() {
+    static Pool* pool = new_pool();
     return *pool;
 }
 
 // Whether this thread shares a core with another thread of the job, which cannot run while this one
-// spins. Helpers then leave the caller's core, and the caller sleeps. The system would need
-// milliseconds to notice, above all if background work occupies the other core, which we may use
-// but which looks busy.
+// spins. Helpers then leave the caller's core, and the caller sleeps. The operating system would
+// take milliseconds to rebalance, above all if background work occupies the other core, which the
+// helper may preempt.
 bool Pool::shares_core() {
     int core = this_core();
     if (core < 0) return false;
@@ -66,7 +66,7 @@ bool Pool::shares_core() {
         return false;
     }
     cores[0].store(core, std::memory_order_relaxed);
-    for (int t = 1; t < std::min(count, MAX_TOLD); t++)
+    for (int t = 1; t < std::min(count, MAX_TRACKED); t++)
         if (cores[t].load(std::memory_order_relaxed) == core) return true;
     return false;
 }
@@ -97,8 +97,8 @@ void Pool::wake() {
 
 void Pool::work(int thread, int seen) {
     configure_tiles();
-    settle();
-    self = std::min(thread, MAX_TOLD - 1);
+    remember_cores();
+    self = std::min(thread, MAX_TRACKED - 1);
     for (;;) {
         await_change(epoch, seen);
         seen++;

@@ -8,10 +8,10 @@
 
 class Pool {
 public:
-    // one a process and library; never destroyed, for threads may outlive static destructors
+    // one per process and library; never destroyed, because threads may outlive static destructors
     static Pool& shared();
-    // for programs that run beside the steps, on threads with the priority of who first resized it
-    static Pool& beside();
+    // for programs that run concurrently with steps; inherits the priority of the first resizer
+    static Pool& background();
 
     std::mutex busy;  // held while a program runs: one at a time
     int size() const { return count; }
@@ -25,8 +25,8 @@ public:
 private:
     // at most some 200 us: longer than the gaps in a step, far shorter than an idle moment
     static constexpr int SPINS = 4000;
-    static constexpr int LOOK_EVERY = 200;  // pauses: some 10 us
-    static constexpr int MAX_TOLD = 256;    // threads whose cores are tracked
+    static constexpr int LOOK_EVERY = 200;   // pauses: some 10 us
+    static constexpr int MAX_TRACKED = 256;  // threads whose cores are tracked
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> turn{0};
@@ -39,7 +39,7 @@ private:
 
     void wake();
     void work(int thread, int seen);
-    std::atomic<int> cores[MAX_TOLD] = {};  // last known cores of a job's threads
+    std::atomic<int> cores[MAX_TRACKED] = {};  // last known cores of a job's threads
 
     bool shares_core();
     void await_change(std::atomic<int>& value, int old);

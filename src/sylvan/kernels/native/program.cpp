@@ -173,13 +173,13 @@ SYLVAN_API const char* sylvan_ops_digest() { return SYLVAN_OPS_DIGEST; }
 
 SYLVAN_API void sylvan_threads(int n) { Pool::shared().resize(n); }
 
-// Of programs that run beside the steps; they inherit the priority of the calling thread.
-SYLVAN_API void sylvan_threads_beside(int n) { Pool::beside().resize(n); }
+// Sets the threads of background programs; they inherit the priority of the calling thread.
+SYLVAN_API void sylvan_background_threads(int n) { Pool::background().resize(n); }
 
-// From now on the program has its own threads: it neither waits for steps nor lets them wait. It
-// cannot sample.
-SYLVAN_API void sylvan_program_beside(void* program) {
-    static_cast<Program*>(program)->pool = &Pool::beside();
+// Moves a program to the background threads: neither it nor the steps wait for each other. Such a
+// program cannot sample.
+SYLVAN_API void sylvan_run_in_background(void* program) {
+    static_cast<Program*>(program)->pool = &Pool::background();
 }
 
 SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const* buf, int n_buf) {
@@ -198,15 +198,15 @@ SYLVAN_API void* sylvan_program_new(const OpRecord* ops, int n_ops, void* const*
     return p;
 }
 
-// Entry `index` of the buffer table is at `memory` from now on; not while the program runs.
+// Sets entry `index` of the buffer table to `memory`; not while the program runs.
 SYLVAN_API void sylvan_program_bind(void* program, int index, void* memory) {
     static_cast<Program*>(program)->buf[index] = memory;
 }
 
 SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*>(program); }
 
-// The caller vouches that the buffers hold run->tokens and run->outputs rows. Returns how many rows
-// no token was possible for.
+// The caller guarantees that the buffers hold run->tokens and run->outputs rows. Returns the number
+// of rows without a possible token.
 SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     Program& p = *static_cast<Program*>(program);
     if (run->inputs) prepare(*run->inputs, *run);

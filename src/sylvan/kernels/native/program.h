@@ -34,8 +34,7 @@ struct Run {  // everything that changes from step to step
     const int32_t* types;
     // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
     const int32_t* row_ends;
-    // where recurrent layers find the state of each request, and where they save others; null where
-    // a model has none
+    // where recurrent layers read and save the states of requests; null for models without states
     const int32_t* state_slots;   // [seqs]
     const int32_t* first_saves;   // [seqs + 1] of `saves`
     const int32_t* saves;         // [][2] rows of the request, and the slot of the state after them
@@ -82,8 +81,7 @@ struct Work {  // the items of a step for one size of query group
     bool split;         // chunks are spread over threads and merged by the next op
 };
 
-// where keys and values of a step's texts lie, if they attend both ways: in pages of the program
-// itself
+// where keys and values of texts with bidirectional attention lie: in pages of the program itself
 struct Texts {
     const int32_t* slots;       // [tokens] as Run::slots
     const int32_t* first_page;  // [seqs]

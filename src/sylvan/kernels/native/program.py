@@ -22,9 +22,10 @@ from sylvan.kernels.native.tracer import view
 
 
 class Program:
-    """The ops of segments `first` to `stop`, or some `ops`. Programs of one layout share buffers.
+    """Runs the ops of segments `first` to `stop`, or some `ops`.
 
-    Host calls cut it into parts, which the library runs by a call each.
+    Programs of one layout share buffers. Host calls divide it into parts, each of which is one
+    library call.
     """
 
     def __init__(
@@ -55,22 +56,22 @@ class Program:
         self._parts.append(_ChosenOps(library, layout, native))
         self._handles = [part.handle for part in self._parts if isinstance(part, _ChosenOps)]
         self._handle = self._handles[0]
-        self._beside = library.dll.sylvan_program_beside
+        self._run_in_background = library.dll.sylvan_run_in_background
         self._whole = len(self._handles) == 1
         self._spent: list[np.ndarray] | None = None  # nanoseconds, while steps are measured
         self.num_measured = 0
 
     @property
     def calls_host(self) -> bool:
-        """Whether there are host calls: then it cannot make inputs or sample."""
+        """Whether there are host calls; then it cannot prepare inputs or sample."""
         return not self._whole
 
     def run(self, step: StepRun, context: object = None) -> int:
         """Compute a step; the GIL is released. The step's counts must fit what was traced.
 
         Args:
-            step: Its numbers and where they lie.
-            context: Given to host calls.
+            step: Its counts and the addresses of its arrays.
+            context: Passed to host calls.
 
         Returns the number of sampled rows without a valid token.
         """
@@ -93,13 +94,13 @@ class Program:
         out[:, : op.cols] = self._layout.functions[op.function](x, context)
         out[:, op.cols :] = 0
 
-    def go_beside(self) -> None:
-        """Run concurrently with steps from now on, on its own threads (`sylvan_threads_beside`).
+    def run_in_background(self) -> None:
+        """Run concurrently with steps from now on, on threads of `sylvan_background_threads`.
 
         Without sampling; one such program runs at a time.
         """
         for handle in self._handles:
-            self._beside(handle)
+            self._run_in_background(handle)
 
     def number(self, value: TracedTensor) -> int:
         """Index of a value's memory, for `bind`."""
@@ -115,7 +116,7 @@ class Program:
             self._bind(handle, number, address)
 
     def read(self, value: TracedTensor, rows: int) -> torch.Tensor:
-        """The first rows of a value, without copying; overwritten by the next run."""
+        """Return the first rows of a value, without copying; overwritten by the next run."""
         return self._view(value.id, rows, value.cols, value.dtype)
 
     def write(self, value: TracedTensor, matrix: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Quantises the rows that int8 and int4 linears read: by ops of their own, then within others."""
+"""Quantises the inputs of int8 and int4 linears: by separate ops, then fused into others."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _MAKERS = (RmsNorm, LayerNorm, Glu, Activation, Xielu, GatherRows)
 
 
 def quantise_rows(graph: Graph) -> Graph:
-    """Have int8 and int4 linears read quantised rows.
+    """Make int8 and int4 linears read quantised rows.
 
-    Rows are quantised once for all linears of a segment that read them alike, by a `Quantise`
-    before the first. Rows that are only gathered for experts are quantised before that.
+    Rows are quantised once for all linears of a segment that read the same form, by a `Quantise`
+    before the first. Rows that are only gathered for experts are quantised before the gather.
     """
     return _Quantising(graph).run()
 
 
 def fuse_quantise(graph: Graph) -> Graph:
-    """Let the ops that make rows quantise them, in place of a `Quantise` in their segment.
+    """Fuse each `Quantise` into the op of the same segment that produces the rows.
 
-    An op can do so once; what other linears read stays as it is.
+    An op can do so once; further `Quantise` ops of its rows stay.
     """
     ops: list[Op] = []
     writers: dict[int, int] = {}  # buffer -> the op that made it
@@ -62,7 +62,7 @@ def _can_quantise(maker: Op, op: Quantise) -> bool:
 
 
 class _Quantising:
-    """One pass over a graph: rows that have been quantised so far, by what linears ask of them."""
+    """One pass over a graph; tracks rows that are quantised already, by form."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._ops = graph.with_ops(()), graph.ops
@@ -107,7 +107,7 @@ class _Quantising:
         )
 
     def _rows(self, like: Op, linear: Linear) -> QuantisedRows:
-        """Room for the rows of `like`, quantised as `linear` reads them."""
+        """Allocate rows of `like`, quantised as `linear` reads them."""
         graph, num_bytes = self._graph, row_bytes(linear)
         most = graph.limits.most_rows(like.rows, like.times)
         groups = num_bytes // linear.group if linear.group else 0
@@ -121,7 +121,7 @@ class _Quantising:
         )
 
     def _only_reader(self, index: int, gather: GatherRows) -> Linear | None:
-        """The linear that alone reads gathered rows, if it reads them quantised and unweighted."""
+        """Return the only linear that reads gathered rows, if quantised and unweighted."""
         readers = [
             op
             for op in self._ops[index + 1 :]

@@ -14,7 +14,7 @@ from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.library import Library
 from sylvan.protocol.errors import ConfigError, RankLostError
 
-ROOM_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
 """Bytes that a rank sends at once; longer messages are split. Each rank has two such buffers."""
 
 
@@ -22,8 +22,8 @@ class SharedRanks:
     """Implements `Communicator`. Sums are added up natively, in the order of the reference.
 
     Attributes:
-        memory: What the ranks share; ops of programs use it, too.
-        room_bytes: See `__init__`.
+        memory: Memory that the ranks share; ops of programs use it, too.
+        buffer_bytes: See `__init__`.
         timeout_s: See `__init__`.
     """
 
@@ -34,26 +34,26 @@ class SharedRanks:
         rank: int,
         size: int,
         timeout_s: float,
-        room_bytes: int = ROOM_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Map the memory; `join` waits for the others.
 
         Args:
             library: The compiled kernels.
-            path: File of the memory, which the first rank to come makes.
+            path: File of the memory; the first rank to arrive creates it.
             rank: Of this process.
             size: Number of ranks.
-            timeout_s: Within which a collective must be done.
-            room_bytes: The same on all ranks.
+            timeout_s: Time limit of a collective.
+            buffer_bytes: The same on all ranks.
 
         Raises:
-            ConfigError: there is no room for the memory.
+            ConfigError: the memory cannot be allocated.
         """
         self.rank, self.size = rank, size
-        self.room_bytes, self.timeout_s = room_bytes, timeout_s
+        self.buffer_bytes, self.timeout_s = buffer_bytes, timeout_s
         self._dll = library.dll
         self._dll.sylvan_ranks_bytes.restype = ctypes.c_int64
-        total = self._dll.sylvan_ranks_bytes(size, ctypes.c_int64(room_bytes))
+        total = self._dll.sylvan_ranks_bytes(size, ctypes.c_int64(buffer_bytes))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _set_aside(descriptor, total)
@@ -66,7 +66,7 @@ class SharedRanks:
         """Wait for all ranks.
 
         Raises:
-            RankLostError: one did not come in time; names it.
+            RankLostError: one did not arrive in time; names it.
         """
         lost = self._call("gather", timeout_s, None, None, 0)
         if lost:
@@ -92,14 +92,14 @@ class SharedRanks:
         return total
 
     def check(self) -> None:
-        size = ctypes.c_int64(self.room_bytes)
+        size = ctypes.c_int64(self.buffer_bytes)
         given = ctypes.c_void_p(self._address), self.rank, self.size, size
         self._raise(self._dll.sylvan_ranks_lost(*given))
 
     def close(self) -> None:
-        """Ranks that wait for this one fail."""
+        """Close this rank: ranks that wait for it fail."""
         self._dll.sylvan_ranks_close(
-            ctypes.c_void_p(self._address), self.rank, self.size, ctypes.c_int64(self.room_bytes)
+            ctypes.c_void_p(self._address), self.rank, self.size, ctypes.c_int64(self.buffer_bytes)
         )
 
     def _run(self, name: str, *given: int) -> None:
@@ -116,7 +116,7 @@ class SharedRanks:
             ctypes.c_void_p(self._address),
             self.rank,
             self.size,
-            ctypes.c_int64(self.room_bytes),
+            ctypes.c_int64(self.buffer_bytes),
             ctypes.c_double(timeout_s),
             *map(ctypes.c_void_p, addresses),
             ctypes.c_int64(count or 0),
@@ -124,7 +124,7 @@ class SharedRanks:
 
 
 def _set_aside(descriptor: int, num_bytes: int) -> None:
-    """Have the memory now: without room, writing to it later would end the process (SIGBUS)."""
+    """Allocate the memory now: if it is full, a later write would end the process (SIGBUS)."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, num_bytes)

@@ -1,4 +1,4 @@
-"""Traces recurrent layers: their states are constants of a program, as pages of KV are.
+"""Traces recurrent layers; their states are constants of a program, like KV pages.
 
 Shapes: T rows, C channels, K taps, H heads, N numbers of state, S slots.
 """
@@ -43,10 +43,10 @@ from sylvan.kernels.recurrent import (
     WkvLayer,
 )
 
-MOST_TAPS, MOST_STATES = 64, 1024  # of a channel: a block of states fits into scratch memory
-_MOST_MATRIX = 1 << 18  # numbers of a head's matrix, and what is beside it in scratch memory
+MOST_TAPS, MOST_STATES = 64, 1024  # states per channel: a block of them fits into scratch memory
+_MOST_MATRIX = 1 << 18  # numbers of a head's matrix, with its temporaries in scratch memory
 _MOST_WIDTH = 256  # columns of a head of RWKV-7
-_MOST_GATED = 1 << 17  # columns of a part, which is kept in scratch memory
+_MOST_GATED = 1 << 17  # columns of a part, which must fit into scratch memory
 
 
 class StateTracer:
@@ -227,7 +227,7 @@ class StateTracer:
         builder.emit(op, out, dtype=builder.dtype)
         return out
 
-    def weighed(
+    def weighted(
         self, a: TracedTensor, b: TracedTensor, a_factor: float, b_factor: float
     ) -> TracedTensor:
         builder = self._builder
@@ -372,7 +372,7 @@ class StateTracer:
         return out
 
     def _state(self, part: int, shape: tuple[int, ...], *, exact: bool) -> int:
-        """All slots of a state, whose shape the memory must have."""
+        """Return all slots of a state; the memory must have this shape."""
         kept = self._states[part]
         kind = torch.float32 if exact or self._builder.dtype == "f32" else torch.bfloat16
         if kept.shape[1:] != shape or kept.dtype != kind or not kept.is_contiguous():

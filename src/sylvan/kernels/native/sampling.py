@@ -40,7 +40,7 @@ class SampleSlots(ctypes.Structure):
 
 
 class Logprobs(ctypes.Structure):
-    """Where log probabilities go."""
+    """Destination of log probabilities."""
 
     _fields_ = [
         *((name, _VOID) for name in ("own", "top_ids", "top", "chosen")),

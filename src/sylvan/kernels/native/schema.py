@@ -1,9 +1,8 @@
 """Definition of step-program ops: dataclasses whose fields are operands.
 
-`opset` lists the ops, `codegen` makes C++ structs of them, with the same fields in the same order,
-and a digest that both sides must agree on. A buffer field is annotated with what the op does with
-it; None is a buffer that is absent. Standard library only: the build hook loads these files before
-anything is installed.
+`opset` lists the ops; `codegen` generates C++ structs with the same fields in the same order, and a
+digest that both sides must share. A buffer field is annotated with its access; None is an absent
+buffer. Standard library only: the build hook loads these files before anything is installed.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ def writes(element: Element, shape: str) -> Buffer:
 
 
 def updates(element: Element, shape: str) -> Buffer:
-    """A buffer that the op reads and writes, or of which it writes a part."""
+    """A buffer that the op reads and writes, or writes in part."""
     return Buffer("update", element, shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operands:
-    """Operands of an op, or a group of them that several ops have."""
+    """Operands of an op, or a group of operands that several ops share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class Op(Operands):
 
     Attributes:
         dtype: Of "row" buffers.
-        rows: Which of a step's row counts it goes over.
+        rows: The row count of a step that it uses.
         times: Rows for each of `rows`.
         segment: Part of the program; a `Program` runs a range of them.
     """
@@ -90,7 +89,7 @@ class StructField:
 
     path: tuple[str, ...]
     kind: FieldKind
-    type: Any  # of the field; of a buffer its `Buffer`
+    type: Any  # type of the field, or the `Buffer` of a buffer
     optional: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Traces latent attention to the tokens that an index chooses.
+"""Traces latent attention to the tokens that an indexer selects.
 
 Shapes: T rows, K chosen tokens.
 """
@@ -25,8 +25,8 @@ from sylvan.kernels.native.opset import (
 )
 from sylvan.kernels.paged.cache import LayerPages
 
-SCORES_MIB = 8  # room for scores of few rows, which threads compute together
-_MOST_TOKENS = 250_000  # whose scores a thread holds
+SCORES_MIB = 8  # memory for scores of a few rows, which threads compute together
+_MOST_TOKENS = 250_000  # tokens whose scores fit into a thread's scratch memory
 
 
 class SparseTracer:

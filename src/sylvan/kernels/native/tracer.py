@@ -66,8 +66,8 @@ from sylvan.kernels.native.sparse import SparseTracer
 from sylvan.kernels.paged.cache import LayerPages, PageShape, SmallNumbers, allocate_pages
 from sylvan.kernels.recurrent import RecurrentTracer
 
-PARTS_MIB = 8  # room for attention spread over threads
-_TEXT_PAGE = 64  # tokens of a page of texts that attend both ways
+PARTS_MIB = 8  # memory for attention that is spread over threads
+_TEXT_PAGE = 64  # tokens per page of texts with bidirectional attention
 _IDS, _POSITIONS, _SAMPLE_ROWS, _TOKEN_TYPES = -1, -2, -3, -4
 _SOURCES: Mapping[int, Source] = {
     _IDS: Source.IDS,
@@ -89,8 +89,7 @@ class NativeTracer:
     The model stays unchanged; `compile_graph` packs weights.
 
     `pages` are the layers' KV pages by attention index, `states` all slots of each recurrent state
-    by its number. Unless a program computes `whole_steps`, no
-    op depends on the index of a row.
+    by its number. Unless a program computes `whole_steps`, no op depends on row indices.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class NativeTracer:
         self._pages = pages
         self._texts: dict[tuple[int, ...], LayerPages] = {}
         self._parts: int | None = None
-        self._shared: int | None = None  # with other ranks
+        self._shared: int | None = None  # memory shared with other ranks
 
     @property
     def graph(self) -> Graph:
@@ -151,7 +150,7 @@ class NativeTracer:
     def external(self, value: TracedTensor) -> None:
         """A value without planned memory: the caller binds it (see `Program.bind`)."""
         self.graph.sizes[value.id] = 0
-        self.graph.inputs.append(value.id)  # a number that no other value has
+        self.graph.inputs.append(value.id)  # a unique id
 
     # ---- ops
     def embedding(
@@ -406,7 +405,7 @@ class NativeTracer:
     def _rank_memory(self, ranks: Communicator, row_numbers: int) -> RankMemory:
         if not isinstance(ranks, SharedRanks):
             raise Unsupported("collectives of ranks that share no memory")
-        if 4 * row_numbers > ranks.room_bytes:
+        if 4 * row_numbers > ranks.buffer_bytes:
             raise Unsupported(f"collectives of rows of {row_numbers} columns")
         if self._shared is None:
             self._shared = self.graph.constant(ranks.memory)
@@ -414,7 +413,7 @@ class NativeTracer:
             memory=self._shared,
             rank=ranks.rank,
             size=ranks.size,
-            room_bytes=ranks.room_bytes,
+            buffer_bytes=ranks.buffer_bytes,
             timeout_s=ranks.timeout_s,
         )
 
@@ -490,9 +489,9 @@ class NativeTracer:
     def chosen_experts(
         self, x: TracedTensor, top_k: int, weights: ExpertWeights
     ) -> tuple[TracedTensor, TracedTensor, TracedTensor]:
-        """Experts that the caller chooses: their numbers and weights, to be bound, and the result.
+        """Trace experts that the caller chooses; see `trace_chosen`.
 
-        See `trace_chosen`.
+        Returns: ids and weights, to be bound, and the result.
         """
         return trace_chosen(self._builder, x, top_k, weights)
 
@@ -501,13 +500,13 @@ class NativeTracer:
         return None if vector is None else self._builder.vector(vector)
 
     def _is_wide(self, x: TracedTensor) -> bool:
-        """Whether rows are float32 in a program of other rows."""
+        """Whether rows are float32 although the program's rows have another type."""
         return x.dtype == "f32" != self.dtype
 
     def _stream(
         self, x: TracedTensor, residual: TracedTensor | None
     ) -> tuple[ResidualStream, TracedTensor]:
-        """The input of a norm, and the residual sum that it leaves."""
+        """Return the input of a norm, and the residual sum that it writes."""
         if residual is None:
             wide = x.dtype == "f32"
             return ResidualStream(residual=x.id) if wide else ResidualStream(x=x.id), x
@@ -549,7 +548,7 @@ class NativeTracer:
         return pages
 
     def _text_pages(self, layer: AttentionLayer) -> LayerPages:
-        """For the texts of one step; all layers of a shape use the same."""
+        """Allocate pages for the texts of one step; all layers of a shape share them."""
         key = layer.num_kv_heads, layer.head_dim, layer.value_dim
         if key not in self._texts:
             shape = PageShape(

@@ -1,7 +1,7 @@
-// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. What knows the
-// instruction set is in this file: dot products, fma, the larger of two, masks, rounding to bf16,
-// and powers of two and reciprocals, whose last bit depends on it. Built with -ffp-contract=off:
-// which products are fused is written here and never left to the compiler, which may choose
+// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. Only this file
+// depends on the instruction set: dot products, fma, the larger of two, masks, rounding to bf16,
+// and powers of two and reciprocals, whose last bit differs between sets. Built with -ffp-
+// contract=off: the source decides which products are fused, not the compiler, which may choose
 // differently in two instantiations of one template.
 #pragma once
 #include "lanes.h"

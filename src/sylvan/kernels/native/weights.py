@@ -1,4 +1,4 @@
-"""Packs the weights of a traced program; their formats decide which linears the ops are."""
+"""Packs the weights of a traced program; their formats decide the types of its linear ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
 from sylvan.kernels.native.builder import ELEMENT_BYTES
 from sylvan.kernels.native.copies import MatrixCopy, VectorCopy
 from sylvan.kernels.native.graph import Graph
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.opset import (
     Code,
     Embed,
@@ -31,7 +30,9 @@ from sylvan.kernels.native.opset import (
     TakeColumns,
     WeightFormat,
 )
+from sylvan.kernels.native.packing import can_pack, pack_plain
 from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.weight_file import PackedWeightFile
 
 _LINEARS: Mapping[PackKind, type[Linear]] = MappingProxyType(
     {"dense": Linear, "int8": LinearInt8, "int4": LinearInt4}
@@ -55,17 +56,17 @@ _SCALES: Mapping[torch.dtype, ScaleType] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A packed weight, and the constants of what belongs to it, by name."""
+    """A packed weight, and the constants of its scales and other parts, by name."""
 
     weight: PackedWeight
     parts: Mapping[str, int]
 
 
-def pack_weights(graph: Graph, kept: KeptWeights | None = None) -> Graph:
-    """Pack each weight, in the order in which they were traced; `kept` has some that were.
+def pack_weights(graph: Graph, kept: PackedWeightFile | None = None) -> Graph:
+    """Pack the weights in the order in which they were traced, except those found in `kept`.
 
-    One is in memory twice at a time: the memory of a torch parameter is freed when it has been
-    packed, and the model cannot compute with tensors afterwards.
+    Only one weight is in memory twice at a time: the memory of a torch parameter is freed once it
+    has been packed, after which the model cannot compute with tensors.
 
     Raises:
         Unsupported: a format without a kernel, which only reading the weight shows.
@@ -82,11 +83,15 @@ def pack_weights(graph: Graph, kept: KeptWeights | None = None) -> Graph:
     return made
 
 
-def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: KeptWeights | None) -> _Packed:
+def _pack(graph: Graph, ref: int, weight: LinearWeight, kept: PackedWeightFile | None) -> _Packed:
     stacked = len(weight.shape) == 3
     found = None if kept is None else kept.take(weight)
     if found is None:
-        found = (pack_stack if stacked else pack)(weight, graph.dtype)
+        plain = weight.plain if isinstance(weight, DeferredWeight) else None
+        if plain is not None and can_pack(plain.form.kind):
+            found = pack_plain(plain, weight.shape, graph.dtype)
+        else:
+            found = (pack_stack if stacked else pack)(weight, graph.dtype)
         if kept is not None:
             kept.keep(weight, found)
     graph.constants[~ref] = found.data

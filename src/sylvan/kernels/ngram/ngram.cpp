@@ -1,11 +1,11 @@
-// The longest end of a text that stands in another one. One pass from the newest place back,
-// sixteen places at once: beside texts of a few thousand tokens it is faster than to keep an index
-// of them, which every token of every prompt would have to enter.
+// Finds the longest suffix of a text that occurs in a corpus. Scans once from the newest position
+// back, sixteen positions at a time: for a few thousand tokens that is faster than an index, into
+// which every token of every prompt would have to be inserted.
 #include "../native/kernel.h"
 
 namespace {
 
-// Tokens up to `place` that are those up to the end of the text, at most `most`.
+// Number of tokens before `place` that equal the suffix of the text, at most `most`.
 int64_t common(const int32_t* place, const int32_t* end, int64_t most) {
     int64_t n = 0;
     while (n < most && place[-n] == end[-n]) n++;
@@ -14,8 +14,8 @@ int64_t common(const int32_t* place, const int32_t* end, int64_t most) {
 
 }  // namespace
 
-// Returns how many tokens match, at most `longest`, and where in `corpus` the last of them is: the
-// newest of equal places.
+// Returns the number of matching tokens, at most `longest`, and the position in `corpus` of the
+// last of them; the newest of equal matches.
 SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const int32_t* text,
                                       int64_t length, int64_t longest, int64_t* place) {
     *place = -1;

@@ -11,14 +11,14 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Weights are powers of two, and a score is the power over `unit`. Where nothing but a positive
-// factor stands between the products and the powers, the products are the scores, and the factor is
-// the unit.
-template <class E> bool raw_scores(const Attention& op, const Room<E>& room) {
-    return !room.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present();
+// Softmax weights are computed as powers of two; a score times `unit` is the exponent. If the
+// scores need only a positive factor, it is applied with the unit, and the products are used as
+// scores.
+template <class E> bool raw_scores(const Attention& op, const Workspace<E>& ws) {
+    return !ws.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present();
 }
-template <class E> float unit(const Attention& op, const Room<E>& room) {
-    return raw_scores(op, room) ? op.scale * LOG2_E : 1.f;
+template <class E> float unit(const Attention& op, const Workspace<E>& ws) {
+    return raw_scores(op, ws) ? op.scale * LOG2_E : 1.f;
 }
 
 // ALiBi of a vector's scores: `slope` per token after the one at `own` of the chunk; 0: none
@@ -27,13 +27,13 @@ struct Bias {
     int own;
 };
 
-template <class E> void finish_scores(const Attention& op, const Room<E>& room, float* score,
+template <class E> void finish_scores(const Attention& op, const Workspace<E>& ws, float* score,
                                       int begin, int end, Bias bias) {
     vf scale = splat(op.scale);
     float cap = op.softcap;
     for (int t = begin; t < end; t += LANES) {
         vf v = load<vf>(score + t) * scale;
-        if (room.k_scale) v *= load<vf>(room.k_scale + t);
+        if (ws.k_scale) v *= load<vf>(ws.k_scale + t);
         if (cap > 0) v = tanh(v / cap) * cap;
         if (bias.slope != 0) v += converted<vf>(lanes() + (t - bias.own)) * bias.slope;
         store(score + t, v * LOG2_E);
@@ -42,11 +42,11 @@ template <class E> void finish_scores(const Attention& op, const Room<E>& room, 
 
 // Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
 // zeros; only the two end blocks need masks.
-template <class E> void soften(const Attention& op, Room<E>& room, int i, Span span, int low,
+template <class E> void soften(const Attention& op, Workspace<E>& ws, int i, Span span, int low,
                                int high, float slope, float* part) {
-    float* score = room.score[i];
-    auto* weight = room.weight[i];
-    const float* v_scale = room.v_scale;
+    float* score = ws.score[i];
+    auto* weight = ws.weight[i];
+    const float* v_scale = ws.v_scale;
     int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES));
     int end = std::min(span.end, high);
     auto cut = [&](vf v, int t, vf other) {
@@ -54,8 +54,8 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
         vi token = lanes() + t;
         return select((token >= low) & (token < high), v, other);
     };
-    if (!raw_scores(op, room)) finish_scores(op, room, score, begin, end, {slope, high - 1});
-    vf top = splat(NOTHING), total{}, power = splat(unit(op, room));
+    if (!raw_scores(op, ws)) finish_scores(op, ws, score, begin, end, {slope, high - 1});
+    vf top = splat(NOTHING), total{}, power = splat(unit(op, ws));
     for (int t = begin; t < end; t += LANES)
         top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
     float m = largest(top);
@@ -75,20 +75,19 @@ template <class E> void soften(const Attention& op, Room<E>& room, int i, Span s
 }
 
 template <class E> void attend(const Attention& op, const Step& s, const Query& q, int kv_head,
-                               int chunk, Room<E>& room, Part* part) {
-    Pages<E> pages(op, s, q, kv_head, chunk, room.wide);
+                               int chunk, Workspace<E>& ws, Part* part) {
+    Pages<E> pages(op, s, q, kv_head, chunk, ws.wide);
     Span span = pages.span(q);
-    if (pages.h.small) pages.widen_keys(span, room);
-    scores(pages, q, span, room);
-    if (pages.h.small) pages.widen_vals(span, room);
-    if (pages.h.shared) pages.values_of_keys(span, room);
+    if (pages.h.small) pages.widen_keys(span, ws);
+    scores(pages, q, span, ws);
+    if (pages.h.small) pages.widen_vals(span, ws);
+    if (pages.h.shared) pages.values_of_keys(span, ws);
     const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
         float slope = slopes ? slopes[q.head[i]] : 0.f;
-        soften(op, room, i, span, q.low[i] - start, q.end[i] - start, slope,
-               part->of(i, room.stride));
+        soften(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope, part->of(i, ws.stride));
     }
-    values(pages, q, span, room, part);
+    values(pages, q, span, ws, part);
 }
 
 void merge(float* to, const float* from, int64_t cols, float unit) {
@@ -104,25 +103,25 @@ void merge(float* to, const float* from, int64_t cols, float unit) {
 // Merges the chunks of a tile in order (online softmax) and writes its output rows.
 // `chunk_parts(c)` returns the parts of chunk c.
 template <class E, class F> void finish(const Attention& op, const Step& s, const Query& q,
-                                        int kv_head, Room<E>& room, F&& chunk_parts) {
+                                        int kv_head, Workspace<E>& ws, F&& chunk_parts) {
     typedef typename E::row T;
     Heads h(op.kv);
     const float* sinks = at(op.sinks, s);
-    float power = unit(op, room);
+    float power = unit(op, ws);
     for (int c = q.first_chunk(); c <= q.last_chunk(); c++) {
         Part* part = chunk_parts(c);
         for (int i = 0; i < q.count; i++) {
-            float *to = room.all->of(i, room.stride), *from = part->of(i, room.stride);
+            float *to = ws.all->of(i, ws.stride), *from = part->of(i, ws.stride);
             if (!q.sees(i, c)) continue;
             if (c == q.low[i] / KV_CHUNK)
-                memcpy(to, from, room.stride * sizeof(float));
+                memcpy(to, from, ws.stride * sizeof(float));
             else
                 merge(to, from, h.v_pad, power);
         }
     }
     int64_t width = int64_t(h.hq) * h.v_dim, out_stride = stride(int(width));
     for (int i = 0; i < q.count; i++) {
-        float *all = room.all->of(i, room.stride), total = all[1], scale = 1.f;
+        float *all = ws.all->of(i, ws.stride), total = all[1], scale = 1.f;
         if (sinks) {
             float seen = all[0] * power, sink = sinks[q.head[i]] * LOG2_E, m = std::max(seen, sink);
             vf e = exp2(two(seen - m, sink - m));
@@ -165,17 +164,17 @@ template <class E> void attention(const Attention& op, const Step& s, int t, voi
     bool spread = split(op, s);
     int tile = spread ? t / w.chunks : t, kv_head = tile % op.kv.num_kv_heads;
     Query q(op, s, w.items[tile / op.kv.num_kv_heads], kv_head);
-    Room<E> room(op, scratch);
-    auto gathered = [&] { gather(op, s, q, room); };
+    Workspace<E> ws(op, scratch);
+    auto gathered = [&] { gather(op, s, q, ws); };
     if (!spread) {
         gathered();
-        finish<E>(op, s, q, kv_head, room, [&](int c) {
-            attend<E>(op, s, q, kv_head, c, room, room.part);
-            return room.part;
+        finish<E>(op, s, q, kv_head, ws, [&](int c) {
+            attend<E>(op, s, q, kv_head, c, ws, ws.part);
+            return ws.part;
         });
     } else if (int c = t % w.chunks; c >= q.first_chunk() && c <= q.last_chunk()) {
         gathered();
-        attend<E>(op, s, q, kv_head, c, room, parts(op, s)->tile(t, room.stride));
+        attend<E>(op, s, q, kv_head, c, ws, parts(op, s)->tile(t, ws.stride));
     }
 }
 
@@ -183,9 +182,9 @@ template <class E> void attention_merge(const Attention& op, const Step& s, int 
     const Work& w = work(op, s);
     int kv_head = t % op.kv.num_kv_heads;
     Query q(op, s, w.items[t / op.kv.num_kv_heads], kv_head);
-    Room<E> room(op, scratch);
-    finish<E>(op, s, q, kv_head, room,
-              [&](int c) { return parts(op, s)->tile(int64_t(t) * w.chunks + c, room.stride); });
+    Workspace<E> ws(op, scratch);
+    finish<E>(op, s, q, kv_head, ws,
+              [&](int c) { return parts(op, s)->tile(int64_t(t) * w.chunks + c, ws.stride); });
 }
 
 }  // namespace

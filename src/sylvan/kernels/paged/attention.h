@@ -54,7 +54,7 @@ struct Span {  // tokens of a chunk that some vector of the tile sees, from a bl
     int low, begin, end;
 };
 
-template <class E> struct Room {  // scratch memory of a thread
+template <class E> struct Workspace {  // scratch memory of a thread
     typedef typename E::row T;
     int64_t stride;  // floats of a part
     float (*score)[KV_CHUNK];
@@ -65,7 +65,7 @@ template <class E> struct Room {  // scratch memory of a thread
     T* wide;  // keys or values of a chunk of pages of bytes, or values that keys hold
     float *k_scale, *v_scale;  // scales of its tokens; null if pages hold T
 
-    Room(const Attention& op, void* scratch) : stride(part_floats(Heads(op.kv))) {
+    Workspace(const Attention& op, void* scratch) : stride(part_floats(Heads(op.kv))) {
         char* p = static_cast<char*>(scratch);
         auto take = [&](int64_t bytes) { return (p += bytes) - bytes; };
         score = (float (*)[KV_CHUNK])take(QUERY_TILE * KV_CHUNK * 4);
@@ -107,13 +107,13 @@ template <class E> struct Pages {  // the pages of one head in one chunk
         return v + h.v_head(table[token / h.page], head) + token % h.page * h.v_pad;
     }
     // Levels are exact in T. Their scales join the scores, and the weights of the values.
-    void widen_keys(Span span, Room<E>& room) const {
+    void widen_keys(Span span, Workspace<E>& ws) const {
         auto head_of = [&](int page) { return (const int8_t*)k + h.k_head(page, head); };
-        widen(span, h.k_dim, LANES, room.wide, room.k_scale, head_of);
+        widen(span, h.k_dim, LANES, ws.wide, ws.k_scale, head_of);
     }
-    void widen_vals(Span span, Room<E>& room) const {
+    void widen_vals(Span span, Workspace<E>& ws) const {
         auto head_of = [&](int page) { return (const int8_t*)v + h.v_head(page, head); };
-        widen(span, h.v_pad, E::ELEMENTS, room.wide, room.v_scale, head_of);
+        widen(span, h.v_pad, E::ELEMENTS, ws.wide, ws.v_scale, head_of);
     }
     // `together`: tokens whose numbers share a block of columns
     template <class F> void widen(Span span, int64_t cols, int together, T* to, float* scales,
@@ -155,11 +155,11 @@ template <class E> struct Pages {  // the pages of one head in one chunk
         }
     }
     // The first columns of the keys in the order of values.
-    void values_of_keys(Span span, Room<E>& room) const {
+    void values_of_keys(Span span, Workspace<E>& ws) const {
         constexpr int e = E::ELEMENTS;
         for (int t = span.begin; t < span.end; t += LANES) {
             const T* from = keys(t);
-            T* to = room.wide + t * h.v_pad;
+            T* to = ws.wide + t * h.v_pad;
             for (int64_t d = 0; d < h.v_pad; d += e, from += LANES * e)
                 for (int i = 0; i < LANES; i += e)
                     for (int c = 0; c < e; c++)
@@ -167,8 +167,7 @@ template <class E> struct Pages {  // the pages of one head in one chunk
                             to[i * h.v_pad + (d + c) * e + j] = from[(i + j) * e + c];
         }
         for (int t = span.end; t % e; t++)  // shares words with the newest token; stale
-            for (int64_t d = 0; d < h.v_pad; d++)
-                room.wide[t / e * e * h.v_pad + d * e + t % e] = 0;
+            for (int64_t d = 0; d < h.v_pad; d++) ws.wide[t / e * e * h.v_pad + d * e + t % e] = 0;
     }
     // If one row reads the pages alone they come from memory: prefetch K 64 tokens ahead, and V of
     // the current ones. Rows that share pages find them in the cache.
@@ -188,13 +187,14 @@ template <class E> struct Pages {  // the pages of one head in one chunk
     }
 };
 
-template <class E> void gather(const Attention& op, const Step& s, const Query& q, Room<E>& room) {
+template <class E> void gather(const Attention& op, const Step& s, const Query& q,
+                               Workspace<E>& ws) {
     typedef typename E::row T;
     Heads h(op.kv);
     for (int i = 0; i < q.count; i++) {
-        memcpy(room.q[i], at<T>(op.qkv, s) + q.row[i] * h.qkv_stride() + q.head[i] * h.dim,
+        memcpy(ws.q[i], at<T>(op.qkv, s) + q.row[i] * h.qkv_stride() + q.head[i] * h.dim,
                h.dim * sizeof(T));
-        memset(room.q[i] + h.dim, 0, (h.k_dim - h.dim) * sizeof(T));
+        memset(ws.q[i] + h.dim, 0, (h.k_dim - h.dim) * sizeof(T));
     }
 }
 
@@ -202,23 +202,23 @@ template <class E> void gather(const Attention& op, const Step& s, const Query& 
 constexpr int Q_STRIDE = MAX_HEAD * 2, SCORE_STRIDE = KV_CHUNK * 4;
 
 static inline void scores_of_two(const Pages<Bf16>& pages, const Query& q, Span span,
-                                 Room<Bf16>& room) {
+                                 Workspace<Bf16>& ws) {
     int steps = int(pages.h.k_dim / 32);
     for (int t = span.begin; t < span.end; t += 32) {  // a missing second block repeats the first
         if ((t - span.begin) % 64 == 0) pages.fetch(q, span, t);
         const bf16 *k0 = pages.keys(t), *k1 = t + 16 < span.end ? pages.keys(t + 16) : k0;
         zero_four();
         for (int d = 0; d < steps; d++) {
-            tile_load<4>(room.q[0] + d * 32, Q_STRIDE);
+            tile_load<4>(ws.q[0] + d * 32, Q_STRIDE);
             tile_load<6>(k0 + d * 512, 64);
             tile_load<7>(k1 + d * 512, 64);
-            tile_load<5>(room.q[TILE] + d * 32, Q_STRIDE);
+            tile_load<5>(ws.q[TILE] + d * 32, Q_STRIDE);
             TilesBf16::dot<0, 4, 6>();
             TilesBf16::dot<1, 4, 7>();
             TilesBf16::dot<2, 5, 6>();
             TilesBf16::dot<3, 5, 7>();
         }
-        float *out = room.score[0] + t, *lower = room.score[TILE] + t;
+        float *out = ws.score[0] + t, *lower = ws.score[TILE] + t;
         tile_store<0>(out, SCORE_STRIDE);
         tile_store<1>(out + 16, SCORE_STRIDE);
         tile_store<2>(lower, SCORE_STRIDE);
@@ -226,8 +226,9 @@ static inline void scores_of_two(const Pages<Bf16>& pages, const Query& q, Span 
     }
 }
 
-static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room) {
-    if (q.count > TILE) return scores_of_two(pages, q, span, room);
+static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span,
+                          Workspace<Bf16>& ws) {
+    if (q.count > TILE) return scores_of_two(pages, q, span, ws);
     int steps = int(pages.h.k_dim / 32);
     for (int t = span.begin; t < span.end; t += 64) {  // a missing block repeats the one before it
         pages.fetch(q, span, t);
@@ -236,7 +237,7 @@ static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, R
             k[i] = t + 16 * i < span.end ? pages.keys(t + 16 * i) : k[i - 1];
         zero_four();
         for (int d = 0; d < steps; d++) {
-            tile_load<4>(room.q[0] + d * 32, Q_STRIDE);
+            tile_load<4>(ws.q[0] + d * 32, Q_STRIDE);
             tile_load<5>(k[0] + d * 512, 64);
             tile_load<6>(k[1] + d * 512, 64);
             TilesBf16::dot<0, 4, 5>();
@@ -246,7 +247,7 @@ static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, R
             TilesBf16::dot<2, 4, 5>();
             TilesBf16::dot<3, 4, 6>();
         }
-        float* out = room.score[0] + t;
+        float* out = ws.score[0] + t;
         tile_store<0>(out, SCORE_STRIDE);
         tile_store<1>(out + 16, SCORE_STRIDE);
         tile_store<2>(out + 32, SCORE_STRIDE);
@@ -257,11 +258,11 @@ static inline void scores(const Pages<Bf16>& pages, const Query& q, Span span, R
 // 32 tokens of V with a row of tokens pairs every `v_pad` words: in place, or copied where the
 // block is split or partly stale.
 static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t,
-                                      Room<Bf16>& room) {
+                                      Workspace<Bf16>& ws) {
     int64_t row = pages.h.v_pad * 2;
     if ((pages.h.small || pages.h.shared || pages.h.page % 32 == 0) && t + 32 <= span.end)
         return pages.vals(t);
-    auto* copy = reinterpret_cast<bf16*>(room.values);
+    auto* copy = reinterpret_cast<bf16*>(ws.values);
     for (int pair = 0; pair < 16; pair++) {
         int token = t + 2 * pair;
         if (token >= span.end || token + 1 < span.low)
@@ -272,19 +273,19 @@ static inline const bf16* value_block(const Pages<Bf16>& pages, Span span, int t
     return copy;
 }
 
-static inline void values_of_two(const Pages<Bf16>& pages, Span span, Room<Bf16>& room,
+static inline void values_of_two(const Pages<Bf16>& pages, Span span, Workspace<Bf16>& ws,
                                  Part* part) {
-    int64_t row = pages.h.v_pad * 4, out = room.stride * 4;
-    float* o = part->of(0, room.stride) + PART_HEAD;
-    float* lower = part->of(TILE, room.stride) + PART_HEAD;
+    int64_t row = pages.h.v_pad * 4, out = ws.stride * 4;
+    float* o = part->of(0, ws.stride) + PART_HEAD;
+    float* lower = part->of(TILE, ws.stride) + PART_HEAD;
     for (int64_t d = 0; d < pages.h.v_pad; d += 32) {
         bool both = d + 16 < pages.h.v_pad;
         zero_four();
         for (int t = span.begin; t < span.end; t += 32) {
-            const bf16* v = value_block(pages, span, t, room) + d * 2;
-            tile_load<4>(room.weight[0] + t, KV_CHUNK * 2);
+            const bf16* v = value_block(pages, span, t, ws) + d * 2;
+            tile_load<4>(ws.weight[0] + t, KV_CHUNK * 2);
             tile_load<6>(v, row);
-            tile_load<5>(room.weight[TILE] + t, KV_CHUNK * 2);
+            tile_load<5>(ws.weight[TILE] + t, KV_CHUNK * 2);
             TilesBf16::dot<0, 4, 6>();
             TilesBf16::dot<2, 5, 6>();
             if (both) {
@@ -302,17 +303,17 @@ static inline void values_of_two(const Pages<Bf16>& pages, Span span, Room<Bf16>
     }
 }
 
-static inline void values(const Pages<Bf16>& pages, const Query& q, Span span, Room<Bf16>& room,
+static inline void values(const Pages<Bf16>& pages, const Query& q, Span span, Workspace<Bf16>& ws,
                           Part* part) {
-    if (q.count > TILE) return values_of_two(pages, span, room, part);
-    int64_t row = pages.h.v_pad * 4, out = room.stride * 4;
-    float* o = part->of(0, room.stride) + PART_HEAD;
+    if (q.count > TILE) return values_of_two(pages, span, ws, part);
+    int64_t row = pages.h.v_pad * 4, out = ws.stride * 4;
+    float* o = part->of(0, ws.stride) + PART_HEAD;
     for (int64_t d = 0; d < pages.h.v_pad; d += 64) {
         int64_t count = std::min<int64_t>(4, (pages.h.v_pad - d) / 16);
         zero_four();
         for (int t = span.begin; t < span.end; t += 32) {
-            const bf16* v = value_block(pages, span, t, room) + d * 2;
-            tile_load<4>(room.weight[0] + t, KV_CHUNK * 2);
+            const bf16* v = value_block(pages, span, t, ws) + d * 2;
+            tile_load<4>(ws.weight[0] + t, KV_CHUNK * 2);
             tile_load<5>(v, row);
             TilesBf16::dot<0, 4, 5>();
             if (count > 1) {
@@ -339,7 +340,7 @@ static inline void values(const Pages<Bf16>& pages, const Query& q, Span span, R
 // with two vectors of columns each
 constexpr int PAIR_ROWS = std::max(1, TILE_ROWS* TILE_COLS / 2);
 
-template <class E> void scores(const Pages<E>& pages, const Query& q, Span span, Room<E>& room) {
+template <class E> void scores(const Pages<E>& pages, const Query& q, Span span, Workspace<E>& ws) {
     int words = int(pages.h.k_dim) / E::ELEMENTS;
     for (int m = 0; m < q.count; m += PAIR_ROWS)
         constant<PAIR_ROWS>(std::min(PAIR_ROWS, q.count - m), [&](auto M) {
@@ -349,39 +350,39 @@ template <class E> void scores(const Pages<E>& pages, const Query& q, Span span,
                 const auto* k0 = (const uint32_t*)pages.keys(t);
                 const auto* k1 = t + 16 < span.end ? (const uint32_t*)pages.keys(t + 16) : k0;
                 vf acc[M][2] = {};
-                multiply<E, M, 2>(acc, (const uint32_t*)room.q[m], MAX_HEAD / E::ELEMENTS, k0,
+                multiply<E, M, 2>(acc, (const uint32_t*)ws.q[m], MAX_HEAD / E::ELEMENTS, k0,
                                   k1 - k0, LANES, words, 0);
                 for (int i = 0; i < M; i++) {
-                    store(room.score[m + i] + t, acc[i][0]);
-                    store(room.score[m + i] + t + 16, acc[i][1]);
+                    store(ws.score[m + i] + t, acc[i][0]);
+                    store(ws.score[m + i] + t + 16, acc[i][1]);
                 }
             }
         });
 }
 
 template <class E, int M, int N>
-void weigh(const Pages<E>& pages, Span span, const Room<E>& room, Part* part, int m, int d) {
+void weigh(const Pages<E>& pages, Span span, const Workspace<E>& ws, Part* part, int m, int d) {
     constexpr int e = E::ELEMENTS;
     vf acc[M][N] = {};
     // earlier tokens have no weight, and may be NaN
     for (int t = span.low / LANES * LANES; t < span.end; t += LANES) {
         int words = std::min(LANES / e, ceil_div(span.end - t, e));
-        multiply<E, M, N>(acc, (const uint32_t*)(room.weight[m] + t), KV_CHUNK / e,
+        multiply<E, M, N>(acc, (const uint32_t*)(ws.weight[m] + t), KV_CHUNK / e,
                           (const uint32_t*)pages.vals(t) + d, LANES, pages.h.v_pad, words, 0);
     }
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++)
-            store(part->of(m + i, room.stride) + PART_HEAD + d + j * LANES, acc[i][j]);
+            store(part->of(m + i, ws.stride) + PART_HEAD + d + j * LANES, acc[i][j]);
 }
 
-template <class E> void values(const Pages<E>& pages, const Query& q, Span span, Room<E>& room,
+template <class E> void values(const Pages<E>& pages, const Query& q, Span span, Workspace<E>& ws,
                                Part* part) {
     for (int m = 0; m < q.count; m += PAIR_ROWS)
         constant<PAIR_ROWS>(std::min(PAIR_ROWS, q.count - m), [&](auto M) {
             int d = 0, cols = int(pages.h.v_pad);
             if constexpr (M <= 4 && TILE_COLS > 1)
-                for (; d + 64 <= cols; d += 64) weigh<E, M, 4>(pages, span, room, part, m, d);
-            for (; d + 32 <= cols; d += 32) weigh<E, M, 2>(pages, span, room, part, m, d);
-            if (d < cols) weigh<E, M, 1>(pages, span, room, part, m, d);
+                for (; d + 64 <= cols; d += 64) weigh<E, M, 4>(pages, span, ws, part, m, d);
+            for (; d + 32 <= cols; d += 32) weigh<E, M, 2>(pages, span, ws, part, m, d);
+            if (d < cols) weigh<E, M, 1>(pages, span, ws, part, m, d);
         });
 }

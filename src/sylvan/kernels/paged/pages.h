@@ -4,7 +4,7 @@
 // columns][16][elements]; V: [page][head][token / elements][column][elements]. int4 pages have half
 // of these columns: a byte's low nibble is of the first half of the columns, its high one of the
 // second. Heads are rotated first (QuaRot, arXiv:2404.00456), which spreads large columns over all:
-// keys and queries alike, and attention turns its results back.
+// keys and queries in the same way; attention rotates its results back.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>
@@ -38,8 +38,8 @@ struct Heads {
 
 constexpr float NIBBLE_MIDDLE = 7.5f;  // levels are 0 .. 15
 
-// Floats of eight bits: a sign, EXPONENT bits raised by BIAS, and FRACTION bits; below 2^(1 - BIAS)
-// multiples of SMALLEST.
+// 8-bit floats: a sign, EXPONENT bits with a bias of BIAS, and FRACTION bits; subnormals, below
+// 2^(1 - BIAS), are multiples of SMALLEST.
 template <int EXPONENT> struct Float8 {
     static constexpr int FRACTION = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1,
                          SHIFT = 23 - FRACTION, REBIAS = 127 - BIAS;

@@ -32,14 +32,14 @@ def rotate(x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope | None) ->
         return x_TNH
     dim = rope.cos_sin.shape[1]
     cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
-    turning, passing = x_TNH[..., :dim], x_TNH[..., dim:]
+    rotary, passing = x_TNH[..., :dim], x_TNH[..., dim:]
     if rope.interleaved:
-        a, b = turning[..., ::2], turning[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        a, b = rotary[..., ::2], rotary[..., 1::2]
+        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
     else:
-        a, b = turning.chunk(2, -1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((turned, passing), -1)
+        a, b = rotary.chunk(2, -1)
+        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((rotated, passing), -1)
 
 
 def split_heads(
@@ -66,9 +66,9 @@ def through_int4(x: torch.Tensor) -> torch.Tensor:
 
 def _sixteen(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Levels 0 .. 15 of rotated heads, float32, and scales (..., 1)."""
-    turned = hadamard(x.float())
-    top = turned.abs().amax(-1, keepdim=True)
-    return (turned * torch.where(top > 0, 7.5 / top, 0.0) + 7.5).round(), top / 7.5
+    rotated = hadamard(x.float())
+    top = rotated.abs().amax(-1, keepdim=True)
+    return (rotated * torch.where(top > 0, 7.5 / top, 0.0) + 7.5).round(), top / 7.5
 
 
 def int4_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,8 +19,8 @@ template <class T> float to_levels(const T* x, int cols, int8_t* levels) {
     return m / 127.f + sum(odd);
 }
 
-// Floats of eight bits by a scale: the one given, or with 0 that of the largest. NaN makes the
-// scale NaN.
+// Quantises to 8-bit floats with the given scale, or with that of the largest magnitude if it is 0.
+// NaN makes the scale NaN.
 template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes, float given) {
     vf top{}, odd{};
     for (int i = 0; i < cols; i += LANES) {
@@ -36,7 +36,7 @@ template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes,
     return scale + sum(odd);
 }
 
-// The same in 16 levels, of a head that is rotated first.
+// Quantises a head to 16 levels after rotating it.
 template <class T> float to_nibbles(const T* x, int cols, int8_t* levels) {
     alignas(64) float head[MAX_HEAD];
     for (int i = 0; i < cols; i += LANES) store(head + i, get(x + i));
@@ -55,7 +55,7 @@ template <class T> float to_nibbles(const T* x, int cols, int8_t* levels) {
     return m / NIBBLE_MIDDLE + sum(odd);
 }
 
-// Keys and values of int4 pages; a byte is of one token, so that threads share none.
+// Keys and values of int4 pages. Each byte belongs to one token, so no two threads write it.
 template <class E> void store_nibbles(const RopeStore& op, const Step& s, const Heads& h, int slot,
                                       int head, const typename E::row* key,
                                       const typename E::row* value) {
@@ -74,7 +74,7 @@ template <class E> void store_nibbles(const RopeStore& op, const Step& s, const 
     for (int d = 0; d < value_half; d++) v[d * e] = int8_t(levels[d] | levels[d + value_half] << 4);
 }
 
-// A query as rotated keys expect it.
+// Rotates a query like the keys of int4 pages.
 template <class T> void turn_query(T* query, int cols) {
     alignas(64) float head[MAX_HEAD];
     for (int i = 0; i < cols; i += LANES) store(head + i, get(query + i));
@@ -82,7 +82,7 @@ template <class T> void turn_query(T* query, int cols) {
     for (int i = 0; i < cols; i += LANES) put(query + i, load<vf>(head + i));
 }
 
-// A head in the numbers of its pages; returns their scale. `scales`: of heads, or null.
+// Converts a head to the type of its pages; returns the scale. `scales`: of heads, or null.
 template <class T> float to_small(PageFormat format, const T* x, int cols, int8_t* levels,
                                   const float* scales, int head) {
     float given = scales ? scales[head] : 0.f;
@@ -91,7 +91,7 @@ template <class T> float to_small(PageFormat format, const T* x, int cols, int8_
     return to_levels(x, cols, levels);
 }
 
-// Keys and values of pages of bytes: the row's place in them, and where the head's scales begin.
+// Pages of 8 and 4 bits: the place of a row, and where the scales of the head begin.
 template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot,
                                      int head, const typename E::row* key,
                                      const typename E::row* value) {
@@ -110,7 +110,7 @@ template <class E> void store_levels(const RopeStore& op, const Step& s, const H
     for (int d = 0; d < h.v_pad; d++) v[d * e] = d < h.v_dim ? levels[d] : 0;
 }
 
-// A key is words that are LANES words apart.
+// The words of a key are LANES words apart.
 template <class E> void store_key(typename E::row* to, int lane, const typename E::row* key,
                                   int cols) {
     for (int d = 0; d < cols; d += E::ELEMENTS)
@@ -168,8 +168,8 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
     const int32_t* slots =
         op.kv.whole_text ? s.texts.slots : s.run->slots + int64_t(op.kv.table) * s.run->slot_step;
     int slot = slots[r], off = slot % h.page, page = slot / h.page;
-    // V is read in words of tokens: behind the newest token there is stale data of another request,
-    // and 0 * NaN is NaN. Clear it.
+    // V is read in words of several tokens: after the newest token they hold stale data of another
+    // request, and 0 * NaN is NaN. Clear them.
     const int32_t* starts = s.run->row_start;
     bool newest = e > 1 && off % e == 0 &&
                   std::binary_search(starts + 1, starts + s.run->seqs + 1, int32_t(r) + 1);

@@ -72,18 +72,18 @@ def _turned(
             partner = tl.where(col < half, col + half, col - half)
             pair = col % half
             first = col < half
-        turning = col < ROTARY
+        is_rotary = col < ROTARY
         other_at = head[:, None] * WIDTH + partner[None, :]
-        other_mask = mask & turning[None, :]
+        other_mask = mask & is_rotary[None, :]
         other = tl.load(x_ptr + other_at, mask=other_mask, other=0.0).to(tl.float32)
         if NORM == "head":
-            weight = tl.load(weight_ptr + partner, mask=turning, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + partner, mask=is_rotary, other=0.0).to(tl.float32)
             other = other * inverse[:, None] * (weight[None, :] + offset)
         elif NORM == "all":
             weight = tl.load(weight_ptr + other_at, mask=other_mask, other=0.0).to(tl.float32)
             other = other * inverse[:, None] * (weight + offset)
-        cos = tl.load(angle_ptr + pair, mask=turning, other=1.0)
-        sin = tl.load(angle_ptr + half + pair, mask=turning, other=0.0)
+        cos = tl.load(angle_ptr + pair, mask=is_rotary, other=1.0)
+        sin = tl.load(angle_ptr + half + pair, mask=is_rotary, other=0.0)
         x = x * cos[None, :] + other * tl.where(first, -sin, sin)[None, :]
     return x
 

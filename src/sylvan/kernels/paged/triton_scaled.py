@@ -162,7 +162,7 @@ def _store(x_TKH: torch.Tensor, side: torch.Tensor, slots_T: torch.Tensor) -> No
     )
 
 
-def turn_heads(x_TNH: torch.Tensor) -> torch.Tensor:
+def rotate_heads(x_TNH: torch.Tensor) -> torch.Tensor:
     """Heads times the normal Hadamard matrix, its own inverse; H is 32, 64, 128 or 256."""
     x_TNH = x_TNH.contiguous()
     out, width = torch.empty_like(x_TNH), x_TNH.shape[-1]

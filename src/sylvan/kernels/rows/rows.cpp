@@ -1,4 +1,4 @@
-// Whole rows: choosing them, and arithmetic on them.
+// Selects rows, and computes on whole rows.
 #include "../native/kernel.h"
 
 namespace {
@@ -9,7 +9,7 @@ template <class T> void take_rows(const TakeRows& op, const Step& s, int64_t r) 
            width * sizeof(T));
 }
 
-// Numbers that are float32 beside rows of type T.
+// Reads an operand that is float32 if `f32`, else T as the rows are.
 template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
     return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
 }

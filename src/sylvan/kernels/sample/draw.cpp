@@ -17,7 +17,7 @@ double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
 
 Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch)
     : known(known), scratch(scratch), scale(scale_of(known.temperature)) {
-    const BlockStats& s = known.survey;
+    const BlockStats& s = known.stats;
     vf tops = splat(-INFINITY);
     for (int i = 0; i < s.pieces; i += LANES) tops = max(tops, load<vf>(s.tops + i));
     top = largest(tops);
@@ -80,7 +80,7 @@ float Distribution::logit(int id) const {
 
 int Distribution::likeliest() const {
     if (!known.x) return std::min_element(scratch.kept.begin(), scratch.kept.end())->id;
-    const BlockStats& s = known.survey;
+    const BlockStats& s = known.stats;
     int piece = int(std::find(s.tops, s.tops + s.pieces, top) - s.tops), id = piece * PIECE;
     while (cleaned(known.x[id]) != top) id++;
     return id;
@@ -96,7 +96,7 @@ int Distribution::draw_any(double u) const {
     double target = u * total, before = 0;
     int last = -1;  // the last group of pieces with a possible id: receives the rounding remainder
     double before_last = 0;
-    for (int i = 0; i < known.survey.pieces; i += LANES) {
+    for (int i = 0; i < known.stats.pieces; i += LANES) {
         double after = before + double(sum(load<vf>(masses + i)));
         if (after > before) {
             last = i;
@@ -113,7 +113,7 @@ int Distribution::draw_any(double u) const {
 int Distribution::draw_within(int group, double before, double target) const {
     int found = -1;
     double start = before;
-    for (int i = group; i < std::min(group + LANES, known.survey.pieces); i++) {
+    for (int i = group; i < std::min(group + LANES, known.stats.pieces); i++) {
         if (!(scratch.masses[i] > 0)) continue;
         found = i;
         start = before;
@@ -191,8 +191,8 @@ double Distribution::gather(float least) const {
         vf x = part(known.x, i, known.n, -INFINITY);
         if (any(x >= low)) add(cleaned(x), ~0u, [&](int l) { return i + l; });
     };
-    for (int g = 0; g < known.survey.pieces; g += LANES)
-        each_bit(bits(load<vf>(known.survey.tops + g) >= low), [&](int l) {
+    for (int g = 0; g < known.stats.pieces; g += LANES)
+        each_bit(bits(load<vf>(known.stats.tops + g) >= low), [&](int l) {
             for (int i = (g + l) * PIECE, end = std::min(i + PIECE, known.n); i < end; i += LANES)
                 look(i);
         });
@@ -207,9 +207,9 @@ void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
         std::make_heap(heap.begin(), heap.end());
     } else
         heap.clear();
-    for (int piece = 0; known.x && piece < known.survey.pieces && count > 0; piece++) {
+    for (int piece = 0; known.x && piece < known.stats.pieces && count > 0; piece++) {
         bool full = int(heap.size()) == count;
-        if (full && !(known.survey.tops[piece] > heap.front().x)) continue;
+        if (full && !(known.stats.tops[piece] > heap.front().x)) continue;
         for (int i = piece * PIECE, end = std::min(i + PIECE, known.n); i < end; i++) {
             Candidate mine{cleaned(known.x[i]), 0, i};
             if (full && !(mine < heap.front())) continue;

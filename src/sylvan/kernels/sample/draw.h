@@ -1,7 +1,7 @@
-// Draws from one row as sylvan.runtime.sampling defines it, from all of its logits or from only the
+// Samples from one row as defined by sylvan.runtime.sampling, given all of its logits or only the
 // largest.
 #pragma once
-#include "survey.h"
+#include "block_stats.h"
 
 struct Candidate {
     float x, p;
@@ -11,7 +11,7 @@ struct Candidate {
 };
 
 struct SamplerScratch {  // scratch memory of a thread, kept between rows
-    BlockStatsScratch survey;
+    BlockStatsScratch stats;
     std::vector<float> masses;
     std::vector<Candidate> kept, found, edge;
     std::vector<int> counts;
@@ -21,7 +21,7 @@ struct SamplerScratch {  // scratch memory of a thread, kept between rows
 struct RowLogits {
     const float* x;  // all logits; null: only the `kept` ones in the scratch memory, by rising id
     int n;
-    BlockStats survey;  // without pieces: the total is not wanted
+    BlockStats stats;  // without pieces: the total is not wanted
     float temperature;
     // if the row has NaN or infinity, report no log probabilities; else clean it
     bool as_it_is = false;
@@ -59,7 +59,7 @@ public:
 private:
     RowLogits known;
     SamplerScratch& scratch;
-    float top = -INFINITY, scale;  // see survey.h
+    float top = -INFINITY, scale;  // see block_stats.h
     double total = 0;
 
     float p(float x) const { return weight(splat(x), top, scale)[0]; }

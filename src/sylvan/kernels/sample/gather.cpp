@@ -42,8 +42,8 @@ int num_from(const uint32_t* keys, int n, uint32_t least) {
     return sum(found);
 }
 
-// Lets the `count` largest of n stay in place, and few more; returns the least key of them, or
-// less. Bit by bit and without a branch that depends on the keys: introselect guesses wrong at
+// Keeps the `count` largest of n keys in place, and a few more; returns the least of them, or a
+// lower bound. Goes bit by bit, without branches that depend on the keys: introselect mispredicts
 // every second comparison.
 uint32_t keep_most(uint32_t* keys, int32_t* ids, int& n, int count) {
     for (int i = n; i < round_up(n, LANES); i++) keys[i] = 0;
@@ -88,21 +88,21 @@ int append(uint32_t* keys, int32_t* ids, vf x, int first, uint32_t which) {
 
 }  // namespace
 
-RowNeeds wish_of(const Sample& s, int row, int threads) {
+RowNeeds needs_of(const Sample& s, int row, int threads) {
     const SampleSlots& t = *s.params;
     int slot = s.slots[row];
     bool stops = t.num_stops[slot] && s.positions[row] < t.min_position[slot];
-    bool told = s.logprobs.own && t.has_logprobs[slot];
+    bool wants_logprobs = s.logprobs.own && t.has_logprobs[slot];
     bool changed =
         t.has_penalty[slot] || stops || t.num_bias[slot] || (s.mask_of && s.mask_of[row] >= 0);
-    if (changed || (told && t.num_chosen[slot])) return {RowNeeds::WHOLE, false, 0};
+    if (changed || (wants_logprobs && t.num_chosen[slot])) return {RowNeeds::WHOLE, false, 0};
     int64_t count = t.greedy[slot] ? 1 : std::min<int64_t>(t.top_k[slot], s.vocab);
-    if (count == 1 && !told) return {RowNeeds::LARGEST, false, 1};
-    if (told) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
+    if (count == 1 && !wants_logprobs) return {RowNeeds::LARGEST, false, 1};
+    if (wants_logprobs) count = std::max<int64_t>(count, std::min(t.top[slot], s.vocab));
     Filter filter{t.top_k[slot], t.top_p[slot], t.min_p[slot]};
-    bool total = told || (!t.greedy[slot] && filter.needs_total(s.vocab));
+    bool total = wants_logprobs || (!t.greedy[slot] && filter.needs_total(s.vocab));
     // two words an entry, one a logit
-    bool large = int64_t(LogitsCollector::list_room(int(count))) * threads * 2 > s.vocab;
+    bool large = int64_t(LogitsCollector::list_size(int(count))) * threads * 2 > s.vocab;
     if (count * WORTH > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED))
         return {RowNeeds::WHOLE, false, 0};
     return {RowNeeds::KEPT, total, int32_t(count)};
@@ -111,8 +111,8 @@ RowNeeds wish_of(const Sample& s, int row, int threads) {
 bool LogitsCollector::begin(const Sample& sample, int num_threads) {
     vocab = sample.vocab;
     threads = num_threads;
-    num_surveys = 0;
-    wishes.resize(sample.rows);
+    num_stats = 0;
+    needs.resize(sample.rows);
     scales.resize(sample.rows);
     places.resize(sample.rows);
     listed.resize(sample.rows);
@@ -122,13 +122,13 @@ bool LogitsCollector::begin(const Sample& sample, int num_threads) {
     int64_t all = 0;
     bool wanted = false;
     for (int row = 0; row < sample.rows; row++) {
-        RowNeeds& w = wishes[row] = wish_of(sample, row, threads);
+        RowNeeds& w = needs[row] = needs_of(sample, row, threads);
         scales[row] = scale_of(sample.params->temperature[sample.slots[row]]);
         wanted |= w.kind != RowNeeds::WHOLE;
-        places[row] = w.total ? num_surveys++ : -1;
+        places[row] = w.total ? num_stats++ : -1;
         listed[row] = w.kind == RowNeeds::KEPT ? lists_wanted++ : -1;
         entries[row] = all;
-        if (w.kind == RowNeeds::KEPT) all += int64_t(list_room(w.count)) * threads;
+        if (w.kind == RowNeeds::KEPT) all += int64_t(list_size(w.count)) * threads;
     }
     lists.assign(int64_t(lists_wanted) * threads, {-INFINITY, 0});
     if (int64_t(keys.size()) < all) {
@@ -137,8 +137,8 @@ bool LogitsCollector::begin(const Sample& sample, int num_threads) {
         ids.clear();
         ids.resize(all);
     }
-    room = round_up(num_surveys, 64 / sizeof(float));
-    if (size_t size = size_t(pieces_of(vocab)) * room; tops.size() < size) {
+    stats_stride = round_up(num_stats, 64 / sizeof(float));
+    if (size_t size = size_t(pieces_of(vocab)) * stats_stride; tops.size() < size) {
         tops.resize(size);
         sums.resize(size);
     }
@@ -148,14 +148,14 @@ bool LogitsCollector::begin(const Sample& sample, int num_threads) {
 void LogitsCollector::take(int row, float* x, int first, int cols, int thread) {
     if (first >= vocab) return;
     for (int i = std::max(0, vocab - first); i < cols; i++) x[i] = -INFINITY;
-    if (wishes[row].kind == RowNeeds::LARGEST) keep_larger(bests[row], x, first, cols);
+    if (needs[row].kind == RowNeeds::LARGEST) keep_larger(bests[row], x, first, cols);
     if (places[row] >= 0) look(row, x, first, cols);
     if (listed[row] >= 0) keep(row, x, first, cols, thread);
 }
 
 void LogitsCollector::look(int row, const float* x, int first, int cols) {
-    int64_t to = int64_t(first / PIECE) * room + places[row];
-    survey_piece(x, cols, scales[row], tops[to], sums[to]);
+    int64_t to = int64_t(first / PIECE) * stats_stride + places[row];
+    measure_piece(x, cols, scales[row], tops[to], sums[to]);
 }
 
 void LogitsCollector::keep(int row, const float* x, int first, int cols, int thread) {
@@ -170,18 +170,18 @@ void LogitsCollector::keep(int row, const float* x, int first, int cols, int thr
             count +=
                 append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
     }
-    int wanted = wishes[row].count;
+    int wanted = needs[row].count;
     if (count >= 2 * wanted) list.bar = logit_of(keep_most(my_keys, my_ids, count, wanted));
     list.count = count;
 }
 
-BlockStats LogitsCollector::survey(int row, SamplerScratch& scratch) const {
+BlockStats LogitsCollector::stats(int row, SamplerScratch& scratch) const {
     if (places[row] < 0) return {};
-    BlockStats mine = scratch.survey.empty(vocab);
+    BlockStats mine = scratch.stats.empty(vocab);
     for (int i = 0; i < mine.pieces; i++) {
-        int64_t from = int64_t(i) * room + places[row];
-        scratch.survey.tops[i] = tops[from];
-        scratch.survey.sums[i] = sums[from];
+        int64_t from = int64_t(i) * stats_stride + places[row];
+        scratch.stats.tops[i] = tops[from];
+        scratch.stats.sums[i] = sums[from];
     }
     return mine;
 }
@@ -194,7 +194,7 @@ void LogitsCollector::kept(int row, SamplerScratch& scratch) const {
         for (int64_t end = at + lists[list_of(row, t)].count; at < end; at++)
             all.push_back({logit_of(keys[at]), 0, ids[at]});
     }
-    size_t wanted = wishes[row].count;
+    size_t wanted = needs[row].count;
     if (all.size() > wanted) {
         std::nth_element(all.begin(), all.begin() + wanted - 1, all.end());
         all.resize(wanted);

@@ -47,20 +47,20 @@ public:
 
     void sample() {
         change();
-        if (t.greedy[slot] && !told()) {
+        if (t.greedy[slot] && !wants_logprobs()) {
             int best = largest_logit(x, n);
             return choose(best, x[best] > -INFINITY);
         }
-        choose_from({x, n, scratch.survey.of(x, n, t.temperature[slot]), t.temperature[slot]});
+        choose_from({x, n, scratch.stats.of(x, n, t.temperature[slot]), t.temperature[slot]});
     }
 
     void sample(const LogitsCollector& gather) {
-        const RowNeeds& wish = gather.wish(row);
-        if (wish.kind == RowNeeds::WHOLE) return sample();
+        const RowNeeds& needs = gather.needs_of_row(row);
+        if (needs.kind == RowNeeds::WHOLE) return sample();
         const Best& best = gather.best(row);
-        if (wish.kind == RowNeeds::LARGEST) return choose(best.id, best.id != NO_LOGIT);
+        if (needs.kind == RowNeeds::LARGEST) return choose(best.id, best.id != NO_LOGIT);
         gather.kept(row, scratch);
-        choose_from({nullptr, n, gather.survey(row, scratch), t.temperature[slot]});
+        choose_from({nullptr, n, gather.stats(row, scratch), t.temperature[slot]});
     }
 
 private:
@@ -73,7 +73,7 @@ private:
     template <class T> const T* list(const int64_t* addresses) const {
         return reinterpret_cast<const T*>(addresses[slot]);
     }
-    bool told() const { return s.logprobs.own && t.has_logprobs[slot]; }
+    bool wants_logprobs() const { return s.logprobs.own && t.has_logprobs[slot]; }
 
     void choose(int id, bool possible) {
         s.ids[row] = possible ? id : 0;
@@ -87,14 +87,14 @@ private:
                      ? from.likeliest()
                      : from.draw(uniform(t.seed[slot], t.sample[slot], s.positions[row]), filter());
         choose(id, true);
-        if (told())
+        if (wants_logprobs())
             write_logprobs(from, n, id, t.top[slot], list<int32_t>(t.chosen_ids),
                            t.num_chosen[slot], s.logprobs, row);
     }
 
     Filter filter() const { return {t.top_k[slot], t.top_p[slot], t.min_p[slot]}; }
 
-    void change() {  // the order is the contract's
+    void change() {  // in the order that sylvan.runtime.sampling defines
         if (t.has_penalty[slot]) penalise(t.counts + t.counts_row[slot] * n);
         if (s.positions[row] < t.min_position[slot])
             for (int i = 0; i < t.num_stops[slot]; i++) x[list<int32_t>(t.stops)[i]] = -INFINITY;
@@ -125,29 +125,29 @@ private:
     }
 };
 
-struct Drawing {
+struct SampleJob {
     const Sample* sample;
     std::atomic<int> next;
 };
 
-struct Telling {
+struct LogprobJob {
     const ForcedTokens* given;
     std::atomic<int> next;
 };
 
-void tell_rows(void* arg, int) {
-    auto& d = *static_cast<Telling*>(arg);
+void write_forced_logprobs(void* arg, int) {
+    auto& d = *static_cast<LogprobJob*>(arg);
     const ForcedTokens& g = *d.given;
     thread_local SamplerScratch scratch;
     for (int r; (r = d.next.fetch_add(1, std::memory_order_relaxed)) < g.rows;) {
         const float* x = g.logits + r * g.stride;
-        Distribution from({x, g.vocab, scratch.survey.of(x, g.vocab, 1.f), 1.f, true}, scratch);
+        Distribution from({x, g.vocab, scratch.stats.of(x, g.vocab, 1.f), 1.f, true}, scratch);
         write_logprobs(from, g.vocab, g.ids[r], g.top, g.chosen_ids, g.num_chosen, g.logprobs, r);
     }
 }
 
 void run_rows(void (*job)(void*, int), void* arg, int rows) {
-    if (rows <= 1) return job(arg, 0);  // not worth waking anybody
+    if (rows <= 1) return job(arg, 0);  // cheaper than waking the helpers
     Pool& pool = Pool::shared();
     std::lock_guard lock(pool.busy);
     pool.run(job, arg);
@@ -171,10 +171,10 @@ int count_failed(const Sample& sample) {
 }
 
 SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of failed rows
-    Drawing d{sample, 0};
+    SampleJob d{sample, 0};
     run_rows(
         [](void* arg, int) {
-            auto& mine = *static_cast<Drawing*>(arg);
+            auto& mine = *static_cast<SampleJob*>(arg);
             sample_rows(*mine.sample, mine.next);
         },
         &d, sample->rows);
@@ -182,6 +182,6 @@ SYLVAN_API int sylvan_sample(const Sample* sample) {  // returns the number of f
 }
 
 SYLVAN_API void sylvan_logprobs(const ForcedTokens* given) {
-    Telling d{given, 0};
-    run_rows(tell_rows, &d, given->rows);
+    LogprobJob d{given, 0};
+    run_rows(write_forced_logprobs, &d, given->rows);
 }

@@ -1,4 +1,4 @@
-// Sampling over the batch, as the step program and the sampler of the runtime ask for it.
+// Samples a batch, for step programs and for the sampler of the runtime.
 // `binding.py` mirrors it.
 #pragma once
 #include "../native/program.h"

@@ -112,8 +112,8 @@ def bracket_kernel(
         high = tl.where((k < ALL) | (top_p < 1.0), ONE, low)
         others = (sums - weights) / tl.maximum(weight_of(low), 1e-37) * _SLACK
         most = tl.minimum(tl.maximum(others, 0.0) + 1.0, BLOCK)
-        room = tl.sum(tl.where((bits_of(weights) >= low) & there, most, 0.0), 0)
-        sparse = (room <= SLOTS) | (low == high)
+        num_candidates = tl.sum(tl.where((bits_of(weights) >= low) & there, most, 0.0), 0)
+        sparse = (num_candidates <= SLOTS) | (low == high)
         tl.store(mode_ptr + row, tl.where(sparse, SPARSE, tl.where(triple, SLOW, DENSE)))
         tl.store(k_ptr + row, k)
         tl.store(top_ptr + row, top)
@@ -311,5 +311,5 @@ def gather_kernel(
         if (low < high) & (tl.sum(counts, 0) > 0):
             first = tl.cumsum(counts, 0) - counts
             place = first[:, None] + tl.cumsum(inside, 1) - inside
-            room = (inside > 0) & (place < SLOTS)
-            tl.store(slot_ptr + at * SLOTS + place, offset.to(tl.int16), mask=room)
+            num_candidates = (inside > 0) & (place < SLOTS)
+            tl.store(slot_ptr + at * SLOTS + place, offset.to(tl.int16), mask=num_candidates)

@@ -22,8 +22,8 @@ struct GatedRow {
     }
 };
 
-// One part: columns from `begin` on. `room` is for the numbers that are normed.
-template <class T> void gate_part(const GatedRow& row, int begin, float* room, T* out) {
+// One part: columns from `begin` on. `scratch` is for the numbers that are normed.
+template <class T> void gate_part(const GatedRow& row, int begin, float* scratch, T* out) {
     const GateRows& op = row.op;
     const float* weight = at(op.weight, row.s);
     vf squares{};
@@ -35,15 +35,15 @@ template <class T> void gate_part(const GatedRow& row, int begin, float* room, T
         else if (op.norm != GateNorm::LAYER)
             v *= row.gate<T>(begin + i, left);
         squares = fma(v, v, squares);
-        store(room + i, v);
+        store(scratch + i, v);
     }
     float scale = 1, mean = 0;
     if (op.norm == GateNorm::LAYER) {
         vf total{}, spread{};
-        for (int i = 0; i < row.width; i += LANES) total += load<vf>(room + i);
+        for (int i = 0; i < row.width; i += LANES) total += load<vf>(scratch + i);
         mean = sum(total) / float(row.width);
         for (int i = 0; i < row.width; i += LANES) {
-            vf v = ::first(load<vf>(room + i) - mean, row.width - i);
+            vf v = ::first(load<vf>(scratch + i) - mean, row.width - i);
             spread = fma(v, v, spread);
         }
         squares = spread;
@@ -52,7 +52,7 @@ template <class T> void gate_part(const GatedRow& row, int begin, float* room, T
         scale = 1.f / std::sqrt(sum(squares) / float(row.width) + op.eps);
     for (int i = 0; i < row.width; i += LANES) {
         const int left = row.width - i;
-        vf v = (load<vf>(room + i) - mean) * scale;
+        vf v = (load<vf>(scratch + i) - mean) * scale;
         if (op.norm == GateNorm::BEFORE) {
             v = scans::rounded<T>(v * scans::get(weight + i, left));
             v *= row.gate<T>(begin + i, left);

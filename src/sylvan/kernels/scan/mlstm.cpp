@@ -1,16 +1,16 @@
-// Matrix memory of xLSTM. Matrix, sum of keys and what goes in are held relative to exp(scale), the
-// largest exponent so far.
+// Matrix memory of xLSTM. The matrix, the sum of keys and the input are stored relative to
+// exp(scale), where scale is the largest exponent so far.
 #include "scan.h"
 
 namespace {
 
 int mlstm_tiles(const MlstmScan& op, const Step& s) { return s.run->seqs * op.num_heads; }
 
-struct Fading {  // of a row: factors of what is kept and of what goes in
+struct Gates {  // of a row: factors of the old state and of the input
     float kept, fresh, scale;
 };
 
-Fading fading(const MlstmScan& op, const Step& s, int64_t row, int head, float scale) {
+Gates gates(const MlstmScan& op, const Step& s, int64_t row, int head, float scale) {
     const int64_t place = row * op.gate_stride + head;
     const float into = at(op.into, s)[place];
     const float carried = scale - scans::softplus(splat(-at(op.keep, s)[place]))[0];
@@ -40,7 +40,7 @@ template <class T> void mlstm(const MlstmScan& op, const Step& s, int t, void* s
             scans::widen(at<T>(op.q, s) + r * op.q_stride + op.q_first + head * keys, q, keys);
             scans::widen(at<T>(op.k, s) + r * op.k_stride + op.k_first + head * keys, k, keys);
             scans::widen(at<T>(op.v, s) + r * op.v_stride + op.v_first + head * values, v, values);
-            const Fading now = fading(op, s, r, head, scale);
+            const Gates now = gates(op, s, r, head, scale);
             scale = now.scale;
             const float root = 1.f / std::sqrt(float(keys));
             vf seen{};

@@ -1,5 +1,5 @@
-// Real-gated linear recurrent unit (Griffin): each channel fades by a gate of the row, and takes in
-// the row by another. Gates are products with blocks of a matrix.
+// Real-gated linear recurrent unit (Griffin): one gate of the row decays each channel, another
+// scales the input. Gates are products with a block-diagonal matrix.
 #include "scan.h"
 
 namespace {

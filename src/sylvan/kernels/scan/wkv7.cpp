@@ -1,5 +1,5 @@
-// RWKV-7: each head keeps a matrix, rows are keys, that fades by row and forgets what it knows of a
-// key before it takes in the value.
+// RWKV-7: each head keeps a matrix with a row per key column; rows decay, and the value stored for
+// a key is removed before the new value is added.
 #include "scan.h"
 
 namespace {
@@ -11,7 +11,7 @@ int wkv7_tiles(const Wkv7Scan& op, const Step& s) {
     return s.run->seqs * op.num_heads * ceil_div(op.width, WKV7_COLS);
 }
 
-// What a head makes of its columns of a row, each as many floats as there are columns.
+// Values that a head derives from its columns of a row, each as many floats as there are columns.
 struct Wkv7Row {
     alignas(64) float query[WKV7_MOST], key[WKV7_MOST], decay[WKV7_MOST];
     alignas(64) float removed[WKV7_MOST], rated[WKV7_MOST];
@@ -73,7 +73,7 @@ template <class T> void wkv7(const Wkv7Scan& op, const Step& s, int t, void* scr
             float* out = at(op.out, s) + int64_t(r) * stride(op.inputs.cols) + begin + first;
             for (int i = 0; i < cols; i += LANES) {
                 const vf v = scans::get(value + i, cols - i);
-                vf known{}, told{};
+                vf known{}, recalled{};
                 for (int key = 0; key < width; key++)
                     known =
                         fma(splat(row.removed[key]), load<vf>(held + key * WKV7_COLS + i), known);
@@ -82,9 +82,9 @@ template <class T> void wkv7(const Wkv7Scan& op, const Step& s, int t, void* scr
                     vf matrix = load<vf>(at) * row.decay[key] - known * row.rated[key];
                     matrix = fma(splat(row.key[key]), v, matrix);
                     store(at, matrix);
-                    told = fma(splat(row.query[key]), matrix, told);
+                    recalled = fma(splat(row.query[key]), matrix, recalled);
                 }
-                scans::put(out + i, told, cols - i);
+                scans::put(out + i, recalled, cols - i);
             }
             if (last) std::fill_n(out + cols, stride(op.inputs.cols) - op.inputs.cols, 0.f);
         },
@@ -95,7 +95,7 @@ template <class T> void wkv7(const Wkv7Scan& op, const Step& s, int t, void* scr
         });
 }
 
-// Norms what was recalled by head, adds the value of the row itself, and gates both.
+// Norms the output of each head, adds the value of the row, and gates both.
 template <class T> void wkv7_out(const Wkv7Out& op, const Step& s, int64_t r) {
     const int width = op.width;
     Wkv7Row row;

@@ -55,8 +55,8 @@ def sparse_latent_attention(
     `latent_output`.
 
     Args:
-        q: (T, N (nope + turning)).
-        kv: (T, latent + turning).
+        q: (T, N (nope + rope_dim)).
+        kv: (T, latent + rope_dim).
         parts: The layer's constants.
         layer: The attention heads over latents.
         index: The indexer's outputs, or the selection of an earlier layer.

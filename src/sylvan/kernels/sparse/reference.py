@@ -1,6 +1,6 @@
 """The definition of correct, in PyTorch.
 
-Shapes: T rows, N heads, C latent and turning columns, H heads of the index, I their columns, S
+Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
 tokens of a request, K chosen ones.
 """
 

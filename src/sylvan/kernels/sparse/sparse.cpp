@@ -1,9 +1,8 @@
 // Latent attention to tokens that an index chooses (DeepSeek V3.2): store, scores, choice,
 // attention.
 //
-// Chosen tokens lie anywhere, so a row of the cache is contiguous, and is a factor as it lies
-// there: lanes are heads where scores are computed, and columns where values are added. Chunks of
-// SPARSE_CHUNK chosen tokens are merged in order.
+// Chosen tokens are scattered, so cache rows are multiplied as they lie in memory: lanes are heads
+// for scores, and columns for values. Chunks of SPARSE_CHUNK chosen tokens are merged in order.
 #include "../paged/rope.h"
 #include <cmath>
 
@@ -193,26 +192,26 @@ static inline SYLVAN_INLINE void weigh_rows(vf (&acc)[M][N], const uint32_t* x, 
     unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = sums[i]; });
 }
 
-template <class E> struct SparseRoom {  // scratch memory of a thread
+template <class E> struct SparseWorkspace {  // scratch memory of a thread
     typedef typename E::row T;
     T q[MAX_HEAD * SPARSE_HEADS];  // [16 heads][word][16]
     float score[SPARSE_CHUNK][SPARSE_HEADS];
     T weight[SPARSE_HEADS][SPARSE_CHUNK];
     float all[SPARSE_HEADS][MAX_HEAD];
 };
-static_assert(sizeof(SparseRoom<F32>) <= SCRATCH_BYTES);
+static_assert(sizeof(SparseWorkspace<F32>) <= SCRATCH_BYTES);
 
 // Some heads of a row over its tokens, a chunk at a time.
 template <class E> struct SparseTile {
     typedef typename E::row T;
     const SparseAttention& op;
-    SparseRoom<E>& room;
+    SparseWorkspace<E>& ws;
     int first, heads, blocks, words, v_pad;
     vf top[2], total[2], fade[2];
     const T* row[SPARSE_CHUNK + FACTORS];
 
-    SparseTile(const SparseAttention& op, SparseRoom<E>& room, int first)
-        : op(op), room(room), first(first), heads(std::min(SPARSE_HEADS, op.num_heads - first)),
+    SparseTile(const SparseAttention& op, SparseWorkspace<E>& ws, int first)
+        : op(op), ws(ws), first(first), heads(std::min(SPARSE_HEADS, op.num_heads - first)),
           blocks(ceil_div(heads, LANES)), words(op.pages.cols / E::ELEMENTS),
           v_pad(round_up(op.value_dim, VALUE_PAD)) {
         for (int b = 0; b < blocks; b++) {
@@ -222,12 +221,12 @@ template <class E> struct SparseTile {
     }
     void gather(const T* q) {
         constexpr int e = E::ELEMENTS;
-        memset(room.q, 0, int64_t(blocks) * words * LANES * 4);
+        memset(ws.q, 0, int64_t(blocks) * words * LANES * 4);
         for (int h = 0; h < heads; h++)
             for (int w = 0; w < words; w++)
-                memcpy(room.q + ((h / LANES * words + w) * LANES + h % LANES) * e,
+                memcpy(ws.q + ((h / LANES * words + w) * LANES + h % LANES) * e,
                        q + int64_t(first + h) * op.pages.cols + w * e, 4);
-        for (int h = 0; h < heads; h++) memset(room.all[h], 0, v_pad * sizeof(float));
+        for (int h = 0; h < heads; h++) memset(ws.all[h], 0, v_pad * sizeof(float));
     }
     // `count` tokens, whose rows are known; those behind them repeat the last one.
     void attend(int count) {
@@ -235,11 +234,11 @@ template <class E> struct SparseTile {
         float unit = op.scale * POWERS_OF_TWO;
         for (int b = 0; b < blocks; b++) soften(count, b, unit);
         for (int i = count; i % E::ELEMENTS; i++)
-            for (int h = 0; h < heads; h++) room.weight[h][i] = 0;
+            for (int h = 0; h < heads; h++) ws.weight[h][i] = 0;
         values(ceil_div(count, E::ELEMENTS));
     }
     template <int N> void scores(int count) {
-        auto* q = reinterpret_cast<const uint32_t*>(room.q);
+        auto* q = reinterpret_cast<const uint32_t*>(ws.q);
         for (int i = 0; i < count; i += FACTORS) {
             const uint32_t* x[FACTORS];
             for (int j = 0; j < FACTORS; j++) x[j] = reinterpret_cast<const uint32_t*>(row[i + j]);
@@ -247,7 +246,7 @@ template <class E> struct SparseTile {
             vf acc[FACTORS][N] = {};
             multiply_rows<E, FACTORS, N>(acc, x, q, int64_t(words) * LANES, words);
             for (int j = 0; j < std::min(FACTORS, count - i); j++)
-                for (int b = 0; b < N; b++) store(room.score[i + j] + b * LANES, acc[j][b]);
+                for (int b = 0; b < N; b++) store(ws.score[i + j] + b * LANES, acc[j][b]);
         }
     }
     void fetch(int i, int count) const {
@@ -255,17 +254,17 @@ template <class E> struct SparseTile {
             for (int64_t d = 0; d < op.pages.cols * int64_t(sizeof(T)); d += 64)
                 __builtin_prefetch(reinterpret_cast<const char*>(row[i]) + d);
     }
-    // Lanes are heads: their weights, and by what earlier chunks fade.
+    // Lanes are heads: computes their weights, and the factor that rescales earlier chunks.
     void soften(int count, int b, float unit) {
         vf most = top[b], power = splat(unit), sum{};
-        for (int i = 0; i < count; i++) most = max(most, load<vf>(room.score[i] + b * LANES));
+        for (int i = 0; i < count; i++) most = max(most, load<vf>(ws.score[i] + b * LANES));
         fade[b] = exp2((top[b] - most) * power);
         int mine = std::min(LANES, heads - b * LANES);
         for (int i = 0; i < count; i++) {
-            vf p = exp2((load<vf>(room.score[i] + b * LANES) - most) * power);
+            vf p = exp2((load<vf>(ws.score[i] + b * LANES) - most) * power);
             T weight[LANES];
             put(weight, p);
-            for (int h = 0; h < mine; h++) room.weight[b * LANES + h][i] = weight[h];
+            for (int h = 0; h < mine; h++) ws.weight[b * LANES + h][i] = weight[h];
             sum += p;
         }
         top[b] = most;
@@ -280,12 +279,12 @@ template <class E> struct SparseTile {
         for (int m = 0; m < heads; m += FACTORS)
             constant<FACTORS>(std::min(FACTORS, heads - m), [&](auto M) {
                 vf acc[M][N];
-                weigh_rows<E, M, N>(acc, reinterpret_cast<const uint32_t*>(room.weight[m]),
+                weigh_rows<E, M, N>(acc, reinterpret_cast<const uint32_t*>(ws.weight[m]),
                                     SPARSE_CHUNK / E::ELEMENTS, row, d, pairs);
                 for (int i = 0; i < M; i++) {
                     int h = m + i;
                     for (int n = 0; n < N; n++) {
-                        float* to = room.all[h] + d + n * LANES;
+                        float* to = ws.all[h] + d + n * LANES;
                         store(to, load<vf>(to) * fade[h / LANES][h % LANES] + acc[i][n]);
                     }
                 }
@@ -296,7 +295,7 @@ template <class E> struct SparseTile {
             float scale = 1.f / total[h / LANES][h % LANES];
             for (int d = 0; d < v_pad; d += LANES) {
                 T v[LANES];
-                put(v, load<vf>(room.all[h] + d) * scale);
+                put(v, load<vf>(ws.all[h] + d) * scale);
                 memcpy(out + int64_t(first + h) * op.value_dim + d, v,
                        std::min(LANES, op.value_dim - d) * sizeof(T));
             }
@@ -314,7 +313,7 @@ template <class E> void sparse_attention(const SparseAttention& op, const Step& 
     const TokenPages& pages = op.pages;
     int64_t r = t / head_tiles(op);
     Reader reader(pages, s, r);
-    SparseTile<E> tile(op, *static_cast<SparseRoom<E>*>(scratch),
+    SparseTile<E> tile(op, *static_cast<SparseWorkspace<E>*>(scratch),
                        t % head_tiles(op) * SPARSE_HEADS);
     tile.gather(at<T>(op.qkv, s) + r * stride((op.num_heads + 1) * pages.cols + op.value_dim));
     const int32_t* chosen = at(op.chosen, s) + r * stride(op.top_k);

@@ -3,7 +3,7 @@
 Scores read the keys of the index where they lie, at the end of the rows in pages. Attention is the
 decode kernel over pages of one token each: the slots of a row are its page table.
 
-Shapes: T rows, N heads, C latent and turning columns, H heads of the index, I their columns, S
+Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
 tokens of a request, K chosen ones.
 """
 

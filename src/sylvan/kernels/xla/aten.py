@@ -1,7 +1,8 @@
-"""Functions of PyTorch by `jax.numpy`: those that modules of native models call.
+"""PyTorch functions called by modules of native models, implemented with `jax.numpy`.
 
-Names and arguments are those of ATen, whose other functions decompose into these. Types follow
-PyTorch's rules, which for these functions are JAX's. Sources: native_functions.yaml of PyTorch.
+Names and arguments are those of ATen; its other functions decompose into these. Type promotion
+follows PyTorch's rules, which for these functions equal JAX's. Source: PyTorch's
+native_functions.yaml.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "bool": torch.bool,
     }
 )
-"""By JAX's name; JAX has no int64 here, so tensors of it are int32."""
+"""Types by JAX's name; JAX has no int64 here, so int64 tensors become int32."""
 _NAMES = {kind: name for name, kind in TORCH_TYPES.items()} | {
     torch.int64: "int32",
     torch.float64: "float32",
@@ -497,7 +498,7 @@ IN_PLACE: Mapping[str, Callable[..., Array]] = MappingProxyType(
         "clamp_": _clamp,
     }
 )
-"""Functions that write their first argument, and give what is in it afterwards."""
+"""Functions that write their first argument in place and return its new value."""
 VIEWS = frozenset(
     {
         *(

@@ -1,4 +1,4 @@
-"""Attention over pages in plain `jnp`: the reference of the Pallas kernels, and what CPUs run.
+"""Attention over pages in plain `jnp`: the reference for the Pallas kernels, and the CPU version.
 
 Shapes: T rows, N tiles, B rows of a tile, H query heads, K key heads, G query heads of a key head,
 D columns of a key, V of a value, P pages of a request, L tokens of P pages.
@@ -69,8 +69,8 @@ class Biases(NamedTuple):
 
     Attributes:
         sinks: A logit of each head that takes part in the softmax but carries no value (H,).
-        slopes: By which scores of a head fall with each token of distance (H,).
-        distances: What is added at distances 0 to E - 1, the last also beyond (H, E).
+        slopes: Amount by which a head's scores decrease per token of distance (H,).
+        distances: Bias at distances 0 to E - 1; the last one also applies beyond (H, E).
     """
 
     sinks: Array | None = None
@@ -96,9 +96,9 @@ class Attend(Protocol):
             q_NBHD: Queries.
             keys: (pages, K, page_size, D).
             values: (pages, K, page_size, V); None: the first V columns of the keys.
-            tiles: Where rows and pages are.
-            spec: What the layer computes.
-            biases: Of its heads.
+            tiles: Places of rows and pages.
+            spec: Definition of the layer.
+            biases: Biases of its heads.
 
         Returns: (N, B, H, V) in the type of the queries.
         """
@@ -134,7 +134,7 @@ def attend(
 
 
 def biased(scores: Array, places: tuple[Any, Any], spec: HeadSpec, slopes: Array | None) -> Array:
-    """Scaled scores, capped, less the slope of their head for each token of distance."""
+    """Scaled and capped scores, minus the slope of the head per token of distance."""
     if spec.softcap:
         scores = spec.softcap * jnp.tanh(scores / spec.softcap)
     if slopes is None:
@@ -162,7 +162,7 @@ def sees(key: Any, own: Any, ends: Any, spec: HeadSpec) -> Array:
 
 
 def softmax(scores: Array, sinks: Array | None) -> Array:
-    """Over the last axis; rows that see nothing give zeros."""
+    """Softmax over the last axis; zeros for rows that see no token."""
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
         top = jnp.maximum(top, sinks)
@@ -175,7 +175,7 @@ def softmax(scores: Array, sinks: Array | None) -> Array:
 
 
 def store(pages: Array, slots: Array, rows: Array) -> Array:
-    """Pages (P, K, page_size, D) with rows (T, K, D) at their slots (T,)."""
+    """Store rows (T, K, D) at their slots (T,) in pages (P, K, page_size, D)."""
     page, place = jnp.divmod(slots, pages.shape[2])
     return pages.at[page, :, place].set(rows.astype(pages.dtype))
 

@@ -45,7 +45,7 @@ def _scored(logits: Array, bias: Array | None, op: Route) -> tuple[Array, Array]
 
 
 def _of_best_groups(rank_TE: Array, op: Route) -> Array:
-    """Experts of other groups than the best ones can not be chosen."""
+    """Mask experts outside of the best groups."""
     size = op.num_experts // op.groups
     by_group = rank_TE.reshape(-1, op.groups, size)
     best = jax.lax.top_k(by_group, min(op.group_rank, size))[0].sum(-1)
@@ -85,7 +85,7 @@ def moe_align(v: Values, op: MoeAlign) -> None:
 
 
 def gather_rows(v: Values, op: GatherRows) -> None:
-    """Rows of x for the sorted pairs, each times the weight of its pair if there are any."""
+    """Rows of x for the sorted pairs, each times the weight of its pair if weights are given."""
     pairs = v.buffers[op.sorted_pairs]
     rows = v.rows(op.x)[pairs // op.top_k]
     if op.weights is not None:
@@ -94,7 +94,7 @@ def gather_rows(v: Values, op: GatherRows) -> None:
 
 
 def expert_sum(v: Values, op: ExpertSum) -> None:
-    """The outputs of a row's experts, weighted, added."""
+    """Sum a row's expert outputs, weighted."""
     rows = v.wide(op.x)[v.buffers[op.pair_places]]
     rows = rows.reshape(-1, op.top_k, rows.shape[-1])
     if op.weights is not None:

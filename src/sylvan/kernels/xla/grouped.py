@@ -47,7 +47,7 @@ def grouped(v: Values, op: Linear) -> None:
 
 
 def _by_expert(v: Values, op: Linear, groups: ExpertGroups, stack: Array) -> None:
-    """The stack is kept as (E, inputs, outputs), which is what XLA's ragged product reads."""
+    """The stack is stored as (E, inputs, outputs), the layout of XLA's ragged product."""
     x = v.rows(op.x)
     out = jax.lax.ragged_dot(
         x,

@@ -96,14 +96,14 @@ def rotate(x_THD: Array, table_TR: Array, *, interleaved: bool) -> Array:
     """Apply rotary embedding to the first columns of every head; float32 in and out."""
     dim = table_TR.shape[1]
     cos, sin = jnp.split(table_TR[:, None], 2, -1)
-    turning, passing = x_THD[..., :dim], x_THD[..., dim:]
+    rotary, passing = x_THD[..., :dim], x_THD[..., dim:]
     if interleaved:
-        a, b = turning[..., ::2], turning[..., 1::2]
-        turned = jnp.stack((a * cos - b * sin, b * cos + a * sin), -1).reshape(turning.shape)
+        a, b = rotary[..., ::2], rotary[..., 1::2]
+        rotated = jnp.stack((a * cos - b * sin, b * cos + a * sin), -1).reshape(rotary.shape)
     else:
-        a, b = jnp.split(turning, 2, -1)
-        turned = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
-    return jnp.concatenate((turned, passing), -1)
+        a, b = jnp.split(rotary, 2, -1)
+        rotated = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+    return jnp.concatenate((rotated, passing), -1)
 
 
 def attention(v: Values, op: Attention) -> None:
@@ -160,12 +160,12 @@ def _whole_texts(v: Values, heads: tuple[Array, Array, Array], spec: HeadSpec) -
 def latent_rows(v: Values, op: LatentRows) -> None:
     """Rotated columns of queries, and the one key and its value; see `LatentRows`."""
     dtype, heads = DTYPES[op.dtype], op.num_heads
-    nope, turning, latent = op.qk_nope_head_dim, op.qk_rope_head_dim, op.kv_lora_rank
-    table = v.table(op.cos_sin, turning)[v.step.sources[Source.POSITIONS]]
-    q = v.wide(op.q).reshape(-1, heads, nope + turning)
+    nope, rope_dim, latent = op.qk_nope_head_dim, op.qk_rope_head_dim, op.kv_lora_rank
+    table = v.table(op.cos_sin, rope_dim)[v.step.sources[Source.POSITIONS]]
+    q = v.wide(op.q).reshape(-1, heads, nope + rope_dim)
     kv = v.wide(op.kv)
-    turned = rotate(q[..., nope:], table, interleaved=op.interleaved).astype(dtype)
-    queries = jnp.concatenate((jnp.zeros((*turned.shape[:2], latent), dtype), turned), -1)
+    rotated = rotate(q[..., nope:], table, interleaved=op.interleaved).astype(dtype)
+    queries = jnp.concatenate((jnp.zeros((*rotated.shape[:2], latent), dtype), rotated), -1)
     value = _head_norm(kv[:, None, :latent], v.vector(op.norm, latent), op.eps)[:, 0]
     key = rotate(kv[:, None, latent:], table, interleaved=op.interleaved)[:, 0]
     parts = queries.reshape(queries.shape[0], -1), value, key, value
@@ -173,7 +173,7 @@ def latent_rows(v: Values, op: LatentRows) -> None:
 
 
 def head_groups(v: Values, op: HeadGroups) -> None:
-    """Which products follow: a matrix for each head."""
+    """Mark the following products as one matrix per head."""
     v.buffers[op.groups] = HeadRows(op.num_heads, op.in_place)
 
 
@@ -185,7 +185,7 @@ def to_stack(v: Values, op: ToStack) -> None:
 
 
 def from_stack(v: Values, op: FromStack) -> None:
-    """The reverse; other columns stay as they are."""
+    """Inverse of `to_stack`; other columns stay unchanged."""
     stack = v.rows(op.stack)[:, : op.width]
     stack = stack.reshape(op.num_heads, -1, op.width)
     out = v.buffers.get(op.out)

@@ -1,4 +1,4 @@
-"""Lowerings of adapters: two products with the matrices of all slots, of which a row keeps its own.
+"""Lowerings of adapters: products with the matrices of all slots; each row keeps its slot's result.
 
 Nothing is computed in steps without adapters. Shapes: T rows, L slots, P parts, R rank, E experts.
 """
@@ -35,7 +35,7 @@ class PairSlots:
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """Rows between the two products, (T, L, P, R): zeros in the slots of others."""
+    """Rows between the two products, (T, L, P, R): zeros in all slots but the row's."""
 
     rows: Array
     slots: Array
@@ -43,7 +43,7 @@ class Inner:
 
 
 def lora_pairs(v: Values, op: LoraPairs) -> None:
-    """The adapter of each pair is that of its row."""
+    """Give each pair the adapter of its row."""
     sizes = v.buffers[op.groups].sizes
     assert v.step.adapters is not None
     slots = v.step.adapters[v.buffers[op.sorted_pairs] // op.top_k]
@@ -76,7 +76,7 @@ def lora_lookup(v: Values, op: LoraLookup) -> None:
 
 
 def lora_expand(v: Values, op: LoraExpand) -> None:
-    """These times the second matrices and the scale are added to the rows."""
+    """Multiply by the second matrices and the scale, and add to the rows."""
     stack, inner = v.adapters[~op.tables.factors], v.buffers[op.inner]
     assert isinstance(inner, Inner)
     found = expand(v.parts(op.y, [up.shape[3] for up in stack.up]), stack, inner)
@@ -84,7 +84,7 @@ def lora_expand(v: Values, op: LoraExpand) -> None:
 
 
 def expand(parts: Sequence[Array], stack: LoraStack, inner: Inner) -> tuple[Array, ...]:
-    """The parts of the rows (T, N), changed; each keeps its type."""
+    """Return the changed parts of the rows (T, N); each keeps its type."""
     found: list[Array] = []
     for part, (y, up) in enumerate(zip(parts, stack.up, strict=True)):
 
@@ -111,7 +111,7 @@ def _slots(v: Values, tables: LoraTables, rows: str) -> tuple[Array, Array | Non
 
 
 def _kept(compute: Any, slots: Array, sizes: Array | None, stack: LoraStack, kind: Any) -> Inner:
-    """Rounded to the type of the rows, then scaled; other slots than a row's own are zeros."""
+    """Round to the type of the rows, then scale; zero all slots but the row's."""
     shape = slots.shape[0], *stack.down.shape[2:]
 
     def own() -> Array:
@@ -127,7 +127,7 @@ def _kept(compute: Any, slots: Array, sizes: Array | None, stack: LoraStack, kin
 
 
 def _experts(sizes: Array | None, rows: int) -> Array:
-    """The expert of each row; 0 where there is one only."""
+    """The expert of each row; 0 in layers without experts."""
     if sizes is None:
         return jnp.zeros(rows, jnp.int32)
     every = jnp.arange(sizes.shape[0], dtype=jnp.int32)
@@ -135,7 +135,7 @@ def _experts(sizes: Array | None, rows: int) -> Array:
 
 
 def _product(x: Array, stack: Array, sizes: Array | None) -> Array:
-    """Rows times a matrix, or those of each expert times its own; float32."""
+    """Rows times one matrix, or times the matrix of their expert; float32."""
     x = x.astype(jnp.promote_types(x.dtype, stack.dtype))
     stack = stack.astype(x.dtype)
     exact = precision(x.dtype)

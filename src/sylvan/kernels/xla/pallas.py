@@ -22,7 +22,7 @@ from sylvan.kernels.xla.attention import Biases, HeadSpec, Tiles, attend, biased
 
 Array: TypeAlias = jax.Array
 _LEAST = -1e30
-"""Instead of minus infinity, of which differences are NaN."""
+"""Used instead of minus infinity, whose differences are NaN."""
 
 
 def _kernel(
@@ -182,7 +182,7 @@ def _attend(
 
 
 class _Index:
-    """Which block each step of the grid reads: tile n, key head k, page p."""
+    """Index map: the block that each grid step reads, by tile n, key head k and page p."""
 
     def __init__(self, most: int) -> None:
         self._most = most

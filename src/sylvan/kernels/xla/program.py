@@ -1,4 +1,4 @@
-"""Lowers a traced graph to one function of weights, pages and step inputs.
+"""Lowers a traced graph to one JAX function of weights, pages and step inputs.
 
 Shapes: T rows of tokens, S rows of outputs, R rows of vectors, D hidden, V vocabulary.
 """
@@ -106,8 +106,8 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Numbers of the buffers that are read after a step; `layers` in the order wanted.
+class OutputBuffers:
+    """Numbers of the buffers that are read after a step; `layers` in the requested order.
 
     `head`: the segment of the head, whose input is `taken`. `edits`: buffers that a step may
     change, in order.
@@ -147,24 +147,24 @@ class LoweredProgram:
 
     Args:
         graph: Traced, its weights not packed.
-        layers: By the number of a constant of keys, the attention layer whose they are.
-        ends: See `Ends`.
+        layers: Attention layer of each constant of keys, by its number.
+        ends: See `OutputBuffers`.
         attend: Attention over pages.
         call: Computes host calls; None: the graph has none.
-        every: The ops of the graph, and those that host calls run inside; by default the former.
+        every: Ops of the graph and of its host calls; default: those of the graph.
 
     Attributes:
         loads: Constants that count rows of experts, in the order in which `Outputs` has them.
 
     Raises:
-        Unsupported: an op has none; names it.
+        Unsupported: an op has no lowering; names it.
     """
 
     def __init__(
         self,
         graph: Graph,
         layers: Mapping[int, int],
-        ends: Ends,
+        ends: OutputBuffers,
         attend: Attend,
         call: HostLowering | None = None,
         every: Sequence[Op] = (),
@@ -183,7 +183,7 @@ class LoweredProgram:
         inputs: PaddedInputs,
         read: ReadArrays,
     ) -> tuple[ProgramMemory, Outputs]:
-        """All rows of a step, while JAX traces it. The memory comes back with what it wrote."""
+        """Compute all rows of a step while JAX traces it; return the updated memory."""
         values = self._values(weights, inputs, read.adapters)
         values.items = read.items
         values.pages, values.states = {**memory.pages}, {**memory.states}
@@ -229,7 +229,7 @@ class LoweredProgram:
 
     @staticmethod
     def run_inner(values: Values, ops: Sequence[Op], given: int, made: int, x: Array) -> Array:
-        """Ops inside a host call, from the rows of buffer `given` to those of `made`."""
+        """Run the ops inside a host call, from the rows of buffer `given` to those of `made`."""
         values.buffers[given] = x
         _run(values, ops)
         return values.rows(made)

@@ -1,4 +1,4 @@
-"""Draws tokens on the device with the random numbers that every other sampler draws with.
+"""Samples tokens on the device, with the same random numbers as all other samplers.
 
 The definition is that of `sylvan.runtime.sampling.draw`. Probabilities are summed in float64, so
 the functions here are traced with 64-bit types.
@@ -110,7 +110,7 @@ def _random(clean_RV: Array, rows: DrawRows) -> Array:
 
 
 def _kept(sorted_RV: Array, rows: DrawRows) -> Array:
-    """Which of the sorted ids a row may draw; all of them where nothing filters."""
+    """Which of the sorted ids a row may draw; all of them without a filter."""
     top_k, top_p, min_p = (x[:, None] for x in (rows.top_k, rows.top_p, rows.min_p))
     p = sorted_RV.astype(jnp.float64)
     first_k = jnp.arange(p.shape[1], dtype=jnp.int32) < top_k

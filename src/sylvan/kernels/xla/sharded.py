@@ -14,9 +14,9 @@ Array: TypeAlias = jax.Array
 
 
 class ShardedAttend:
-    """Implements `Attend`: every device attends with its own heads, and none waits for another.
+    """Implements `Attend`: each device attends with its own heads, without communication.
 
-    Where heads do not divide evenly each device computes them all.
+    If the heads do not divide evenly, each device computes all of them.
     """
 
     def __init__(self, inner: Attend, mesh: Mesh, axis: str) -> None:

@@ -1,7 +1,7 @@
-"""Recurrent layers: the rows of requests in order, each request continuing from its state.
+"""Recurrent layers: rows of each request in order, starting from the request's state.
 
-Shapes: T rows, R requests, S state slots, K taps, C channels. Slots that do not exist are S: what
-is written there is dropped.
+Shapes: T rows, R requests, S state slots, K taps, C channels. Slot S does not exist: writes to it
+are dropped.
 """
 
 from __future__ import annotations

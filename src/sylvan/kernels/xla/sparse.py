@@ -1,8 +1,8 @@
-"""Lowerings of attention to tokens that an index chooses.
+"""Lowerings of attention to tokens selected by an indexer.
 
 A page holds a row for each token: its latent columns, then its key of the index.
 
-Shapes: T rows, N tiles, B rows of a tile, H heads, C latent and turning columns, I columns of a
+Shapes: T rows, N tiles, B rows of a tile, H heads, C latent and rotary columns, I columns of a
 head of the index, G its heads, L tokens of the pages of a request, K chosen tokens, P pages.
 """
 
@@ -42,15 +42,15 @@ def token_store(v: Values, op: TokenStore) -> None:
         table = v.table(op.cos_sin, op.rotary_dim)[v.step.sources[Source.POSITIONS]]
         own = rotate(v.wide(op.k)[:, None], table, interleaved=op.interleaved)[:, 0].astype(kind)
         q_TGI = v.wide(op.q).reshape(key.shape[0], op.index_heads, -1)
-        turned = rotate(q_TGI, table, interleaved=op.interleaved)
-        v.buffers[op.q] = turned.reshape(key.shape[0], -1).astype(kind)
+        rotated = rotate(q_TGI, table, interleaved=op.interleaved)
+        v.buffers[op.q] = rotated.reshape(key.shape[0], -1).astype(kind)
     layer, slots = _layer(v, op.pages), v.step.slots[op.pages.table]
     pages, values = v.pages[layer]
     v.pages[layer] = store(pages, slots, jnp.concatenate((key, own), -1)[:, None]), values
 
 
 def index_choice(v: Values, op: IndexChoice) -> None:
-    """The best tokens of each row, all if it sees no more than K; the earlier ones of equals."""
+    """The best tokens of each row, or all if it sees at most K; ties go to earlier tokens."""
     tiles = v.step.tiles[op.pages.table]
     size = op.pages.key_cols
     q_NBGI = tiles.gather(v.wide(op.q)).reshape(*tiles.places.shape, op.index_heads, size)
@@ -66,7 +66,7 @@ def index_choice(v: Values, op: IndexChoice) -> None:
 
 
 def sparse_attention(v: Values, op: SparseAttention) -> None:
-    """Queries over the tokens that are chosen for their rows, in float32."""
+    """Attention of queries to the selected tokens, in float32."""
     tiles, chosen = v.step.tiles[op.pages.table], v.buffers[op.chosen]
     assert isinstance(chosen, ChosenTokens)
     heads, cols = op.num_heads, op.pages.cols

@@ -28,7 +28,7 @@ _MAKE = "_make_wrapper_subclass"
 
 
 class JaxTensor(torch.Tensor):
-    """A tensor with the shape and type of a JAX value, and without memory.
+    """A tensor with the shape and type of a JAX value, but no memory.
 
     Attributes:
         value: The numbers; functions that write in place replace it.
@@ -118,7 +118,7 @@ def _wrapped(found: Any) -> Any:
 
 
 class Leaves:
-    """Weights and tables that modules read, numbered in the order in which they are met.
+    """Weights and tables that modules read, numbered in order of first use.
 
     Attributes:
         tensors: By number.

@@ -26,7 +26,7 @@ DTYPES: Mapping[RowType, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Where rows lie, and where recurrent states are read and go; int32. No slot: S or more.
+    """Places of rows, and slots from and to which recurrent states go; int32. S or more: no slot.
 
     Attributes:
         starts: First row of each request (R,).
@@ -106,7 +106,7 @@ class Weights:
 
 @dataclass(slots=True)
 class Values:
-    """Buffers of a program by their number, as far as it has been traced.
+    """Buffers of a program by number, while it is being traced.
 
     Attributes:
         pages: Pages of each attention layer, replaced when rows are stored.
@@ -172,7 +172,7 @@ class Values:
         self.buffers[ref] = value.astype(jnp.float32 if wide else DTYPES[op.dtype])
 
     def layer(self, kv: KVPages) -> int:
-        """Which attention layer has these pages."""
+        """The attention layer with these pages."""
         return self.layers[~kv.keys]
 
 

@@ -123,7 +123,7 @@ class NativeCalls:
     ) -> torch.Tensor:
         return self._attention.run_fused(spec, qkv, rope, norms, self._positioned)
 
-    def run_turned(
+    def run_rotated(
         self,
         spec: AttentionLayer,
         q_TNH: torch.Tensor,

@@ -38,7 +38,7 @@ class TritonAttention:
         from sylvan.kernels.paged import triton_attention, triton_heads, triton_scaled
 
         self._attention, self._heads = triton_attention, triton_heads
-        self._turn = triton_scaled.turn_heads
+        self._rotate = triton_scaled.rotate_heads
 
     def plan(self, batch: ForwardBatch) -> None:
         """Nothing: lengths and pages stay on the device."""
@@ -86,13 +86,13 @@ class TritonAttention:
             scales=_scales(spec, keys),
         )
         rotated = keys.dtype == NIBBLES
-        q_TNH = self._turn(q_TNH) if rotated else q_TNH
+        q_TNH = self._rotate(q_TNH) if rotated else q_TNH
         if batch.num_tokens == batch.num_reqs:  # one each
             out = self._attention.decode(q_TNH, pages, spec)
         else:
             ends_T = batch.ends()
             out = self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=ends_T)
-        return self._turn(out) if rotated else out
+        return self._rotate(out) if rotated else out
 
 
 def _scales(spec: AttentionLayer, side: torch.Tensor) -> KVScales | None:

@@ -32,7 +32,7 @@ from sylvan.runtime.cache.types import (
     overlapping,
 )
 
-MAX_SINKING = 65_536
+MAX_DEMOTIONS = 65_536
 """Maximum queue of nodes to write to a tier; the oldest excess nodes are not written."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
@@ -141,8 +141,8 @@ class Residency:
         self._tiers = {tier.place: tier for tier in tiers}
         self._next = dict(itertools.pairwise(self._tiers))  # the place below each
         self._nearest = next(iter(self._tiers), None)
-        self._sinking: dict[Place, deque[Node]] = {
-            place: deque(maxlen=MAX_SINKING) for place in self._next.values()
+        self._demoting: dict[Place, deque[Node]] = {
+            place: deque(maxlen=MAX_DEMOTIONS) for place in self._next.values()
         }
         self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
@@ -167,7 +167,7 @@ class Residency:
         heap = self._heap
         if heap.num_unstaged > 0 and heap.staged_pages < self.write_ahead_pages:
             return True
-        return any(self._sinking.values())
+        return any(self._demoting.values())
 
     def poll(self, completed: int) -> None:
         """Process finished writes, and start new ones.
@@ -179,7 +179,7 @@ class Residency:
             for number, succeeded in tier.poll():
                 self._end_write(number, succeeded=succeeded)
         self._refused = False
-        self._sink(completed)
+        self._demote(completed)
         self._write_ahead(completed)
         self.collect()
 
@@ -254,7 +254,7 @@ class Residency:
 
     def forget(self, place: Place) -> None:
         """Forget the contents of a tier that was cleared or removed, except running loads."""
-        if (waiting := self._sinking.get(place)) is not None:
+        if (waiting := self._demoting.get(place)) is not None:
             waiting.clear()
         self._nodes.forget_all_lower(place)
         self.collect()
@@ -314,25 +314,25 @@ class Residency:
                 return True
         return False
 
-    def _sink(self, completed: int) -> None:
+    def _demote(self, completed: int) -> None:
         """Copy nodes from each tier to the next lower one, as long as writes are accepted."""
-        for place, waiting in self._sinking.items():
+        for place, waiting in self._demoting.items():
             tier = self._tiers[place]
-            while waiting and self._sink_node(waiting[0], tier, completed):
+            while waiting and self._demote_node(waiting[0], tier, completed):
                 waiting.popleft()
 
-    def _sink_node(self, node: Node, tier: Tier, completed: int) -> bool:
+    def _demote_node(self, node: Node, tier: Tier, completed: int) -> bool:
         """Start writing a node to a lower tier too; False if the tier refuses it now."""
         path = [*path_to(node)][::-1] if tier.whole_prefixes else [node]
         for each in path:
             parts_of(each).readers += 1  # as in `back_up`
         try:
-            return all(self._sink_one(each, tier, completed) for each in path)
+            return all(self._demote_one(each, tier, completed) for each in path)
         finally:
             for each in path:
                 parts_of(each).readers -= 1
 
-    def _sink_one(self, node: Node, tier: Tier, completed: int) -> bool:
+    def _demote_one(self, node: Node, tier: Tier, completed: int) -> bool:
         parts = parts_of(node)
         targets = (write.target for write in parts.writing.values())
         if node.parent is None or tier.place in parts.lower or tier.place in targets:
@@ -410,7 +410,7 @@ class Residency:
             self._heap.mark_written(node)
             below = self._next.get(tier.place)
             if below is not None and below not in parts.lower and self._tiers[below].is_open:
-                self._sinking[below].append(node)
+                self._demoting[below].append(node)
 
     def _shed(self, place: Place, num_pages: int) -> None:
         """Drop the least valuable nodes of a tier until `num_pages` pages are free."""

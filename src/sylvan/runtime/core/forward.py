@@ -131,10 +131,10 @@ class FusedAttention(AttentionBackend, Protocol):
         ...
 
 
-class TurningAttention(AttentionBackend, Protocol):
+class RotaryAttention(AttentionBackend, Protocol):
     """A backend that also turns heads by itself."""
 
-    def run_turned(
+    def run_rotated(
         self,
         spec: AttentionLayer,
         q_TNH: torch.Tensor,

@@ -14,11 +14,11 @@ class Review:
 
     Attributes:
         kept: Tokens to keep; later ones are rolled back and sampled again.
-        settled: Leading tokens that are final.
+        final: Leading tokens that are final.
     """
 
     kept: int
-    settled: int
+    final: int
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +26,11 @@ class Held:
     """State of a request whose tokens are reviewed before they are sent.
 
     Attributes:
-        settled: Final tokens, including the prompt.
+        final: Final tokens, including the prompt.
         taken_back: Number of sampled tokens that were rolled back.
     """
 
-    settled: int
+    final: int
     taken_back: int = 0
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 

@@ -44,7 +44,7 @@ from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.executor.early.key import program_name
 from sylvan.runtime.executor.early.memory import InheritedMemory
 from sylvan.runtime.executor.facts import LoadedModelInfo, read_facts
-from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelSite
+from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelContext
 from sylvan.runtime.features.diffusion.build import (
     diffusion_control,
     diffusion_worker,
@@ -72,7 +72,7 @@ from sylvan.runtime.features.speculation.medusa_worker import medusa_worker
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.features.tiers.build import TiersParts
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.runtime.models.pooling import PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.models.siglip import padding_facts
 from sylvan.runtime.sched.capability import Capability
@@ -84,18 +84,18 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Additions:
-    """Capabilities that the configuration does not name: both halves."""
+class ExtraCapabilities:
+    """Both halves of capabilities that are not in the configuration."""
 
     capabilities: tuple[Capability, ...] = ()
-    workers: tuple[Callable[[ModelSite], CapabilityWorker | None], ...] = ()
+    workers: tuple[Callable[[ModelContext], CapabilityWorker | None], ...] = ()
 
 
 def build_scheduler(
     config: Config,
     emit: Emit,
     progress: Progress | None = None,
-    also: Additions = Additions(),
+    also: ExtraCapabilities = ExtraCapabilities(),
     ranks: RankGroup | None = None,
 ) -> EngineCore:
     """Load the model, and build everything that serves it.
@@ -120,7 +120,7 @@ def build_scheduler(
     disagg = _disagg(config)
     pdmux = PdMuxParts(config.pdmux)
     workers = (
-        lambda site: grammar.worker,
+        lambda context: grammar.worker,
         partial(media_worker, settings=config.media),
         partial(diffusion_worker, settings=config.diffusion),
         *disagg.workers,
@@ -199,7 +199,7 @@ def build_scheduler(
         media_counts=lambda: media[0].counts.load if media else {},
         bucket_counts=lambda: _bucket_counts(model),
         disagg_load=disagg.load,
-        drafts_won=lambda: speculation.won_s if speculation is not None else 0.0,
+        draft_seconds_saved=lambda: speculation.saved_s if speculation is not None else 0.0,
         weight_version=config.weight_version,
         lora=lora,
         corpora=corpora,
@@ -214,7 +214,7 @@ def _warn_of_no_kernels(config: Config) -> None:
 
 
 def _save(config: Config, model: LoadedModelInfo, facts: Mapping[str, Scalar]) -> None:
-    """Leave the step program for later starts, if they can use it."""
+    """Save the step program for later starts, if they can use it."""
     own = facts.get("block") or facts.get("decoder_prompt")  # steps that PyTorch takes part in
     if model.save is not None and not own and may_start_early(config):
         model.save(program_name(config, load_library().variant), facts)
@@ -253,7 +253,7 @@ def _disagg(config: Config) -> DisaggParts:
 def _identity(
     config: Config, model: LoadedModelInfo
 ) -> Callable[[Sequence[KVGroup], Sequence[PageMemory]], Manifest]:
-    """Return what servers that exchange KV of this model must have in common."""
+    """Return the properties that servers must share to exchange KV of this model."""
 
     def identity(groups: Sequence[KVGroup], memory: Sequence[PageMemory]) -> Manifest:
         return kv_manifest(
@@ -271,7 +271,7 @@ def _identity(
     return identity
 
 
-def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+def _head(config: Config) -> Sequence[Callable[[ModelContext], CapabilityWorker | None]]:
     """Return the factory of the draft head's worker half, if there is one."""
     given = config.speculative
     if given is None or given.algorithm not in (*DRAFT_HEADS, OWN_HEAD):
@@ -283,7 +283,7 @@ def _head(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | N
     return (head_worker(path, given.algorithm, depth, tree_shape(given)),)
 
 
-def _lora_worker(config: Config) -> Sequence[Callable[[ModelSite], CapabilityWorker | None]]:
+def _lora_worker(config: Config) -> Sequence[Callable[[ModelContext], CapabilityWorker | None]]:
     """Return the factory of LoRA's worker half, if adapters are served."""
     return () if config.lora is None else (lora_worker(config.lora),)
 
@@ -302,14 +302,14 @@ def build_rank(config: Config, mesh: Mesh) -> tuple[Executor, Callable[[], None]
     disagg = _disagg(config)
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
     workers = (
-        lambda site: grammar.worker,
+        lambda context: grammar.worker,
         partial(media_worker, settings=config.media),
         *disagg.workers,
         *_lora_worker(config),
         *([tiers.worker] if tiers else ()),
     )
     if _head(config):  # only the first rank drafts
-        workers = (*workers, lambda site: NoHeadWorker())
+        workers = (*workers, lambda context: NoHeadWorker())
     executor, model = _own_executor(config, workers, mesh, None)
     if tiers is not None:
         tiers.open(config, model, model_dir(config.model))
@@ -334,7 +334,7 @@ def build_late(config: Config, grammar: GrammarParts, memory: InheritedMemory) -
         ConfigError: See `build_scheduler`.
     """
     worker = with_worker(grammar).worker
-    workers = (lambda site: worker, partial(media_worker, settings=config.media))
+    workers = (lambda context: worker, partial(media_worker, settings=config.media))
     mesh = Mesh(same_bits=config.parallel.same_bits)
     return _own_executor(config, workers, mesh, None, memory)[0]
 
@@ -346,7 +346,7 @@ def _grammar(config: Config) -> Grammar:
 
 def _own_executor(
     config: Config,
-    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]],
+    workers: Sequence[Callable[[ModelContext], CapabilityWorker | None]],
     mesh: Mesh,
     progress: Progress | None,
     memory: InheritedMemory | None = None,
@@ -464,7 +464,7 @@ def _options(config: Config) -> LocalOptions:
         tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
         tree_depth=number(config.speculative.num_steps) if config.speculative else 0,
         num_states=number(config.cache.max_states),
-        embed=_wish(config),
+        embed=_pooling_override(config),
         headless=config.task == "embed",
         seed=config.seed or 0,
         load_cache=load_cache_dir(config),
@@ -480,7 +480,7 @@ def _most_samples(config: Config, running: int) -> int:
 
 
 def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:
-    """Fields of the scheduler's load, of models whose steps are padded to buckets."""
+    """Return the fields of the scheduler's load for models whose steps are padded to buckets."""
     if model.use is None:
         return {}
     counts = model.use()
@@ -492,10 +492,10 @@ def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:
     return {field: int(counts[name]) for field, name in names.items()}
 
 
-def _wish(config: Config) -> PoolingWish | None:
+def _pooling_override(config: Config) -> PoolingOverride | None:
     if config.task == "generate":
         return None
-    return PoolingWish(mode=config.embedding.pooling, normalize=config.embedding.normalize)
+    return PoolingOverride(mode=config.embedding.pooling, normalize=config.embedding.normalize)
 
 
 def _state(

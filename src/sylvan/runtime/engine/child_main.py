@@ -37,8 +37,8 @@ _ORPHAN_TRIES, _ORPHAN_PAUSE_S = 25, 0.01
 _PR_SET_PDEATHSIG = 1
 
 
-class StepsPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank of another machine meets the first one.
+class StepsAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank on another machine connects to the first rank.
 
     Attributes:
         address: Of the first rank's steps.
@@ -68,7 +68,7 @@ class ChildConfig(msgspec.Struct, frozen=True, kw_only=True):
     sockets: dict[str, str]
     reports_loading: bool = False
     rank: int = 0
-    steps: StepsPlace | None = None
+    steps: StepsAddress | None = None
 
 
 class ChildMain:
@@ -79,7 +79,7 @@ class ChildMain:
         reports_loading: See `ChildConfig`.
         rank: See `ChildConfig`.
         steps: See `ChildConfig`.
-        context: For sockets that have no name.
+        context: ZeroMQ context for unnamed sockets.
     """
 
     def __init__(self, child_config: ChildConfig) -> None:

@@ -43,9 +43,9 @@ class ChipRow:
     """One kind of device.
 
     Attributes:
-        name: As `device` calls it.
+        name: Value of `device`.
         state: Whether it was ever run.
-        cells: By column of `COLUMNS`, what is accepted; empty: nothing, it is refused.
+        cells: Accepted values by column of `COLUMNS`; empty: refused.
         missing: Why it cannot be used on this machine; empty: it can.
         how: How to get what is missing.
     """
@@ -62,7 +62,7 @@ class AttentionRow:
     """One attention backend.
 
     Attributes:
-        name: As `attention` calls it.
+        name: Value of `attention`.
         cells: By column of `ATTENTION_COLUMNS`.
     """
 
@@ -78,14 +78,14 @@ COLUMNS = ("types", "formats", "keys", "attention", "runner", "parallel", "guess
 
 
 def chip_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[ChipRow]:
-    """A row for each kind of device, CPUs first; `kinds` instead of those that are installed."""
+    """Return a row for each kind of device, CPUs first; `kinds` replaces the installed ones."""
     known = load_kinds() if kinds is None else kinds
     names = sorted(known, key=lambda name: (name != "cpu", name))
     return [_row(known[name], known) for name in names]
 
 
 def attention_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[AttentionRow]:
-    """A row for each attention backend, with what some device takes of it."""
+    """Return a row for each attention backend, with what it supports on some device."""
     known = load_kinds() if kinds is None else kinds
     found = {name: attention_of(name, about, known.values()) for name, about in ATTENTION.items()}
     return [AttentionRow(name, _of_backend(name, about, known)) for name, about in found.items()]
@@ -168,7 +168,7 @@ class _Case:
     facts: Facts
 
     def takes(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a configuration with these settings would be started."""
+        """Whether a configuration with these settings passes the checks of a start."""
         config = Config(model="imagined", device=self.device, **settings)
         try:
             check(resolve(config, self.facts), self.facts)
@@ -177,12 +177,12 @@ class _Case:
         return True
 
     def with_heads(self, size: int) -> _Case:
-        """The same with a model whose heads have so many columns."""
+        """Like `takes`, for a model whose heads have this many columns."""
         model = replace(self.facts.model, head_dim=size)
         return _Case(self.device, replace(self.facts, model=model))
 
     def takes_cache(self, dtype: str) -> bool:
-        """The same of keys and values of a type."""
+        """Like `takes`, for keys and values of a type."""
         return self.takes({"cache": convert({"dtype": dtype}, CacheConfig)})
 
 

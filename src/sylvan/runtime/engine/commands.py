@@ -101,7 +101,7 @@ class Commands:
         return done.number, done.command, result
 
     def _prepare(self, command: ExecutorCommand) -> None:
-        """Drain, and release what the command takes away."""
+        """Drain, and release what the command invalidates."""
         if isinstance(command, _BESIDE):
             return
         self._scheduler.pause("in_place")

@@ -104,7 +104,7 @@ def compose_scheduler(
     `over` builds capabilities over the cache.
     """
     settings, caps = config.scheduler, executor.caps
-    prefix = "none" if caps.both_ways or caps.fills else config.cache.prefix
+    prefix = "none" if caps.bidirectional or caps.fills else config.cache.prefix
     below = () if tiers is None else tiers.tiers
     policy = None if tiers is None else tiers.policy(caps.kv_groups)
     eviction = config.cache.eviction
@@ -182,7 +182,7 @@ def scheduler_limits(config: Config, caps: ExecutorCaps) -> SchedulerLimits:
         queue_timeout_s=settings.queue_timeout_s,
         conservativeness=settings.conservativeness,
         preemption_threshold=settings.preempt_threshold,
-        whole_prompts=chunk_tokens == 0 or caps.both_ways,
+        whole_prompts=chunk_tokens == 0 or caps.bidirectional,
     )
 
 

@@ -33,12 +33,12 @@ class EngineCore:
         executor: Executes commands between steps.
         close: Closes the executor and frees memory.
         grammar_counts: Returns the grammar fields of `Load`.
-        drafts_won: Returns the seconds saved by drafts.
+        draft_seconds_saved: Returns the seconds saved by drafts.
         weight_version: Version label of the weights.
         lora: LoRA adapters; None: disabled.
         corpora: Corpora to draft from; None: disabled.
         media_counts: Returns the media fields of `Load`.
-        bucket_counts: Returns those of steps that are padded to buckets.
+        bucket_counts: Returns the padding fields of `Load`.
         disagg_load: Returns the load of KV transfers; None without a role.
         stores: Manages the KV store; None: there are no tiers.
         parallel: Settings of ranks; None: the defaults.
@@ -54,7 +54,7 @@ class EngineCore:
     media_counts: Callable[[], Mapping[str, int]] = dict
     bucket_counts: Callable[[], Mapping[str, int]] = dict
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
-    drafts_won: Callable[[], float] = float
+    draft_seconds_saved: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION
     lora: LoraServing | None = None
     corpora: GivenCorpora | None = None

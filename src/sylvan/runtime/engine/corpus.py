@@ -1,4 +1,4 @@
-"""Loads what `ngram` drafts from besides requests: corpora, and context trees."""
+"""Loads the sources of `ngram` drafts besides requests: corpora and context trees."""
 
 from __future__ import annotations
 

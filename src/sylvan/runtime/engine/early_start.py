@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 def early_start(config: Config, emit: Emit) -> EngineCore | None:
-    """Build everything that serves the model, from what an earlier start has left.
+    """Build everything that serves the model from the files of an earlier start.
 
     Args:
         config: Resolved.
         emit: Receives the outputs of each step.
 
-    Returns: None if nothing was left, or the configuration needs more than a program.
+    Returns: None if there are no such files, or the configuration needs more than a program.
     """
     if not may_start_early(config):
         return None

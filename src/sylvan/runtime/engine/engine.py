@@ -25,9 +25,9 @@ from sylvan.config import Config
 from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
+from sylvan.runtime.engine.engine_control import EngineControl
 from sylvan.runtime.engine.feed import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
-from sylvan.runtime.engine.steering import EngineControl
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
 from sylvan.runtime.serving import embeddings, ranking
 from sylvan.runtime.serving.labels import read_labels
@@ -218,7 +218,7 @@ class Engine(EngineControl):
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, **fields: Any
     ) -> tuple[bool, str]:
-        """Replace all weights with a checkpoint's; (False, why) leaves the old ones in force.
+        """Replace all weights with a checkpoint's; returns (False, reason) if the old ones stay.
 
         Args:
             model_path: Its directory.

@@ -1,4 +1,4 @@
-"""A replica without processes: scheduler and detokenizer share a thread beside the event loop."""
+"""A replica without processes: scheduler and detokenizer share one thread."""
 
 from __future__ import annotations
 

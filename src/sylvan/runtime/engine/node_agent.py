@@ -34,7 +34,7 @@ from sylvan.protocol.nodes import (
     ToNode,
     Welcome,
 )
-from sylvan.runtime.engine.child_main import ChildConfig, StepsPlace
+from sylvan.runtime.engine.child_main import ChildConfig, StepsAddress
 from sylvan.runtime.engine.child_process import ChildProcess, FromChild
 from sylvan.runtime.engine.nodes import BEATS_PER_LIMIT
 from sylvan.runtime.engine.process import RANK_ARGV, start_process
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 _ASK_S = 0.5
 _SILENT_LIMITS = 5
-"""Node 0 is lost when it has said nothing for so many times `parallel.rank_timeout_s`."""
+"""Node 0 counts as lost after this many times `parallel.rank_timeout_s` without a message."""
 
 
 @dataclass(slots=True)
@@ -65,11 +65,11 @@ class _Run:
 
 
 class NodeAgent:
-    """Takes part in serving a model; belongs to one event loop.
+    """Serves a model together with node 0; belongs to one event loop.
 
     Args:
         config: Of this machine, resolved.
-        given: What its operator gave, for node 0 to compare.
+        given: Settings from its operator, which node 0 compares with its own.
         checkpoint: Digest of the checkpoint.
         parent: Folder of the workspace; default: where memory is shared.
     """
@@ -103,12 +103,12 @@ class NodeAgent:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the ranks that run now."""
+        """Process ids of the running ranks."""
         children = self._run.children if self._run is not None else ()
         return {child.name: child.pid for child in children}
 
     async def run(self) -> None:
-        """Take part until node 0 stops.
+        """Serve until node 0 stops.
 
         Raises:
             ConfigError: node 0 does not answer within `parallel.join_timeout_s`, or refuses; says
@@ -148,7 +148,7 @@ class NodeAgent:
         )
 
     async def _follow(self) -> bool:
-        """Do what node 0 says until it stops (False) or is lost (True)."""
+        """Follow node 0 until it stops (returns False) or is lost (True)."""
         silent_s = _SILENT_LIMITS * self._config.parallel.rank_timeout_s
         while True:
             try:
@@ -206,7 +206,7 @@ class NodeAgent:
                 parent_pid=os.getpid(),
                 sockets={"replies": outbox},
                 rank=rank,
-                steps=StepsPlace(
+                steps=StepsAddress(
                     address=f"tcp://{self._host}:{start.port}", token=start.tokens.get(rank, "")
                 ),
             )
@@ -214,7 +214,7 @@ class NodeAgent:
         return child
 
     async def _keep(self, run: int, children: list[ChildProcess]) -> None:
-        """Tell node 0 when they are ready, and when one has ended: then none is left."""
+        """Tell node 0 when the ranks are ready, and when one has ended; then end the others."""
         watching = asyncio.get_running_loop().create_task(self._watch(children))
         reason = ""
         try:
@@ -257,4 +257,4 @@ class NodeAgent:
 
 
 def _ignore(message: FromChild) -> None:
-    """Ranks have nothing to report but that they live."""
+    """Ranks only send heartbeats."""

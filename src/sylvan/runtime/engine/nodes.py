@@ -1,7 +1,7 @@
-"""The other machines that serve a model with this one, seen from node 0.
+"""The other machines that serve a model with node 0.
 
-A machine looks to the supervisor like one more process of the group of ranks: it gets ready, it
-ends, it is ended, and is restarted with the others.
+To the supervisor, a machine looks like one more process of the group of ranks: it becomes ready,
+exits, is stopped, and is restarted with the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sylvan.config import Config
 from sylvan.config.address import resolve_host, split_address
 from sylvan.config.fields import get
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import RankMeeting, Ready
+from sylvan.protocol.messages import RankRendezvous, Ready
 from sylvan.protocol.nodes import (
     AskJoin,
     EndRanks,
@@ -50,7 +50,7 @@ OWN_SETTINGS = (
     *("server.", "observe.", "chaos", "model", "tokenizer", "served_model_name", "threads"),
     *("processes", "load_cache", "parallel.node_rank", "parallel.address", "parallel.placement"),
 )
-"""Settings that machines have for themselves; sections end with a dot."""
+"""Settings that may differ between machines; sections end with a dot."""
 
 
 class RemoteNode:
@@ -76,11 +76,14 @@ class RemoteNode:
         self._send = send
 
     def send(self, message: object) -> None:
-        """NodeRefused: requests go to the first rank."""
+        """Not supported: requests go to the first rank."""
         raise AssertionError(f"{self.name} takes no messages")
 
     def signal(self, number: signal.Signals) -> None:
-        """End the ranks; a machine that does not answer has ended, too. Stacks stay there."""
+        """End the ranks; a machine that does not answer counts as ended.
+
+        Stacks stay on the machine.
+        """
         if self.ended.done() or number == signal.SIGUSR1:
             return
         if not self.is_started or not self._send(EndRanks(self.run)):
@@ -96,16 +99,16 @@ class RemoteNode:
         self.end(-signal.SIGTERM, "")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
     def get_ready(self, now_s: float) -> None:
-        """All of its ranks hold their part."""
+        """All of its ranks have loaded their shard."""
         self.heartbeat_s = now_s
         if not self.ready.done():
             self.ready.set_result(Ready(facts={}))
 
     def end(self, code: int, reason: str) -> None:
-        """Its ranks have all ended."""
+        """All of its ranks have ended."""
         if not self.ready.done():
             self.ready.set_exception(ConfigError(reason or f"{self.name} ended while it started"))
             self.ready.exception()  # marks the exception as retrieved
@@ -155,12 +158,12 @@ class NodeHub:
             ) from None
         self._config, self._clock, self._checkpoint = config, clock, checkpoint
         self._places = {node: _Place() for node in range(1, parallel.nodes)}
-        self._met: tuple[int, RankMeeting] | None = None
+        self._met: tuple[int, RankRendezvous] | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._listen(), self._beat())]
 
     def start(self, node: int, name: str, run: int) -> RemoteNode:
-        """Have a machine start its ranks once it has joined, and the first rank can be met."""
+        """Start the ranks of a machine once it has joined and the first rank is reachable."""
         place, parallel = self._places[node], self._config.parallel
         ranks = place.ranks = RemoteNode(name, run, lambda message: self._send(place, message))
         late = (
@@ -173,14 +176,14 @@ class NodeHub:
         self._start_if_possible(place)
         return ranks
 
-    def meet(self, run: int, meeting: RankMeeting) -> None:
-        """The first rank of a run can be met."""
+    def meet(self, run: int, meeting: RankRendezvous) -> None:
+        """The first rank of a run accepts connections."""
         self._met = run, meeting
         for place in self._places.values():
             self._start_if_possible(place)
 
     def close(self) -> None:
-        """Have the other machines stop; idempotent."""
+        """Stop the other machines; idempotent."""
         for task in self._tasks:
             task.cancel()
         for place in self._places.values():
@@ -256,7 +259,7 @@ class NodeHub:
         self._start_if_possible(place)
 
     def _objection(self, asked: JoinNode) -> str:
-        """Why a machine cannot take part; empty: it can."""
+        """Return why a machine cannot join; empty if it can."""
         nodes, node = self._config.parallel.nodes, asked.node
         differing = _differing(self._config, asked.settings)
         reasons = (
@@ -292,12 +295,12 @@ def _give_up(ranks: RemoteNode, why: str) -> None:
 
 
 def given_settings(config: Config, given: Collection[str]) -> dict[str, str]:
-    """The settings that an operator gave and that must be equal on all machines."""
+    """Return the given settings that must be equal on all machines."""
     return {path: _text(get(config, path)) for path in given if not _is_own(path)}
 
 
 def _differing(config: Config, settings: Mapping[str, str]) -> str:
-    """The first setting that is another one than in `config`, in words; empty: none is."""
+    """Describe the first setting that differs from `config`; empty if none does."""
     for path, text in settings.items():
         if _is_own(path):
             continue

@@ -47,7 +47,7 @@ def main() -> int:
             pass
         assert isinstance(first, StartRank), "a stream begins with the configuration"
         config = first.config
-        if child.steps is not None:  # what machines have for themselves
+        if child.steps is not None:  # settings of this machine
             own = child.config
             parallel = msgspec.structs.replace(config.parallel, address=own.parallel.address)
             config = msgspec.structs.replace(

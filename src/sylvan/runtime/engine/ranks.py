@@ -1,4 +1,4 @@
-"""How the ranks of a replica connect: one configuration, one mesh, one stream of steps."""
+"""Connects the ranks of a replica: one configuration, one mesh, one stream of steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.errors import ConfigError, RankLostError
-from sylvan.protocol.messages import RankMeeting
+from sylvan.protocol.messages import RankRendezvous
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.engine.child_main import ChildMain
-from sylvan.runtime.engine.roles import MEETING, streams_of
+from sylvan.runtime.engine.roles import RENDEZVOUS, streams_of
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.disagg.decode import DecodeRole
@@ -40,7 +40,7 @@ from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapabi
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.tiers.control import KVTiers
-from sylvan.runtime.layers.mesh import Alone, Mesh
+from sylvan.runtime.layers.mesh import Mesh, SingleRank
 from sylvan.runtime.layers.placement import read_placement
 from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
@@ -213,7 +213,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
 
 def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -> Mesh:
     """`join_mesh` for ranks that have a GPU each."""
-    from sylvan.kernels.collective.nccl import Seat, choose_gpu, join_gpus  # not on a CPU
+    from sylvan.kernels.collective.nccl import GroupMember, choose_gpu, join_gpus  # not on a CPU
 
     parallel = config.parallel
     each = parallel.ranks_per_node
@@ -225,7 +225,7 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
     def over_nccl(name: str, rank: int, size: int) -> Communicator:
         return join_gpus(
             part_of_store(store, name),
-            Seat(f"sylvan{name}", rank, size, device),
+            GroupMember(f"sylvan{name}", rank, size, device),
             parallel.join_timeout_s,
             config.scheduler.hang_timeout_s,
             short=short,
@@ -235,7 +235,7 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
 
 
 def _bind_to_node(config: Config, rank: int) -> None:
-    """Stay near the memory of this rank, where the machine has several NUMA nodes."""
+    """Bind this rank to one NUMA node, if the machine has several."""
     threads = config.threads if isinstance(config.threads, int) else 1
     each = config.parallel.ranks_per_node
     if cores := bind_to_node(rank % each, each, threads):
@@ -243,9 +243,10 @@ def _bind_to_node(config: Config, rank: int) -> None:
 
 
 def _mesh(config: Config, rank: int, join: Join) -> Mesh:
-    """Join the groups that a rank is in.
+    """Join the groups of a rank.
 
-    Ranks are numbered stage by stage. All of them meet first, so that one that is missing is named.
+    Ranks are numbered stage by stage. They all join one group first, so that a missing rank is
+    named.
 
     Args:
         config: How the model is served.
@@ -276,9 +277,9 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
 
 
 def _part(join: Join, name: str, rank: int, size: int) -> Communicator:
-    """Join the group of `size` consecutive ranks that a rank is in."""
+    """Join the group of `size` consecutive ranks that contains a rank."""
     group, place = divmod(rank, size)
-    return join(f"-{name}-{group}", place, size) if size > 1 else Alone()
+    return join(f"-{name}-{group}", place, size) if size > 1 else SingleRank()
 
 
 def sampler_of(mesh: Mesh) -> int:
@@ -287,12 +288,12 @@ def sampler_of(mesh: Mesh) -> int:
 
 
 def _head_host(config: Config) -> str:
-    """IPv4 address of node 0."""
+    """Return the IPv4 address of node 0."""
     assert config.parallel.address is not None, "checked with the configuration"
     return resolve_host(split_address(config.parallel.address)[0])
 
 
-def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankGroup | None:
+def rank_group(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RankGroup | None:
     """Open the first rank's channels; None if it is the only rank.
 
     Args:
@@ -310,10 +311,10 @@ def rank_group(child: ChildMain, report: Callable[[RankMeeting], None]) -> RankG
     if parallel.nodes > 1:
         elsewhere = _elsewhere(child, report)
         others += [Spoke(elsewhere.centre, token) for token in elsewhere.tokens.values()]
-    return RankGroup(others, child.path(MEETING), elsewhere)
+    return RankGroup(others, child.path(RENDEZVOUS), elsewhere)
 
 
-def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> RemoteRanks:
+def _elsewhere(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RemoteRanks:
     parallel, host = child.config.parallel, _head_host(child.config)
     ranks = range(parallel.ranks_per_node, parallel.ranks)
     tokens = {rank: random_hex(16) for rank in ranks}
@@ -321,7 +322,7 @@ def _elsewhere(child: ChildMain, report: Callable[[RankMeeting], None]) -> Remot
         centre: Centre[Any, Any] = Centre(child.context, host, tuple(tokens.values()), FromRank)
     except MessageError as error:
         raise ConfigError(f"parallel.address={parallel.address}: {error}") from None
-    report(RankMeeting(port=centre.port, tokens=tokens))
+    report(RankRendezvous(port=centre.port, tokens=tokens))
     return RemoteRanks(centre, host, tokens)
 
 
@@ -337,18 +338,18 @@ def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank
 
 
 def follow_mesh(child: ChildMain, first: StartRank, config: Config) -> Mesh:
-    """Meet the others as another rank than the first.
+    """Join the mesh as a rank other than the first.
 
     Args:
         child: This process.
-        first: What the first rank said.
+        first: First message of the first rank.
         config: How this rank serves the model.
 
     Raises:
         RankLostError: see `join_mesh`.
     """
     if not first.store:
-        return join_mesh(config, child.path(MEETING), child.rank)
+        return join_mesh(config, child.path(RENDEZVOUS), child.rank)
     host, timeout_s = _head_host(config), config.parallel.join_timeout_s
     store = remote_store(host, first.store, timeout_s)
     return join_mesh(config, None, child.rank, store)

@@ -1,4 +1,4 @@
-"""Moves experts between ranks every so many steps."""
+"""Moves experts between ranks at intervals of steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OWN = -1
 
 
 class Rebalancing:
-    """Asks for `BalanceExperts` between steps; stops asking if it fails.
+    """Requests `BalanceExperts` between steps; stops if it fails.
 
     Args:
-        settings: With `rebalance` and `rebalance_steps`; None: nothing is asked for.
+        settings: Has `rebalance` and `rebalance_steps`; None: nothing is requested.
     """
 
     def __init__(self, settings: ParallelConfig | None) -> None:

@@ -1,4 +1,4 @@
-"""When a child process is restarted."""
+"""Decides when a child process is restarted."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Replica:
 class ProcessRole:
     """A kind of child process: how it is started, monitored and restarted.
 
-    Every process sends `Ready` when it is, or `StartFailed` with a reason. Sockets to the API
+    Every process sends `Ready` after its start, or `StartFailed` with a reason. Sockets to the API
     process are created for each run, so that no message for a dead process reaches its
     successor. Sockets between the processes of a replica keep their names; leftover messages
     belong to an earlier epoch, which both sides ignore.
@@ -190,7 +190,7 @@ def roles_of(config: Config) -> tuple[ProcessRole, ...]:
     if config.parallel.ranks == 1:
         return ROLES
     size = config.parallel.ranks_per_node  # on this machine, node 0
-    shared = {MEETING: MEETING}
+    shared = {RENDEZVOUS: RENDEZVOUS}
     streams = {name: name for rank in range(1, size) for name in streams_of(rank)}
     first = replace(SCHEDULER, group="ranks", peers=shared | streams)
     others = (
@@ -223,7 +223,7 @@ def roles_of(config: Config) -> tuple[ProcessRole, ...]:
     return (first, *others, *nodes, DETOKENIZER)
 
 
-MEETING = "meeting"
+RENDEZVOUS = "meeting"
 """Rendezvous file of the ranks."""
 
 

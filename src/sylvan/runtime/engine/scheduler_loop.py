@@ -151,7 +151,7 @@ class SchedulerLoop:
             progressed = self._commands.active and self._advance_commands()
             if not self._commands.stops_steps:
                 progressed = self._step() or progressed
-            most = _MIN_WAIT_S if self._scheduler.hurries() else _MAX_WAIT_S
+            most = _MIN_WAIT_S if self._scheduler.wants_step_soon() else _MAX_WAIT_S
             longer = min(max(2 * self._wait_s, _MIN_WAIT_S), most)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
@@ -183,7 +183,7 @@ class SchedulerLoop:
             **self._built.media_counts(),
             **self._built.bucket_counts(),
             **(self._built.lora.counts if self._built.lora else {}),
-            draft_seconds_won=self._built.drafts_won(),
+            draft_seconds_saved=self._built.draft_seconds_saved(),
             cpu_seconds=process_cpu(),
             paused=self._paused or bool(self._commands.blocked),
             tiers=self._built.stores.load() if self._built.stores is not None else None,
@@ -351,7 +351,7 @@ class SchedulerLoop:
                 if body is None:
                     raise RequestError("the prefix cache cannot answer that", status=404)
             case Pause() | Resume() | SetWeightVersion():
-                body = self._steer(command)
+                body = self._set_state(command)
             case RegisterAdapter() | UnloadAdapter() | AddCorpus() | RemoveCorpus() | ListCorpora():
                 body = self._execute_optional(command)
             case Shutdown():
@@ -373,7 +373,7 @@ class SchedulerLoop:
             raise RequestError("corpora are only used with --speculative-algorithm ngram")
         return corpora.execute(command)
 
-    def _steer(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
+    def _set_state(self, command: Pause | Resume | SetWeightVersion) -> Mapping[str, Any] | None:
         match command:
             case Pause(mode=mode):
                 count = self._scheduler.pause(mode)

@@ -25,7 +25,7 @@ from sylvan.config.chaos import read_faults
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.tree import ServerConfig
 from sylvan.protocol.errors import ConfigError
-from sylvan.protocol.messages import Loading, RankMeeting, ToScheduler
+from sylvan.protocol.messages import Loading, RankRendezvous, ToScheduler
 from sylvan.protocol.steps import StepRecord, map_steps, read_steps
 from sylvan.runtime.engine.chaos import ProcessFaults
 from sylvan.runtime.engine.child_main import ChildConfig
@@ -49,7 +49,7 @@ from sylvan.runtime.storage.identity import quick_digest
 from sylvan.transport.api import AsyncReceiver, MessageSender
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
-from sylvan.transport.late import LateReceiver, LateSender
+from sylvan.transport.delayed import DelayedReceiver, DelayedSender
 from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import AsyncPullReceiver, AsyncPushSender
 
@@ -243,8 +243,8 @@ class Supervisor:
         decoder: MessageDecoder[FromChild] = MessageDecoder(FromChild, self._arrays)
         receiver: AsyncReceiver[FromChild] = AsyncPullReceiver(self._context, [address], decoder)
         if self._faults.delays:
-            receiver = LateReceiver(receiver, self._faults.delay)
-            sender = None if sender is None else LateSender(sender, self._faults.delay)
+            receiver = DelayedReceiver(receiver, self._faults.delay)
+            sender = None if sender is None else DelayedSender(sender, self._faults.delay)
         child = ChildProcess(
             name,
             self._start_process(role),
@@ -276,7 +276,7 @@ class Supervisor:
         if isinstance(message, Loading):
             if self._progress is not None:
                 self._progress(message.done, message.total)
-        elif isinstance(message, RankMeeting):
+        elif isinstance(message, RankRendezvous):
             if self._hub is not None:
                 self._hub.meet(self._group_runs[slot.replica, slot.role.group], message)
         elif slot.observer is not None:

@@ -1,4 +1,4 @@
-"""Tells hung processes from processes that were suspended together with this one."""
+"""Distinguishes hung processes from those that were suspended together with this one."""
 
 from __future__ import annotations
 

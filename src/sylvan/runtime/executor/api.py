@@ -16,7 +16,7 @@ class ExecutorCaps:
 
     `kv_groups`: memory for keys, values and recurrent states, in page-table order; empty in
     simulations. `lockstep`: every rank must run every step, so an empty plan is launched too.
-    `max_samples`: most sampled rows per step, one per request plus one per guess; 0: no limit.
+    `max_samples`: maximum sampled rows per step, one per request plus one per guess; 0: no limit.
     `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
     trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
     each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
@@ -28,7 +28,7 @@ class ExecutorCaps:
     max_running_reqs: int
     kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
-    both_ways: bool = False  # bidirectional attention: prompts are neither chunked nor cached
+    bidirectional: bool = False  # bidirectional attention: prompts are neither chunked nor cached
     makes_vectors: bool = False  # serves `EmbedRequest`
     pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
     fills: bool = False  # blocks are filled by diffusion; prompts are not cached
@@ -69,7 +69,7 @@ class PendingCommand(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class FinishedCommand:
     """A `PendingCommand` whose result is known."""
 
     result: CommandResult

@@ -17,7 +17,7 @@ from sylvan.runtime.sampling.output import SampleOutput
 from sylvan.runtime.sampling.params import SamplingBatch
 
 
-class Drawing(Protocol):
+class PendingSample(Protocol):
     """Tokens that were sampled, or that a device will sample."""
 
     def done(self) -> bool:
@@ -65,7 +65,7 @@ class StepBackend(Protocol):
         """Run the model; with `graph` a captured graph may be replayed."""
         ...
 
-    def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def step(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         """`forward` and `draw` in one call; immediate backends only."""
         ...
 
@@ -73,7 +73,7 @@ class StepBackend(Protocol):
         """Apply the corrections from `accept`; rerun the forward pass if it read wrong ids."""
         ...
 
-    def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def draw(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         """Sample the rows of the step."""
         ...
 
@@ -102,8 +102,8 @@ class StepBackend(Protocol):
         """Record sampled tokens, as constraints changed them, by row; store the newest tokens."""
         ...
 
-    def finish(self, drawing: Drawing) -> None:
-        """Mark the end of a step: all work queued so far belongs to `drawing`."""
+    def finish(self, sample: PendingSample) -> None:
+        """Mark the end of a step: all work queued so far belongs to `sample`."""
         ...
 
     def discard(self) -> None:

@@ -25,6 +25,7 @@ from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.executor.attention_choice import choose_attention
+from sylvan.runtime.executor.background_writes import BackgroundWrites
 from sylvan.runtime.executor.capability import heads_of
 from sylvan.runtime.executor.control import ExecutorControl
 from sylvan.runtime.executor.division import check_division, on_stage
@@ -35,8 +36,7 @@ from sylvan.runtime.executor.graphs.layers import use_layer_kernels
 from sylvan.runtime.executor.graphs.natives import NativeKernels
 from sylvan.runtime.executor.graphs.program import ProgramRunner, host_calls, tracers
 from sylvan.runtime.executor.immediate import ImmediateBackend
-from sylvan.runtime.executor.late_writes import LateWrites
-from sylvan.runtime.executor.load_cache import kept_weights
+from sylvan.runtime.executor.load_cache import packed_weight_file
 from sylvan.runtime.executor.loading import deferred_model, loaded_model
 from sylvan.runtime.executor.local import LocalExecutor
 from sylvan.runtime.executor.options import ExecutorParts, LocalOptions
@@ -59,9 +59,9 @@ from sylvan.runtime.executor.pools import (
 )
 from sylvan.runtime.executor.runner import EagerRunner
 from sylvan.runtime.executor.saved import saver
-from sylvan.runtime.executor.site import LateParts, adapter_of, worker_halves
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
+from sylvan.runtime.executor.worker_halves import DeferredParts, adapter_of, worker_halves
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import ONE_RANK, Mesh
 from sylvan.runtime.models.checkpoint import (
@@ -72,16 +72,16 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.encoder_config import with_words
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
-from sylvan.runtime.models.pooling import PoolingWish, read_pooling
+from sylvan.runtime.models.pooling import PoolingOverride, read_pooling
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.models.slots import slots
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.platform.find import load_kinds, open_platform
-from sylvan.runtime.pool.ahead import PagesAhead
 from sylvan.runtime.pool.mha import KVShape, bytes_of
-from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
-from sylvan.runtime.pool.released import ReleasedAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
+from sylvan.runtime.pool.prefaulted import PrefaultedMemory
+from sylvan.runtime.pool.releasable import ReleasableMemory, TensorMemory
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.sampler import Sampler
@@ -117,7 +117,7 @@ def build_executor(
     facts = facts_of(config, model_dir, options.dtype, options.quantization)
     pooling = None
     if options.embed is not None or config.head != "lm":
-        pooling = read_pooling(model_dir, config, options.embed or PoolingWish())
+        pooling = read_pooling(model_dir, config, options.embed or PoolingOverride())
         if pooling.reads_words:
             config = with_words(config)
             facts = facts_of(config, model_dir, options.dtype, options.quantization)
@@ -184,7 +184,7 @@ def _in_memory(
 ) -> tuple[Executor, LoadedModelInfo]:
     """Build the executor of a model in host memory: overlapped, or on the caller's thread."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    late = LateParts()
+    late = DeferredParts()
     workers = worker_halves(plan, parts, late)
     plan = replace(
         plan,
@@ -212,10 +212,10 @@ def _in_memory(
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
     backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
-    ahead = PagesAhead(_host_groups(made.pool))
+    ahead = PagePrefaulter(_host_groups(made.pool))
     control = _control(plan, made, states, beside, ahead)
     control.extend(workers)
-    control.finish_first(writes := LateWrites())
+    control.finish_first(writes := BackgroundWrites())
     if made.kept is not None and made.kept.unwritten:
         writes.add(made.kept.write)
     mesh = plan.build.mesh
@@ -229,7 +229,7 @@ def _in_memory(
         max_batch_tokens=options.max_batch_tokens,
         max_running_reqs=options.max_running_reqs,
         kv_groups=cache_groups(plan.paged_config, shape, states.num_slots if states else 0),
-        both_ways=not config.causal,
+        bidirectional=not config.causal,
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         fills=config.diffusion is not None,
@@ -262,15 +262,15 @@ def _control(
     made: BuiltModel,
     states: KeptStates | None,
     beside: Sequence[PagedBuffer],
-    ahead: PagesAhead,
+    ahead: PagePrefaulter,
 ) -> ExecutorControl:
     """Build the control object for commands between steps."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
     kept += [pages.memory for pages in beside]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
-    pages = ReleasedAhead(TensorMemory(kept), ahead)
-    memory: dict[MemoryTag, Occupation] = {"kv_cache": pages, "graphs": graphs}
+    pages = PrefaultedMemory(TensorMemory(kept), ahead)
+    memory: dict[MemoryTag, ReleasableMemory] = {"kv_cache": pages, "graphs": graphs}
     if not _host_groups(made.pool):
         memory = {}  # a device owns the memory; we cannot release it
     if isinstance(made.weights, LiveWeights):
@@ -369,7 +369,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         left = host_calls(model, make, plan.stage)
         if left:
             raise Unsupported(f"PyTorch computes {left}")
-    kept = kept_weights(plan, library.variant)
+    kept = packed_weight_file(plan, library.variant)
     runner = ProgramRunner(
         model,
         plan.limits,
@@ -485,7 +485,7 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    late = LateParts()
+    late = DeferredParts()
     attention = choose_attention(plan, platform)
     if options.kv_dtype not in attention.caps.kv_dtypes:
         raise ConfigError(

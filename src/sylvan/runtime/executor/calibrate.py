@@ -91,7 +91,7 @@ def calibrated(
 def prepared(
     quantization: str, model_dir: Path, texts: Sequence[Sequence[int]], load_format: LoadFormat
 ) -> tuple[ModelConfig, Decoder, Sequence[Sequence[int]]]:
-    """A model with its weights in float32, and the texts that are long enough.
+    """Load a model in float32, and select the texts that are long enough.
 
     Raises:
         ConfigError: it is no native decoder, or there are no texts.
@@ -112,12 +112,12 @@ def prepared(
 
 
 def run_folder(folder: Path, model_dir: Path, texts: Sequence[Sequence[int]]) -> Path:
-    """Where a run over these texts keeps what is done."""
+    """Return the folder in which a run over these texts stores finished layers."""
     return folder / _identity(model_dir, texts)
 
 
 def _identity(model_dir: Path, texts: Sequence[Sequence[int]]) -> str:
-    """Digest that identifies a run: its texts, and the files of its model."""
+    """Return the digest of the texts and of the files of the model, which identifies a run."""
     hashed = xxhash.xxh3_128()
     for text in texts:
         hashed.update(np.array([len(text), *text], np.int64).tobytes())
@@ -129,7 +129,7 @@ def _identity(model_dir: Path, texts: Sequence[Sequence[int]]) -> str:
 
 
 class CalibrationRun:
-    """The texts on their way through the layers."""
+    """Texts that are processed layer by layer."""
 
     def __init__(self, config: ModelConfig, model: Any, texts: Sequence[Sequence[int]]) -> None:
         self._model, longest = model, max(map(len, texts))
@@ -165,12 +165,12 @@ class CalibrationRun:
         return self._batch
 
     def through(self, index: int) -> None:
-        """Let all texts through a layer, for those who watch; they stay before it."""
+        """Run all texts through a layer to collect statistics, but discard its outputs."""
         for number in range(len(self._texts)):
             self._layer(index, number)
 
     def advance(self, index: int) -> None:
-        """Let all texts through a layer as it is now."""
+        """Run all texts through a layer in its current form, and keep its outputs."""
         self._rows = [self._layer(index, number) for number in range(len(self._texts))]
 
     def _layer(self, index: int, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:

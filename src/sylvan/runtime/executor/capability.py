@@ -71,15 +71,15 @@ class StepContext:
         self.backend.prepare(work, arrays)
 
     def logits(self, rows: IntArray) -> torch.Tensor:
-        """Logits of any rows of the step, float32 (n, V); after the forward pass."""
+        """Return logits of any rows of the step, float32 (n, V); after the forward pass."""
         return self.backend.logits(rows)
 
     def hidden(self, rows: IntArray) -> torch.Tensor:
-        """Hidden vectors after the final norm, float32 (n, D); after the forward pass."""
+        """Return hidden vectors after the final norm, float32 (n, D); after the forward pass."""
         return self.backend.hidden(rows)
 
     def layer_hidden(self, layer: int, rows: IntArray) -> torch.Tensor:
-        """Output of a layer in `CapabilityWorker.hidden_layers`, (n, D); after the forward pass."""
+        """Return the output of a layer in `hidden_layers`, (n, D); after the forward pass."""
         return self.backend.layer_hidden(layer, rows)
 
     def token_logprobs(
@@ -114,8 +114,8 @@ class CapabilityWorker:
           before the last call `prepare`, `join` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        beside: Pages of this capability, which mirror the pages of the model's first KV group: same
-          numbers, moved and freed together; None without any.
+        beside: Pages of this capability that mirror the pages of the model's first KV group: same
+          page numbers, moved and freed together. None: it has no pages.
     """
 
     name: ClassVar[str] = ""
@@ -132,7 +132,7 @@ class CapabilityWorker:
 
     @property
     def filler(self) -> Filler | None:
-        """Computes steps in several forward passes, if the capability fills places."""
+        """Computes steps in several forward passes, if the capability needs them (diffusion)."""
         return None
 
     @property
@@ -141,13 +141,13 @@ class CapabilityWorker:
         return {}
 
     def adapt(self, model: nn.Module) -> None:
-        """Change layers of the model: the last chance before it is traced, captured or run.
+        """Change layers of the model before it is traced, captured or run.
 
         Called again with a new model if tracing the first one failed.
         """
 
     def prepare(self, work: Any) -> None:
-        """First call of a step: `join` in the same step may need data from `work`."""
+        """Called first in each step, because `join` in the same step may need data from `work`."""
 
     def join(self, join: Join) -> None:
         """A request enters a slot; a ValueError or similar fails this request only."""
@@ -176,7 +176,7 @@ class CapabilityWorker:
         """Called when the step's result is on the host and verified, before `reports`."""
 
     def close(self) -> None:
-        """Free resources; the executor ends."""
+        """Free resources before the executor ends."""
 
 
 def heads_of(workers: tuple[CapabilityWorker, ...]) -> Callable[[Any], None]:

@@ -36,15 +36,15 @@ from sylvan.protocol.commands import (
 )
 from sylvan.protocol.errors import ConfigError, SylvanError
 from sylvan.runtime.core.memory import PageMemory
+from sylvan.runtime.executor.background_writes import BackgroundWrites
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler
 from sylvan.runtime.executor.failures import FAILURES
-from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.profiling import MeasuredProgram, Profiling
 from sylvan.runtime.executor.sources import WeightSources
 from sylvan.runtime.executor.update_groups import UpdateGroups
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.pool.occupation import Occupation
+from sylvan.runtime.pool.releasable import ReleasableMemory
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ExecutorControl:
     def __init__(
         self,
         weights: LiveWeights | str,
-        memory: Mapping[MemoryTag, Occupation],
+        memory: Mapping[MemoryTag, ReleasableMemory],
         groups: Sequence[PageMemory],
         checkpoints: Checkpoints,
         on_release: Callable[[], None] = lambda: None,
@@ -111,7 +111,7 @@ class ExecutorControl:
         most = _MOST_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
         self._sources = WeightSources(self._update_groups, most)
         self._released: dict[MemoryTag, int] = {}
-        self._writes: LateWrites | None = None
+        self._writes: BackgroundWrites | None = None
         self.gate = StepGate()
         self._handlers: dict[type[ExecutorCommand], Callable[[Any], Body]] = {
             LoadWeights: self._load,
@@ -134,8 +134,8 @@ class ExecutorControl:
         """Start or stop measuring the ops of the step program."""
         self._profiling.program = program
 
-    def finish_first(self, writes: LateWrites) -> None:
-        """Have `writes`, which read the weights, finish before any command changes these."""
+    def finish_first(self, writes: BackgroundWrites) -> None:
+        """Wait for `writes`, which read the weights, before a command changes the weights."""
         self._writes = writes
 
     def move_experts(self, mover: Callable[[Callable[[], WeightFiles]], Handler]) -> None:
@@ -164,7 +164,7 @@ class ExecutorControl:
         error, status = "", 400
         body: Body = {}
         if self._writes is not None and not isinstance(command, CheckHealth):
-            self._writes.settle()
+            self._writes.wait()
         try:
             body = self._handler(command)(command)
         except ConfigError as refused:
@@ -176,7 +176,7 @@ class ExecutorControl:
         return CommandResult(body, error, status, self.gate.closed or "")
 
     def close(self) -> None:
-        """Leave all groups, and finish what is being written."""
+        """Leave all groups, and finish background writes."""
         if self._writes is not None:
             self._writes.close()
         self._update_groups.close()

@@ -12,7 +12,7 @@ from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.latent import LatentAttention
-from sylvan.runtime.layers.mesh import Mesh, NoRanks
+from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
 from sylvan.runtime.models.registry import family_of
@@ -56,7 +56,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
-    """The mesh of ranks whose pipeline has the layers of this model."""
+    """Return the mesh of the ranks whose pipeline stages hold the layers of this model."""
     if mesh.stage.count == 1:
         return mesh
     last = num_last_layers(config, mesh.stage.count)
@@ -65,18 +65,18 @@ def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
 
 
 def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
-    """Name of what does not divide evenly; empty if everything does."""
+    """Name the dimension that does not divide evenly; empty if all do."""
     if size % mesh.ep:
         return f"{size} ranks do not divide into parallel.ep={mesh.ep} groups"
-    there = Mesh(NoRanks(size), mesh.ep, mesh.placement, mesh.same_bits)
+    there = Mesh(UnconnectedRank(size), mesh.ep, mesh.placement, mesh.same_bits)
     if mesh.dense is not None:
         if size % mesh.dense.size:
             return f"{size} ranks do not divide into parallel.moe_dense_tp={mesh.dense.size}"
-        there = replace(there, dense=NoRanks(mesh.dense.size))
+        there = replace(there, dense=UnconnectedRank(mesh.dense.size))
     if (groups := mesh.attention_dp) > 1:
         if size % groups:
             return f"{size} ranks do not divide into parallel.attention_dp={groups} groups"
-        there = replace(there, attention=NoRanks(size // groups))
+        there = replace(there, attention=UnconnectedRank(size // groups))
     try:
         family_of(config).model(config, _on_meta(there))
     except ConfigError as error:
@@ -85,7 +85,7 @@ def _obstacle(config: ModelConfig, mesh: Mesh, size: int) -> str:
 
 
 def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
-    """Reject a model whose attention cannot be of some requests alone.
+    """Reject a model whose attention cannot be computed for a subset of the requests.
 
     Raises:
         ConfigError: says why.
@@ -98,7 +98,7 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         "reads images or sounds": config.media is not None,
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
-    alone = _on_meta(Mesh(attention=NoRanks(1)))
+    alone = _on_meta(Mesh(attention=UnconnectedRank(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
         why = "has attention layers of another kind"
     if why:
@@ -109,7 +109,7 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def why_together(config: ModelConfig) -> str:
-    """Why groups with different requests cannot run a model; empty if they can."""
+    """Return why groups with different requests cannot run a model; empty if they can."""
     reasons = {
         "keeps recurrent states": bool(config.states),
         "makes vectors or labels": not config.causal or config.head != "lm",
@@ -119,7 +119,7 @@ def why_together(config: ModelConfig) -> str:
 
 
 def _divides_rows(model: nn.Module) -> bool:
-    """Whether every layer that keeps KV is within one that asks which rows it has."""
+    """Whether every layer with KV is inside a module that supports `RowGroups`."""
     asking = [
         part
         for part in model.modules()

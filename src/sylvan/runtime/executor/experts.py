@@ -27,7 +27,7 @@ _LEAST_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A layer of experts: rows per expert so far, int64 (E,), the placement, and what it places."""
+    """A layer of experts: rows per expert so far, int64 (E,), its placement, and its weights."""
 
     load: torch.Tensor
     spread: ExpertRanks
@@ -65,19 +65,19 @@ class ExpertMover:
         """
         if any(layer.experts.lora is not None for layer in self._layers.values()):
             raise ConfigError("with adapters (lora) experts stay where they are")
-        wished, before, after = self._wished()
-        moved = sum(_moves(self._slots(layer), experts) for layer, experts in wished.items())
-        if wished:
-            self._move(wished)
+        planned, before, after = self._planned()
+        moved = sum(_moves(self._slots(layer), experts) for layer, experts in planned.items())
+        if planned:
+            self._move(planned)
         self._seen = {layer: found.load.clone() for layer, found in self._layers.items()}
         return {"moved": moved, "before": round(before, 4), "after": round(after, 4)}
 
     def _slots(self, layer: int) -> LayerSlots:
         return self._placement.of_layer(layer, len(self._layers[layer].load))
 
-    def _wished(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
+    def _planned(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
         """Better placements, and the balance before and after."""
-        wished: dict[int, tuple[int, ...]] = {}
+        planned: dict[int, tuple[int, ...]] = {}
         before: list[float] = []
         after: list[float] = []
         for layer, found in self._layers.items():
@@ -87,20 +87,20 @@ class ExpertMover:
             better = LayerSlots(experts, now.num_experts, now.per_group)
             old, new = balance_of(now, load), balance_of(better, load)
             if new > old + _LEAST_GAIN:
-                wished[layer] = experts
+                planned[layer] = experts
             before.append(old)
-            after.append(new if layer in wished else old)
+            after.append(new if layer in planned else old)
         count = max(1, len(before))
-        return wished, sum(before) / count, sum(after) / count
+        return planned, sum(before) / count, sum(after) / count
 
-    def _move(self, wished: Mapping[int, tuple[int, ...]]) -> None:
+    def _move(self, planned: Mapping[int, tuple[int, ...]]) -> None:
         """Load experts at their new places, then route rows there."""
         files = self._files()
         kept = dict(self._placement.given)
-        self._placement.given.update(wished)
+        self._placement.given.update(planned)
 
         def is_moved(slot: Slot) -> bool:
-            return isinstance(slot.module, Experts) and slot.module.layer in wished
+            return isinstance(slot.module, Experts) and slot.module.layer in planned
 
         try:
             self._weights.reload(files, is_moved)
@@ -109,7 +109,7 @@ class ExpertMover:
             self._placement.given.update(kept)
             self._weights.index()
             raise
-        for layer in wished:
+        for layer in planned:
             table = self._layers[layer].spread.slots_EC
             table.copy_(torch.from_numpy(self._slots(layer).table(table.shape[1])))
 

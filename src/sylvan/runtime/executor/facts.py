@@ -58,8 +58,8 @@ class LoadedModelInfo:
     causal: bool = True
     reads_all: bool = False  # pooling reads the hidden vectors of all tokens
     num_labels: int = 0
-    vector_size: int = 0  # numbers of an embedding; 0: none are made
-    forms: tuple[VectorForm, ...] = ()  # what is made of a text; the first is the usual one
+    vector_size: int = 0  # size of an embedding; 0: the model makes none
+    forms: tuple[VectorForm, ...] = ()  # forms of embeddings; the first is the default
     runner: str = ""
     exact: bool = False
     program: Sequence[OpCost] = field(default=(), compare=False)  # ops of a step program
@@ -140,7 +140,7 @@ def _dtype_name(config: ModelConfig, dtype: str) -> str:
 
 
 def _eos_ids(config: ModelConfig, model_dir: Path) -> tuple[int, ...]:
-    """EOS ids from generation_config.json, which has the end of a chat turn, or config.json."""
+    """Read EOS ids from generation_config.json (it has the end of a chat turn) or config.json."""
     path = model_dir / "generation_config.json"
     try:
         found = read_json(path).get("eos_token_id")

@@ -9,11 +9,11 @@ from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
 """Arithmetic errors that bad data can cause; any other exception is a bug and propagates."""
 _TORCH_SHORTAGE = re.compile(r"you tried to allocate (\d+) bytes")
-_OF_DEVICE = "OutOfMemoryError"  # torch's class; whoever raises it has imported torch
+_OF_DEVICE = "OutOfMemoryError"  # a class of torch; if it was raised, torch is imported
 
 
 def shortage(error: Exception) -> str | None:
-    """Which allocation failed; None if `error` is not about memory."""
+    """Say which allocation failed; None if `error` is not about memory."""
     if isinstance(error, MemoryError):
         return str(error) or "the system has no more memory"
     found = _TORCH_SHORTAGE.search(str(error))

@@ -17,7 +17,7 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.backend import Drawing
+from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.own_requests import OwnRequests
@@ -51,7 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
-        self.own: OwnRequests | None = None  # this rank attends for; None: for all
+        self.own: OwnRequests | None = None  # requests that this rank attends for; None: all
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -88,7 +88,7 @@ class ImmediateBackend:
             self._stage.send(self._runner.stream(plan.num_tokens))
 
     def _receive(self, plan: StepPlan) -> None:
-        """Take the rows of the stage before, if there is one."""
+        """Receive rows from the previous pipeline stage, if there is one."""
         if not self._stage.is_first:
             assert isinstance(self._runner, StageRunner)
             self._runner.put_stream(self._stage.receive(plan.num_tokens))
@@ -102,7 +102,7 @@ class ImmediateBackend:
         with torch.inference_mode():
             self.logits_SV = self._runner.run(self.batch)
 
-    def step(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def step(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         self._receive(plan)
         if self._fused is not None and self._is_fusible(plan):
             drawn = self._fused.run(plan, draw=True, masks=masks)
@@ -113,7 +113,7 @@ class ImmediateBackend:
             self._forward(plan)
         return self.draw(plan, masks)
 
-    def draw(self, plan: StepPlan, masks: Masks | None) -> Drawing:
+    def draw(self, plan: StepPlan, masks: Masks | None) -> PendingSample:
         every = np.arange(plan.num_samples, dtype=np.int32)
         return self._draw(self.logits_SV, every, self._slots.rows(plan), masks)
 
@@ -175,7 +175,7 @@ class ImmediateBackend:
             for group, slots in enumerate(self.batch.host.slot_mappings if sources else ()):
                 self.batch.kv.move(group, slots[sources], slots[targets])
 
-    def finish(self, drawing: Drawing) -> None:
+    def finish(self, sample: PendingSample) -> None:
         """Do nothing: all work is done."""
 
     def discard(self) -> None:

@@ -9,8 +9,8 @@ import xxhash
 from sylvan import __version__
 from sylvan.config.load_cache import WEIGHTS, file_name
 from sylvan.kernels.cache_files import CacheFiles
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import ops_digest
+from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.runtime.executor.early.key import checkpoint_files, code_digest
 from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.layers.mesh import Mesh
@@ -21,10 +21,10 @@ _LAYOUT = 2
 """Increment when the layout or the values of packed weights change."""
 
 
-def kept_weights(plan: ModelPlan, variant: str) -> KeptWeights | None:
+def packed_weight_file(plan: ModelPlan, variant: str) -> PackedWeightFile | None:
     """The file for this model's packed weights, which may not exist yet.
 
-    None without `load_cache`, and for random weights.
+    Returns None without `load_cache` or with random weights.
 
     Args:
         plan: The model.
@@ -51,7 +51,7 @@ def kept_weights(plan: ModelPlan, variant: str) -> KeptWeights | None:
     name = file_name(plan.model_dir, digest, WEIGHTS)
     inherited = plan.memory is not None and plan.memory.file == folder / name
     blob = plan.memory.weights if plan.memory is not None and inherited else None
-    return KeptWeights.open(CacheFiles(folder, options.load_cache_share), name, blob)
+    return PackedWeightFile.open(CacheFiles(folder, options.load_cache_share), name, blob)
 
 
 def _dense(mesh: Mesh) -> int:

@@ -15,11 +15,11 @@ class CommandExecutor(Protocol):
     """An `ExecutorControl`."""
 
     def run(self, command: ExecutorCommand) -> CommandResult:
-        """Carry out a command between steps."""
+        """Run a command between steps."""
         ...
 
     def close(self) -> None:
-        """Free what commands hold."""
+        """Free resources held by commands."""
         ...
 
 

@@ -20,7 +20,7 @@ from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.files import LoadFormat
-from sylvan.runtime.models.pooling import PoolingSpec, PoolingWish
+from sylvan.runtime.models.pooling import PoolingOverride, PoolingSpec
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.sampling.processors import LogitsProcessor
 
@@ -67,16 +67,16 @@ class LocalOptions:
     max_samples: int = 0  # sampled rows per step, with guesses; 0: one per request
     tree_paths: int = 0  # extra paths of draft trees per step, beyond the first of each
     tree_depth: int = 0  # maximum guesses per path
-    embed: PoolingWish | None = None  # set: serve embeddings, even of a generative model
+    embed: PoolingOverride | None = None  # if set, serve embeddings, even of a generative model
     headless: bool = False  # omit the head of a generative model
     threads: int = 0  # threads of the step program; 0: as many as torch uses
     seed: int = 0
     load_cache: Path | None = None  # stores packed weights for later starts
-    load_cache_share: float = 1.0  # of the disk, that all files in it may take
+    load_cache_share: float = 1.0  # share of the disk that its files may use
 
 
 class Draw(Protocol):
-    """See `ModelSite.draw`."""
+    """See `ModelContext.draw`."""
 
     def __call__(
         self,
@@ -90,7 +90,7 @@ class Draw(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSite:
+class ModelContext:
     """Parts of the model that the worker half of a capability can use.
 
     Attributes:
@@ -150,9 +150,9 @@ class ExecutorParts:
     Attributes:
         workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
-        memory: Of an executor with the same options, to continue with; None: new memory.
+        memory: Memory of an executor with the same options, to continue with; None: allocate.
     """
 
-    workers: Sequence[Callable[[ModelSite], CapabilityWorker | None]] = ()
+    workers: Sequence[Callable[[ModelContext], CapabilityWorker | None]] = ()
     custom: Sequence[LogitsProcessor] = ()
     memory: InheritedMemory | None = None

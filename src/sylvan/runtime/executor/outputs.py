@@ -44,9 +44,9 @@ def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, An
 
 
 def keep_stream(model: Any, layer: int, kept: dict[int, Any]) -> RemovableHandle:
-    """From now on, have each run of `model` put the residual stream after a layer into `kept`.
+    """Make each run of `model` store the residual stream after a layer in `kept`.
 
-    It is what the next layer starts from, bit by bit: float32 where the model's is.
+    It is bit-identical to the input of the next layer, in float32 if the model keeps it so.
     """
 
     def keep(module: Any, inputs: Any, output: Any) -> None:

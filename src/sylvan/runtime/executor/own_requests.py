@@ -1,8 +1,8 @@
-"""The requests of a step whose KV this rank has, where groups of ranks have different ones.
+"""Selects the requests of a step whose KV this rank holds (attention data parallelism).
 
-Plans number the pages of all groups of ranks in one row: those of the first group, then those of
-the second. So the pages of a request say which group has it. Each rank sees its own pages from 1
-on; those of other groups are page 0, which takes the writes of padding rows.
+Groups of ranks hold the KV of different requests. Plans number the pages of all groups
+consecutively, so page numbers show which group a request belongs to. Each rank numbers its own
+pages from 1; pages of other groups become page 0, which takes the writes of padding rows.
 
 Shapes: T rows of the step, R slices.
 """
@@ -46,7 +46,7 @@ class OwnRequests:
         )
 
     def localised(self, plan: StepPlan) -> StepPlan:
-        """The plan with the page numbers of this rank. Call it for each plan, in order."""
+        """Return the plan with the page numbers of this rank. Call it for each plan, in order."""
         pages, copies = plan.pages, plan.copies
         if pages.size:
             kv_groups, slots, entries, numbers = pages
@@ -98,14 +98,14 @@ class OwnRequests:
 
 
 def own_requests(batch: ForwardBatch, mesh: Mesh) -> OwnRequests | None:
-    """The requests that this rank attends for; None: all of them."""
+    """Return the selector of this rank's requests; None if it attends for all."""
     if (groups := mesh.row_groups) is None:
         return None
     return OwnRequests(batch, groups.group, mesh.attention_dp)
 
 
 def _slices_of(plan: StepPlan, mine: _Index, rows: _Index) -> StepPlan:
-    """Some slices of a plan and their rows; nothing is sampled, and no capability has work."""
+    """Return a plan of some slices; it samples nothing and has no work for capabilities."""
     numbers = (plan.slots[mine], plan.starts[mine], plan.stops[mine], plan.input_ids[rows])
     return StepPlan(
         num_slices=len(mine),
@@ -128,5 +128,5 @@ class OwnPagesWorker:
         return self._worker.launch(self._own.localised(plan))
 
     def close(self) -> None:
-        """End helpers."""
+        """End the threads."""
         self._worker.close()

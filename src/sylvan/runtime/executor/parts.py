@@ -12,8 +12,8 @@ from torch import nn
 
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.cost import OpCost
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
+from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.kernels.paged.pages import NIBBLES
 from sylvan.kernels.registry import registry
 from sylvan.kernels.scan import scans_of
@@ -51,7 +51,7 @@ _OF_NO_WEIGHT = ("raw", "dtype", "eos_ids", "bos_id")
 
 
 _LEVELS = {"int8": torch.int8, "int4": NIBBLES}
-"""Of pages with scales for each token and head, by `cache.dtype`."""
+"""Number types of pages with a scale per token and head, by `cache.dtype`."""
 _WIDE = {"float8_e4m3fn": "float8_e5m2", "float8_e4m3fnuz": "float8_e5m2fnuz"}
 """Maps float8 types with 4 exponent bits to the ones with 5 that a chip supports."""
 
@@ -62,8 +62,8 @@ class StateSizes:
 
     Attributes:
         parts: Shape and type of each part of a state, on this rank.
-        slots: For requests and cached prefixes.
-        branches: For states between the guesses of a step.
+        slots: Slots for requests and cached prefixes.
+        branches: Slots for states between the guesses of a step.
     """
 
     parts: Sequence[tuple[tuple[int, ...], torch.dtype]]
@@ -93,7 +93,7 @@ class ModelPlan:
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
-    memory: InheritedMemory | None = None  # of the executor before; None: this is the first one
+    memory: InheritedMemory | None = None  # of the previous executor; None: there is none
 
     def model(self, *, late: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
@@ -113,7 +113,7 @@ class ModelPlan:
         return model
 
     def _scale_keys_and_values(self, model: Any) -> None:
-        """Hand the checkpoint's scales of e4m3 to the layers, if that is what is kept."""
+        """Give the checkpoint's e4m3 scales to the layers, if pages are e4m3."""
         config, kind = self.config, self.options.load_format
         native = config.path == "native" and config.kv_layers and not config.latent
         if self.options.kv_dtype != "fp8_e4m3" or kind == "dummy" or not native:
@@ -131,7 +131,7 @@ class ModelPlan:
 
     @property
     def stage(self) -> Stage:
-        """Which of the model's layers are held here."""
+        """The layers of the model that this stage holds."""
         return self.build.mesh.stage
 
     @property
@@ -291,7 +291,7 @@ class ModelPlan:
 def suits_device(plan: ModelPlan) -> bool:
     """Whether steps can be launched without waiting for results: plain generation.
 
-    Recurrent states cannot be taken back by a token: guesses need the result.
+    Recurrent states cannot be rolled back by one token, so guesses wait for the result.
     """
     config = plan.config
     if plan.pooling is not None or not config.causal or config.path == "transformers":
@@ -300,7 +300,7 @@ def suits_device(plan: ModelPlan) -> bool:
 
 
 def use_device_scans(plan: ModelPlan, model: nn.Module) -> None:
-    """Give recurrent layers the kernels of the device, if it has any."""
+    """Install the device's kernels in recurrent layers, if there are any."""
     if plan.config.states and (scans := scans_of(plan.build.device)) is not None:
         use_scans(model, scans)
 
@@ -314,7 +314,7 @@ def device_states(plan: ModelPlan) -> tuple[QueuedStates | None, bool]:
 
 
 class KeptStates(StatePool, Protocol):
-    """A pool of states that others may move, as pages of one token."""
+    """A pool of recurrent states that can be moved like pages of one token."""
 
     @property
     def parts(self) -> Sequence[torch.Tensor]:
@@ -349,14 +349,14 @@ class BuiltModel:
     program: Sequence[OpCost] = ()
     use: Callable[[], Mapping[str, float]] | None = None
     states: KeptStates | None = None
-    kept: KeptWeights | None = None
+    kept: PackedWeightFile | None = None
 
 
 def rounds_to_fp8(plan: ModelPlan) -> bool:
-    """Whether inputs of FP8 matrices are rounded to e4m3, too.
+    """Whether inputs of FP8 matrices are rounded to e4m3 as well.
 
     Raises:
-        ConfigError: asked for on a device that does not multiply such numbers.
+        ConfigError: the device has no FP8 products.
     """
     if not plan.options.fp8_activations:
         return False

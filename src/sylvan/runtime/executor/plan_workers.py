@@ -1,4 +1,4 @@
-"""Chooses what runs the plans of a rank: its stage may sample, and have some requests or all."""
+"""Chooses the worker of a rank by its pipeline stage and its group of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 
 
 def plan_worker(
@@ -20,7 +20,7 @@ def plan_worker(
     slots: RequestSlots,
     workers: tuple[CapabilityWorker, ...],
     gate: StepGate,
-    ahead: PagesAhead,
+    ahead: PagePrefaulter,
 ) -> PlanWorker:
     """Build the worker of this rank.
 

@@ -37,12 +37,13 @@ class Predictor:
         model: The checkpoint.
         dtype: Of rows: bfloat16 or float32.
         longest: Most tokens of a text.
-        quantization: What its matrices are rounded to while loading.
+        quantization: Format that matrices are quantised to while loading.
         threads: Of the kernels.
-        kv: What keys and values are kept in, as `cache.dtype`.
+        kv: Type of keys and values, as `cache.dtype`.
 
     Raises:
-        ConfigError: it cannot be loaded, or is no native decoder that attends.
+        ConfigError: the model cannot be loaded, or is not a native decoder with attention in all
+            layers.
     """
 
     def __init__(

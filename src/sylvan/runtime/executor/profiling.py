@@ -56,7 +56,7 @@ class MeasuredProgram(Protocol):
     """A step program whose ops can be measured during serving."""
 
     def measure(self, *, on: bool) -> MeasuredSteps:
-        """Start or stop measuring; returns what was measured until now."""
+        """Start or stop measuring; return the measurements so far."""
         ...
 
 

@@ -10,7 +10,7 @@ from sylvan.kernels.api import Communicator
 
 
 def all_gather_bytes(ranks: Communicator, data: bytes) -> Sequence[bytes]:
-    """Return what each rank gives, in the order of ranks. Collective; the sizes go first.
+    """Return the bytes of each rank, in rank order. Collective; sizes are exchanged first.
 
     Raises:
         RankLostError: Another rank has exited or is late.

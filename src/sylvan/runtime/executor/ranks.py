@@ -32,7 +32,7 @@ from sylvan.protocol.commands import (
 from sylvan.protocol.errors import CapacityError, ExecutorError, RankLostError
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.core.wire import StepCodec
-from sylvan.runtime.executor.api import Carried, Executor, Pending, PendingCommand
+from sylvan.runtime.executor.api import Executor, FinishedCommand, Pending, PendingCommand
 from sylvan.runtime.executor.rank_commands import CommandRound, Plan, Round, Rounds, plan_of
 from sylvan.transport.api import DuplexChannel
 
@@ -138,7 +138,7 @@ class RankedExecutor:
             plan = "weights can neither be read nor replaced while pipeline stages share them"
         plan = plan or plan_of(command, 1 + len(self._others))
         if isinstance(plan, str):
-            return Carried(CommandResult(error=plan))
+            return FinishedCommand(CommandResult(error=plan))
         return Rounds(plan, self._send_round)
 
     def _send_round(self, commands: Round) -> CommandRound:
@@ -149,7 +149,7 @@ class RankedExecutor:
         return _RankRound(self._executor.control(own), targets, self._codec)
 
     def close(self) -> None:
-        """Stop the other ranks that still exist. The creator of the channels closes them.
+        """Stop the remaining ranks. Whoever created the channels closes them.
 
         They run all launched steps, so this rank runs them as well.
         """
@@ -275,9 +275,9 @@ class Follower:
         first: Stream from the first rank.
         codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
-        samples: Its results count: it is the sampler of `RankedExecutor`.
-        queued: Steps that may be launched before the first of them is waited for: more than 0 on
-            devices, which would stand still in between.
+        samples: Whether its results are used: it is the sampler of `RankedExecutor`.
+        queued: Steps that may be launched before the first of them is waited for; more than 0 on
+            devices, which would idle in between.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class Follower:
             self._check()
 
     def _has_failed_elsewhere(self, number: int) -> bool:
-        """Whether the first rank says so, possibly after steps that it had launched before."""
+        """Whether the first rank reports this failure, possibly after steps launched earlier."""
         until = time.monotonic() + AGREE_TIMEOUT_S
         while True:
             message = self._first.receive(max(0.0, until - time.monotonic()))

@@ -66,6 +66,6 @@ def _output(row: int, token: int, drawn: SampleOutput, outcome: RowOutcome | Non
     return SliceOutput(outcome.tokens, logprobs=drawn.logprobs.get(row), ended=outcome.ended)
 
 
-def hopeless(token_ids: list[int]) -> dict[int, str]:
+def no_valid_token(token_ids: list[int]) -> dict[int, str]:
     """Errors for rows with a negative id, which means that no token is valid."""
     return {row: NO_VALID_TOKEN for row, token in enumerate(token_ids) if token < 0}

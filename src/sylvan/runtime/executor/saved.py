@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 
 from sylvan.kernels.blob import BlobError, blob_digest
 from sylvan.runtime.executor.api import ExecutorCaps
+from sylvan.runtime.executor.background_writes import BackgroundWrites
 from sylvan.runtime.executor.early.file import SavedModel, save_program
 from sylvan.runtime.executor.facts import SaveProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.program import ProgramRunner
-from sylvan.runtime.executor.late_writes import LateWrites
 from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 
 
 def saver(
-    plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps, writes: LateWrites
+    plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps, writes: BackgroundWrites
 ) -> SaveProgram | None:
-    """How to save a program before its first step; it is written after the weights.
+    """Return a function that saves a program before its first step, after the weights.
 
-    Returns: None if steps of this model need more, or nothing is cached.
+    Returns: None if steps of this model need more than a program, or nothing is cached.
     """
     runner, pool, kept = made.runner, made.pool, made.kept
     if not isinstance(runner, ProgramRunner) or not isinstance(pool, NativePool) or kept is None:

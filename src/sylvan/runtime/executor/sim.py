@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sylvan.protocol.commands import CommandResult, ExecutorCommand
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import Carried, ExecutorCaps
+from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 
 SimRequest = GenerateRequest | EmbedRequest
 
@@ -64,8 +64,10 @@ class SimExecutor:
         ]
         return CompletedStep(StepResult(tokens, {index: SliceOutput() for index in silent}))
 
-    def control(self, command: ExecutorCommand) -> Carried:
-        return Carried(CommandResult(error="a simulated executor has no weights and no memory"))
+    def control(self, command: ExecutorCommand) -> FinishedCommand:
+        return FinishedCommand(
+            CommandResult(error="a simulated executor has no weights and no memory")
+        )
 
     def close(self) -> None:
         pass

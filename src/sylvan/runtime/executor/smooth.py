@@ -1,9 +1,9 @@
-"""Scales the linear layers of a model by what they read in texts: AWQ and SmoothQuant.
+"""Scales the linear layers of a model by statistics of their inputs: AWQ and SmoothQuant.
 
-The model computes the same as before: what a norm, or the half of a gated feed-forward block that
-is not gated, gives to the next matrix is divided by what that matrix is multiplied by. Only the
-rounding afterwards is better. The scales of a layer that is done are in a file of their own, so
-that an interrupted run continues after it.
+Each input channel of a matrix is multiplied by a scale, and the operation before it (a norm, or the
+up half of a gated feed-forward block) is divided by the same scale. So the model computes the same
+as before, but loses less when it is quantised. The scales of each finished layer are stored in a
+file, so an interrupted run resumes after the last one.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ def smoothed(
     progress: Progress = lambda done, total: None,
     load_format: LoadFormat = "auto",
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors that are other ones now, float32, by the names of the checkpoint's tensors.
+    """Return the changed tensors, float32, by the names of the checkpoint's tensors.
 
     Args:
         method: Which scales.
-        model_dir: The checkpoint; its model is held in float32.
+        model_dir: The checkpoint; its model is loaded in float32.
         texts: Tokens of each text.
-        folder: Keeps the scales of layers that are done, of this model with these texts.
-        progress: Told after each layer.
+        folder: Stores the scales of finished layers, keyed by model and texts.
+        progress: Called after each layer.
         load_format: Of the checkpoint.
 
     Raises:
-        ConfigError: it is no native decoder with norms before its matrices, or there are no texts.
+        ConfigError: the model is not a native decoder with norms before its matrices, or there are
+            no texts.
     """
     named = "w4a16-awq" if method == "awq" else "w8a8-smoothquant"
     config, model, kept = prepared(named, model_dir, texts, load_format)
@@ -85,7 +86,7 @@ def smoothed(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A matrix, and what its inputs come from: a norm, or rows of another matrix."""
+    """A matrix and the source of its inputs: a norm, or rows of another matrix."""
 
     name: str
     matrix: Any
@@ -93,7 +94,7 @@ class _Pair:
     above: Any = None
 
     def fold(self, scales: torch.Tensor) -> set[int]:
-        """Multiply the matrix's inputs, divide what gives them; the parameters that changed."""
+        """Multiply input channels by the scales, divide their source; return changed parameters."""
         touched = [self.matrix.weight]
         self.matrix.weight *= scales
         if self.norm is not None:
@@ -130,7 +131,7 @@ def _pairs(block: Any, method: Method) -> Iterator[_Pair]:
 def _scales(
     run: CalibrationRun, index: int, pairs: Sequence[_Pair], method: Method
 ) -> dict[str, torch.Tensor]:
-    """Scales of a layer's pairs, by what their matrices read."""
+    """Return the scales of a layer's pairs, from statistics of their inputs."""
     seen = {pair.name: InputStatistics(pair.matrix.weight.shape[1]) for pair in pairs}
     hooks = [pair.matrix.register_forward_pre_hook(_adder(seen[pair.name])) for pair in pairs]
     run.through(index)

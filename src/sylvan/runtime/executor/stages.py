@@ -1,4 +1,4 @@
-"""Pipeline stages before the last: they compute their layers of a step, and hand on its rows."""
+"""Pipeline stages before the last: compute their layers of a step, and pass its rows on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker, StepContext, ov
 from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.immediate import ImmediateBackend
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class StageStep:
 
 
 class StageWorker:
-    """In place of a `StepWorker`: no slots of sampling parameters; capabilities act in layers only.
+    """Replaces a `StepWorker`: it has no sampling parameters, and capabilities act in layers only.
 
     Args:
         backend: Computes the layers of this stage.
@@ -47,7 +47,7 @@ class StageWorker:
         backend: ImmediateBackend,
         capabilities: Sequence[CapabilityWorker],
         gate: StepGate,
-        ahead: PagesAhead,
+        ahead: PagePrefaulter,
     ) -> None:
         self._backend, self._gate, self._ahead = backend, gate, ahead
         self._capabilities = tuple(capabilities)
@@ -70,7 +70,7 @@ class StageWorker:
         return StageStep(error)
 
     def close(self) -> None:
-        """End helpers."""
+        """End the threads."""
         for capability in self._capabilities:
             capability.close()
         self._ahead.close()
@@ -92,7 +92,7 @@ class StageWorker:
         self._backend.forward(plan, graph=False)
 
     def _join(self, worker: CapabilityWorker, join: Join) -> None:
-        """Let a request enter; the last stage, where it fails alike, fails the request."""
+        """Let a request join; the last stage sees the same failure, and fails the request."""
         try:
             worker.join(join)
         except FAILURES as error:

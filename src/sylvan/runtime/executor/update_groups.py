@@ -121,7 +121,7 @@ def make_group(
     Raises:
         RuntimeError: the ranks did not meet in time.
     """
-    c10d: Any = importlib.import_module("torch.distributed")  # here because few servers need it
+    c10d: Any = importlib.import_module("torch.distributed")  # rarely needed
     timeout = timedelta(seconds=timeout_s)
     store = c10d.TCPStore(address, port, world_size, rank == 0, timeout, wait_for_workers=False)
     prefixed = c10d.PrefixStore(name, store)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sylvan.protocol.errors import ExecutorError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.core.step import Join, SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.backend import Drawing, StepBackend
+from sylvan.runtime.executor.backend import PendingSample, StepBackend
 from sylvan.runtime.executor.capability import (
     CapabilityWorker,
     Report,
@@ -26,7 +26,7 @@ from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.verify import without_guesses
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 from sylvan.runtime.sampling.constraints import Constraints, Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
 
@@ -39,7 +39,7 @@ class LaunchedStep:
     """Implements `Pending`. A later step may complete it before `wait` is called.
 
     Attributes:
-        drawing: Sampled tokens; None if the step had no slices or failed.
+        sample: Sampled tokens; None if the step had no slices or failed.
         rows: Sampled rows, if some of them are constrained.
         errors: Slice index -> the error of its request.
         context: Set if the step has work of capabilities.
@@ -49,7 +49,7 @@ class LaunchedStep:
 
     worker: StepWorker
     plan: StepPlan
-    drawing: Drawing | None = None
+    sample: PendingSample | None = None
     rows: SamplingBatch | None = None
     errors: Mapping[int, str] | None = None
     context: StepContext | None = None
@@ -59,7 +59,7 @@ class LaunchedStep:
     result: StepResult | None = None
 
     def done(self) -> bool:
-        return self.result is not None or self.drawing is None or self.drawing.done()
+        return self.result is not None or self.sample is None or self.sample.done()
 
     def wait(self) -> StepResult:
         if self.result is None:
@@ -73,12 +73,12 @@ class LaunchedStep:
         """Convert the samples to a result, once."""
         if self.result is not None or self.error is not None:
             return
-        if self.drawing is None:
+        if self.sample is None:
             reports = (self.reports or {}).items()
             self.result = StepResult(reports={name: report() for name, report in reports})
             return
         try:
-            self.result = self.worker.complete(self, self.drawing)
+            self.result = self.worker.complete(self, self.sample)
         except FAILURES as error:
             self.error = failure(error)
 
@@ -92,7 +92,7 @@ class StepWorker:
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
         gate: StepGate | None = None,
-        ahead: PagesAhead | None = None,
+        ahead: PagePrefaulter | None = None,
     ) -> None:
         """`gate` is closed while no step may run; `ahead` is notified when steps run."""
         self._ahead = ahead
@@ -121,15 +121,15 @@ class StepWorker:
             self._launch(plan, step)
         except FAILURES as error:
             self._backend.discard()
-            step.drawing, step.error = None, failure(error)
+            step.sample, step.error = None, failure(error)
             self._follow(plan)
         if self._ahead is not None:
             self._ahead.end()
         return step
 
-    def complete(self, step: LaunchedStep, drawing: Drawing) -> StepResult:
+    def complete(self, step: LaunchedStep, sample: PendingSample) -> StepResult:
         """Wait for a launched step and return its result."""
-        plan, drawn = step.plan, drawing.wait()
+        plan, drawn = step.plan, sample.wait()
         if step.outputs is not None:
             result = failing(step.outputs, step.errors or NO_ERRORS)
             if step.context is not None:
@@ -167,29 +167,29 @@ class StepWorker:
         if plan.work:
             step.context = self._before_forward(plan)
         if backend.immediate:
-            step.drawing = self._filled(plan, step) or self._compute(plan, step)
+            step.sample = self._filled(plan, step) or self._compute(plan, step)
         else:
             if backend.runs_once:
                 self._follow(plan)
             backend.forward(plan, graph=step.context is None or step.context.may_use_graph)
             self._follow(plan)
-            step.drawing = backend.draw(plan, self._masks(plan, step))
-        self._finish(plan, step, step.drawing)
+            step.sample = backend.draw(plan, self._masks(plan, step))
+        self._finish(plan, step, step.sample)
 
-    def _finish(self, plan: StepPlan, step: LaunchedStep, drawing: Drawing) -> None:
+    def _finish(self, plan: StepPlan, step: LaunchedStep, sample: PendingSample) -> None:
         """Finish a step after sampling."""
         if step.context is not None:
             self._after_forward(step, step.context)
         if self._slots.errors:
             self._note_errors(plan, step)
         if not self._backend.immediate:
-            self._backend.finish(drawing)
+            self._backend.finish(sample)
             return
         step.complete()
         if step.error is not None:
             self._follow(plan)
 
-    def _compute(self, plan: StepPlan, step: LaunchedStep) -> Drawing:
+    def _compute(self, plan: StepPlan, step: LaunchedStep) -> PendingSample:
         """Run forward pass and sampling; slow masks are built during the forward pass."""
         backend, constraints = self._backend, self._constraints
         self._follow(plan)
@@ -209,7 +209,7 @@ class StepWorker:
         backend.forward(plan, graph=False)
         return backend.draw(plan, constraints.masks(rows))
 
-    def _filled(self, plan: StepPlan, step: LaunchedStep) -> Drawing | None:
+    def _filled(self, plan: StepPlan, step: LaunchedStep) -> PendingSample | None:
         """Let a capability compute the step that runs the model as often as it takes."""
         if self._filler is None:
             return None

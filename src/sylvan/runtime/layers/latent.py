@@ -40,7 +40,7 @@ class LatentAttention(nn.Module):
         self._shape, self._layer = shape, layer
         self._rope: Rope | None = None
         self.row_groups = build.mesh.row_groups
-        queries = Split(heads.times(shape.nope + shape.turning))
+        queries = Split(heads.times(shape.nope + shape.rope_dim))
         self.q_rank = q_rank
         if q_rank is None:
             self.q_proj = ColumnParallel(build, dim, queries)
@@ -48,14 +48,14 @@ class LatentAttention(nn.Module):
             self.q_a_proj = Linear(build, dim, (q_rank,), bias=False)
             self.q_a_layernorm = RMSNorm(build, q_rank, _EPS)
             self.q_b_proj = ColumnParallel(build, q_rank, queries)
-        joined = (shape.latent + shape.turning,)
+        joined = (shape.latent + shape.rope_dim,)
         self.kv_a_proj_with_mqa = Linear(build, dim, joined, bias=False)
         self.kv_a_layernorm = RMSNorm(build, shape.latent, _EPS)
         both = Split(heads.times(shape.nope + shape.value))
         self.kv_b_proj = ColumnParallel(build, shape.latent, both)
         self.o_proj = RowParallel(build, heads.times(shape.value), dim)
 
-    def turn_by(self, rope: Rope) -> None:
+    def use_rope(self, rope: Rope) -> None:
         """Set the rotary table."""
         self._rope = rope
 

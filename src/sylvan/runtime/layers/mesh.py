@@ -24,7 +24,7 @@ _PARTS = (8, 4, 2)
 _PART_COLUMNS = 32  # columns that kernels read together
 
 
-class Alone:
+class SingleRank:
     """Implements `Communicator` for a single rank."""
 
     rank = 0
@@ -46,7 +46,7 @@ class Alone:
         pass
 
 
-class NoRanks:
+class UnconnectedRank:
     """Implements `Communicator` for one of several ranks without communication: for sizes only."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
@@ -131,7 +131,7 @@ class Split:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-class Picked(Split):
+class IndexSelection(Split):
     """Selected entries of a dimension, by index and in this order."""
 
     __slots__ = ("_whole",)
@@ -190,7 +190,7 @@ class Mesh:
           None: all of `tp`, which then have the same KV.
     """
 
-    tp: Communicator = field(default_factory=Alone)
+    tp: Communicator = field(default_factory=SingleRank)
     ep: int = 1
     placement: ExpertPlacement | None = None
     same_bits: bool = False
@@ -294,7 +294,7 @@ class Mesh:
         return HeadShares(mine, _share(ranks, keys, what))
 
     def sharing(self, share: Share) -> Communicator:
-        """The ranks that have the other shares of a dimension; `Alone` if this one has all."""
+        """The ranks that have the other shares of a dimension; `SingleRank` if this one has all."""
         if self.attention is None or share.size * self.tp.size == share.whole:
             return self.tp
         return self.attention

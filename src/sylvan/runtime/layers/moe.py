@@ -16,7 +16,7 @@ from sylvan.kernels.api import ActivationKind, Clamp, LinearWeight, X
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
-from sylvan.runtime.layers.mesh import Picked, Split
+from sylvan.runtime.layers.mesh import IndexSelection, Split
 from sylvan.runtime.layers.mlp import ClampedMLP, GatedMLP
 from sylvan.runtime.layers.placement import LayerSlots
 
@@ -73,7 +73,9 @@ class Experts(nn.Module):
         slots = mesh.experts(shape.num_experts, shape.layer)
         if slots is not None:
             self.spread = _spread(build, slots)
-            count = Picked(shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks))
+            count = IndexSelection(
+                shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks)
+            )
         inner = mesh.expert_columns(shape.inner, "columns of an expert")
         both = Split(inner, inner)
         self.gate_up_proj = build.empty(count, both, dim)

@@ -304,7 +304,7 @@ class Mamba(Recurrent):
         self.dt_proj = ColumnParallel(build, shape.rank, mine, bias=True)
         self.A_log = build.empty(mine, shape.states)
         self.D = build.empty(mine)
-        if shape.norms == "weighed":
+        if shape.norms == "weighted":
             self.dt_layernorm = RMSNorm(build, shape.rank, shape.eps)
             self.b_layernorm = RMSNorm(build, shape.states, shape.eps)
             self.c_layernorm = RMSNorm(build, shape.states, shape.eps)
@@ -358,7 +358,7 @@ class Mamba(Recurrent):
         return tracer.gate(y, Columns(rows, x.cols), GateRule(function="silu"))
 
     def _normed_traced(self, *parts: TracedTensor) -> list[TracedTensor]:
-        if self._shape.norms == "weighed":
+        if self._shape.norms == "weighted":
             norms = self.dt_layernorm, self.b_layernorm, self.c_layernorm
             return [norm(part)[0] for norm, part in zip(norms, parts, strict=True)]
         ones = [torch.ones(part.cols) for part in parts]
@@ -366,7 +366,7 @@ class Mamba(Recurrent):
         return [ops.rms_norm(x, one, eps)[0] for x, one in zip(parts, ones, strict=True)]
 
     def _normed(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._shape.norms == "weighed":
+        if self._shape.norms == "weighted":
             norms = self.dt_layernorm, self.b_layernorm, self.c_layernorm
             return tuple(norm(part)[0].to(part) for norm, part in zip(norms, parts, strict=True))
         if self._shape.norms == "free":

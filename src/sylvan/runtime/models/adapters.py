@@ -24,7 +24,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear, VocabHead
-from sylvan.runtime.layers.mesh import Picked
+from sylvan.runtime.layers.mesh import IndexSelection
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
@@ -324,8 +324,8 @@ class AdapterTargets:
         self, config: AdapterConfig, name: str, module: LowRank, target: AdapterTarget
     ) -> Prepared:
         down, up = module.factors
-        is_turned = config.fan_in_fan_out and target.kind == "linear"
-        converted = up.T if is_turned else up
+        is_transposed = config.fan_in_fan_out and target.kind == "linear"
+        converted = up.T if is_transposed else up
         if target.kind == "linear" and target.source in self._found:
             converted = self._convert(target.source, converted)
         elif self._convert(target.source, up) is not up:
@@ -333,7 +333,7 @@ class AdapterTargets:
                 f"the adapter changes {name!r}, which the model computes with in "
                 f"another form: that cannot be served beside the model; {_MERGE}"
             )
-        if is_turned and converted.shape == up.T.shape != up.shape:
+        if is_transposed and converted.shape == up.T.shape != up.shape:
             converted = converted.T  # stored like other matrices after all
         shape = list(converted.shape[:1]) + list(down.shape[1:])
         wanted = list(target.shape)
@@ -359,7 +359,7 @@ def held(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _of_all_experts(
-    here: Sequence[AdapterTarget], own: Picked, elsewhere: Sequence[str], parts: int
+    here: Sequence[AdapterTarget], own: IndexSelection, elsewhere: Sequence[str], parts: int
 ) -> list[AdapterTarget]:
     """The targets of a stack, expert by expert, including experts of other ranks."""
     found = {expert: here[i * parts : (i + 1) * parts] for i, expert in enumerate(own.numbers)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,8 +12,10 @@ from torch import nn
 
 from sylvan.kernels.api import LinearWeight
 from sylvan.kernels.matmul.weights import (
+    DENSE,
     CodedWeight,
     DeferredWeight,
+    PlainRows,
     QuantisedWeight,
     as_codes,
     join,
@@ -22,12 +26,13 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.divided import DividedFiles
 from sylvan.runtime.models.files import LoadFormat, open_weights
-from sylvan.runtime.models.formats import UNSAID, Formats, stored_format
+from sylvan.runtime.models.formats import UNSPECIFIED, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
 from sylvan.runtime.models.formats.mxfp4 import Mxfp4
 from sylvan.runtime.models.kv_scales import ENDS as OF_KEYS_AND_VALUES
 from sylvan.runtime.models.mxfp4 import has_blocks, unpacked
-from sylvan.runtime.models.quantise import Format, convert, is_multiplied, matrices
+from sylvan.runtime.models.quantise import Format, convert, form_of, is_multiplied, matrices
+from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.shards import take, take_quantised, whole_shape
 from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
 from sylvan.runtime.models.stored import WeightFiles
@@ -48,6 +53,7 @@ DERIVED = (
 
 
 _AS_STORED = Formats()
+_BLOCK = 8 << 20  # bytes that are packed at a time
 
 
 class WeightReader:
@@ -89,7 +95,7 @@ class WeightReader:
         self._slots = {slot.name: slot for slot in slots(model)}
         sources = (source for slot in self._slots.values() for source in slot.sources)
         raw = getattr(getattr(model, "config", None), "raw", {})
-        self._format = stored_format(raw) or UNSAID
+        self._format = stored_format(raw) or UNSPECIFIED
         if isinstance(checkpoint, KeptBlocks):
             self._format = GgufBlocks()
         elif blocks and has_blocks(checkpoint):
@@ -193,6 +199,41 @@ class WeightReader:
             check_finite(self._names[slot.sources[number]], target)
             row += rows
         return out
+
+    def plain_rows(self, name: str) -> PlainRows | None:
+        """Rows of the parameter `name` that are rounded while they are packed.
+
+        Returns: None if only `read` can read it.
+
+        Raises:
+            ConfigError: see `convert`.
+        """
+        slot = self._slots[name]
+        bits = self._bits.get(name)
+        stored = any(self._is_quantised(source) for source in slot.sources)
+        divided = bits is not None and -1 in slot.splits
+        if stored or divided or slot.dtype not in (torch.bfloat16, torch.float32):
+            return None
+        form = DENSE
+        if bits is not None:
+            assert self._quantise is not None
+            form = form_of(name, slot.shape[-1], bits, self._quantise)
+        return form and PlainRows(form, lambda: self._rows(slot))
+
+    def _rows(self, slot: Slot) -> Iterator[torch.Tensor]:
+        """The rows of a parameter whose sources are plain numbers, a few megabytes at a time."""
+        rest = slot.shape[2 if slot.by_expert else 1 :]
+        for number, rows in enumerate(rows_of(slot)):
+            part = self._part(slot, number, torch.Size((rows, *rest)))
+            matrices = part if part.dim() == 3 else (part,)
+            for matrix in matrices:
+                most = max(1, _BLOCK // max(1, matrix.shape[1] * slot.dtype.itemsize))
+                for block in matrix.split(most):
+                    found = block.to(slot.dtype)
+                    check_finite(self._names[slot.sources[number]], found)
+                    yield found
+                    if isinstance(self._checkpoint, Checkpoint):
+                        self._checkpoint.release(block)
 
     def _repeats(self, model: nn.Module) -> dict[str, str]:
         """Other names of tied parameters, mapped to their first names."""
@@ -456,13 +497,25 @@ class _Meter:
 
     def read(self, name: str) -> torch.Tensor | QuantisedWeight:
         tensor = self._reader.read(name)
-        self._done += self._reader.num_bytes(name)
-        self._progress(self._done, self._total)
+        self._count(name)
         return tensor
 
     def deferred(self, slot: Slot) -> DeferredWeight:
         name = slot.name
-        return DeferredWeight(slot.shape, lambda: self.read(name), name)
+        plain = self._reader.plain_rows(name)
+        if plain is not None:
+            plain = replace(plain, read=partial(self._rows, name, plain.read))
+        return DeferredWeight(slot.shape, lambda: self.read(name), name, plain=plain)
+
+    def _rows(
+        self, name: str, read: Callable[[], Iterator[torch.Tensor]]
+    ) -> Iterator[torch.Tensor]:
+        yield from read()
+        self._count(name)
+
+    def _count(self, name: str) -> None:
+        self._done += self._reader.num_bytes(name)
+        self._progress(self._done, self._total)
 
 
 class LoadTargets:

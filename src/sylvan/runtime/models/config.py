@@ -75,14 +75,14 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
     q_rank: int | None
     latent: int
     nope: int
-    turning: int
+    rope_dim: int
     value: int
     index: int = 0
 
     @property
     def kept(self) -> int:
         """Columns kept per token."""
-        return self.latent + self.turning + self.index
+        return self.latent + self.rope_dim + self.index
 
 
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,8 +207,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: Literal["native", "transformers"] = "native"
     code: str | None = None  # directory of trusted Python files to run
     causal: bool = True  # False: bidirectional attention, without a KV cache
-    # words: of an encoder; weighed: rewards of several aims
-    head: Literal["lm", "none", "score", "reward", "weighed", "words"] = "lm"
+    # words: of an encoder; weighted: rewards of several aims
+    head: Literal["lm", "none", "score", "reward", "weighted", "words"] = "lm"
     num_labels: int = 0  # outputs of a classification head
     token_types: int = 0  # number of segment embeddings
     embedding_size: int = 0  # width of the embedding tables; 0: hidden size

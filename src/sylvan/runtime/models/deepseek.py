@@ -41,20 +41,20 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of any model served here."""
     if raw.get("attention_bias"):
         raise NotNative("biases in latent attention")
-    turning = raw.get("qk_rope_head_dim") or 64
-    fields = common_fields(raw | {"head_dim": turning, "num_key_value_heads": 1})
+    rope_dim = raw.get("qk_rope_head_dim") or 64
+    fields = common_fields(raw | {"head_dim": rope_dim, "num_key_value_heads": 1})
     latent = LatentConfig(
         q_rank=raw.get("q_lora_rank"),
         latent=raw.get("kv_lora_rank") or 512,
         nope=raw.get("qk_nope_head_dim") or 128,
-        turning=turning,
+        rope_dim=rope_dim,
         value=raw.get("v_head_dim") or 128,
         index=(raw.get("index_head_dim") or 128) if architecture_of(raw) in _INDEXED else 0,
     )
     found = {
         "latent": latent,
         "rope_interleaved": bool(raw.get("rope_interleave", True)),
-        "attention_scale": (latent.nope + turning) ** -0.5 * _stretch(fields["rope"]),
+        "attention_scale": (latent.nope + rope_dim) ** -0.5 * _stretch(fields["rope"]),
     }
     return make_config(fields | found | _FAMILIES[fields["architecture"]](raw))
 
@@ -131,7 +131,7 @@ class LatentBlock(nn.Module):
         shape = LatentShape(
             num_heads=heads.size,
             nope=sizes.nope,
-            turning=sizes.turning,
+            rope_dim=sizes.rope_dim,
             value=sizes.value,
             latent=sizes.latent,
         )
@@ -139,7 +139,7 @@ class LatentBlock(nn.Module):
             index=layer,
             num_heads=heads.size,
             num_kv_heads=1,
-            head_dim=sizes.latent + sizes.turning,
+            head_dim=sizes.latent + sizes.rope_dim,
             v_head_dim=sizes.latent,
             scale=config.attention_scale or 1.0,
         )
@@ -148,7 +148,7 @@ class LatentBlock(nn.Module):
         self.input_layernorm = make_norm(config, build)
         given = config.hidden_size, heads, shape, spec, sizes.q_rank
         self.self_attn = self.attention(build, *given)
-        self.self_attn.turn_by(rope)
+        self.self_attn.use_rope(rope)
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
         normed = config.architecture == "AXK1ForCausalLM" and isinstance(self.mlp, MoE)

@@ -63,7 +63,7 @@ from sylvan.runtime.pool.states import TensorStates
 _CHECKED_TOKENS = 9
 _CUT_TOLERANCE = 1e-3
 _CUT_TOLERANCE_BF16 = 0.05  # above the effect of rounding
-_ANEW = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
+_RESETTING = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
 """Models whose recurrent layers reset their state at each chunk of more than one token."""
 
 
@@ -84,7 +84,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         if text.states:
             raise ConfigError("its images cannot be divided among recurrent layers")
         return msgspec.structs.replace(text, media=seeing.media)
-    if raw.get("model_type") in _ANEW:
+    if raw.get("model_type") in _RESETTING:
         raise ConfigError("it cannot continue from a recurrent state within a prompt")
     source = find_source(raw, code)
     model, step = skeleton(source.model, source.config, torch.bfloat16)

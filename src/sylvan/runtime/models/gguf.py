@@ -60,8 +60,8 @@ class GGUFWeights:
             tensor = (tensor.float() + added).to(tensor.dtype)
         if tiles := entry.get("tiled"):
             tensor = tensor.index_select(tiles["dim"], untiled(tiles, tensor.shape[tiles["dim"]]))
-        turned = entry.get("turned")
-        return _turned_back(tensor, turned) if turned else tensor
+        interleaved_heads = entry.get("interleaved_heads")
+        return _deinterleaved(tensor, interleaved_heads) if interleaved_heads else tensor
 
     def _joined(self, keys: dict[str, Any], values: dict[str, Any]) -> torch.Tensor:
         """An up-projection of latent attention. Shape: (H, D of keys and values, latent)."""
@@ -85,8 +85,8 @@ class GGUFWeights:
         tiles = entry.get("tiled")
         if tiles and not tiles["dim"]:
             rows = rows[untiled(tiles, len(rows))]
-        turned = entry.get("turned")
-        return _turned_back(rows, turned) if turned else rows
+        interleaved_heads = entry.get("interleaved_heads")
+        return _deinterleaved(rows, interleaved_heads) if interleaved_heads else rows
 
     def order(self, name: str) -> torch.Tensor | None:
         """Which input of the matrix each of the file's is, int32 (K,); None: the same."""
@@ -113,7 +113,7 @@ def untiled(tiles: dict[str, int], count: int) -> torch.Tensor:
     return torch.cat((places[: tiles["before"]], heads.transpose(0, 1).flatten()))
 
 
-def _turned_back(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _deinterleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows of each head in checkpoint order; see `checkpoints.gguf.names.entries_of`."""
     halves = tensor.unflatten(0, (heads, -1, 2))
     return halves.transpose(1, 2).reshape(tensor.shape)

@@ -164,8 +164,8 @@ class _GgufTask:
             raise ConfigError(f"tensor {name!r} is stored as {tensor.dtype}, not as plain numbers")
         if not tensor.isfinite().all():
             raise ConfigError(f"the weights of {name!r} are not finite (NaN or infinity)")
-        if target.turned:
-            tensor = _in_pairs(name, tensor, target.turned)
+        if target.interleaved_heads:
+            tensor = _in_pairs(name, tensor, target.interleaved_heads)
         if kind in _PLAIN:
             made = tensor.to(_PLAIN[kind]).contiguous()
             if not made.isfinite().all():

@@ -85,9 +85,9 @@ def _gptj(raw: Raw) -> Raw:
     sizes = _old_names(raw, "n_embd", "n_head", "n_layer", "n_positions", "n_inner")
     act = raw.get("activation_function", "gelu_new")
     head = sizes["hidden_size"] // sizes["num_attention_heads"]
-    turning = {"partial_rotary_factor": (raw.get("rotary_dim") or head) / head}
+    rotary = {"partial_rotary_factor": (raw.get("rotary_dim") or head) / head}
     return (
-        common_fields(raw | sizes | turning | {"hidden_act": act})
+        common_fields(raw | sizes | rotary | {"hidden_act": act})
         | _PLAIN
         | {
             "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
@@ -101,10 +101,10 @@ def _gptj(raw: Raw) -> Raw:
 
 def _neox(raw: Raw) -> Raw:
     bias = bool(raw.get("attention_bias", True))
-    turning = {"rope_theta": raw.get("rotary_emb_base", 10_000.0)}
-    turning["partial_rotary_factor"] = raw.get("rotary_pct", 0.25)
+    rotary = {"rope_theta": raw.get("rotary_emb_base", 10_000.0)}
+    rotary["partial_rotary_factor"] = raw.get("rotary_pct", 0.25)
     return (
-        common_fields(turning | {"hidden_act": "gelu"} | raw)
+        common_fields(rotary | {"hidden_act": "gelu"} | raw)
         | _PLAIN
         | {
             "rms_norm_eps": raw.get("layer_norm_eps", 1e-5),
@@ -119,9 +119,9 @@ def _neox(raw: Raw) -> Raw:
 def _phi(raw: Raw) -> Raw:
     if raw.get("qk_layernorm"):
         raise NotNative("layer norms of heads (qk_layernorm)")
-    turning = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
+    rotary = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
     eps = {"rms_norm_eps": raw.get("layer_norm_eps", 1e-5), "head_bias": True}
-    return common_fields(turning | raw) | _PLAIN | _BIASES | eps
+    return common_fields(rotary | raw) | _PLAIN | _BIASES | eps
 
 
 def _falcon(raw: Raw) -> Raw:

@@ -56,12 +56,12 @@ def _neo(raw: Raw) -> Raw:
 
 
 def _japanese(raw: Raw) -> Raw:
-    turning = {"rope_theta": raw.get("rotary_emb_base", 10_000.0)}
-    turning["partial_rotary_factor"] = raw.get("rotary_pct", 1.0)
+    rotary = {"rope_theta": raw.get("rotary_emb_base", 10_000.0)}
+    rotary["partial_rotary_factor"] = raw.get("rotary_pct", 1.0)
     inner = int((raw.get("hidden_size") or 0) * raw.get("intermediate_multiple_size", 4))
     act = raw.get("hidden_act", "gelu")
     return {
-        "sizes": turning | {"intermediate_size": inner, "hidden_act": act},
+        "sizes": rotary | {"intermediate_size": inner, "hidden_act": act},
         "rms_norm_eps": raw.get("layer_norm_eps", 1e-5),
     }
 

@@ -109,8 +109,8 @@ class WordHead(nn.Module):
         return self.lm_head(self.transform_norm(x)[0], out_f32=True)
 
 
-class WeighedScore(nn.Module):
-    """One reward of a text: those of several aims, weighed by an mlp over the same vector.
+class WeightedScore(nn.Module):
+    """One reward of a text: those of several aims, weighted by an mlp over the same vector.
 
     Aims have pairs of numbers, of which the first counts (URM, arXiv:2410.00847).
     Shape: (R, D) -> float32 (R, 1).
@@ -129,7 +129,7 @@ class WeighedScore(nn.Module):
     def forward(self, x: X) -> X:
         """Shape: (R, D) -> (R, 1)."""
         if isinstance(x, TracedTensor):
-            raise Unsupported("rewards that are weighed")
+            raise Unsupported("rewards that are weighted")
         assert isinstance(x, torch.Tensor)
         rewards = self.rewards(x, out_f32=True)[:, ::2]
         return (rewards * self.weights(x).float()).sum(-1, keepdim=True)
@@ -141,8 +141,8 @@ def make_score(config: ModelConfig, build: Build) -> nn.Module | None:
         dim = config.hidden_size
         parts = Linear(build, dim, (dim,), bias=True), Relu(), Score(config, build, bias=True)
         return nn.Sequential(*parts)
-    if config.head == "weighed":
-        return WeighedScore(config, build)
+    if config.head == "weighted":
+        return WeightedScore(config, build)
     return Score(config, build) if config.head == "score" else None
 
 

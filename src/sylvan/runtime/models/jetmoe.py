@@ -98,7 +98,7 @@ class ChosenHeads(ChoosesExperts):
         if isinstance(x_TD, TracedTensor):
             raise Unsupported("attention with chosen heads")
         part, heads = self.experts, self._heads
-        ids_TK, shares_TK = route(part.router.layer(x_TD, out_f32=True), self._routing)
+        ids_TK, weights_TK = route(part.router.layer(x_TD, out_f32=True), self._routing)
         every_TKD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1)
         q_TKC = self._chosen(every_TKD, part.input_linear, ids_TK)
         q_TNH = q_TKC.unflatten(-1, (heads, -1)).transpose(1, 2).flatten(1, 2)  # by key head
@@ -110,7 +110,7 @@ class ChosenHeads(ChoosesExperts):
         out_TNH = batch.attention.run(self._layer, q_TNH, k, v.contiguous(), batch)
         seen_TKC = out_TNH.unflatten(1, (heads, -1)).transpose(1, 2).flatten(2)
         found_TKD = self._chosen(seen_TKC, part.output_linear, ids_TK)
-        out_TD = (found_TKD.float() * shares_TK[..., None]).sum(1)
+        out_TD = (found_TKD.float() * weights_TK[..., None]).sum(1)
         if self._ranks.size > 1:
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (out_TD + part.bias.float()).to(x_TD.dtype)

@@ -177,7 +177,7 @@ class Classifier(Decoder):
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "score": ("classification_head",)}
 
 
-class WeighedReward(Decoder):
+class WeightedReward(Decoder):
     """Names of a head that weighs rewards (`LlamaForSequenceClassificationWithNormal_Weights`)."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -192,7 +192,7 @@ _NAMES: Mapping[str, type[Decoder]] = MappingProxyType(
     {
         "HunYuanDenseV1ForCausalLM": Hunyuan,
         "LlamaForClassification": Classifier,
-        "LlamaForSequenceClassificationWithNormal_Weights": WeighedReward,
+        "LlamaForSequenceClassificationWithNormal_Weights": WeightedReward,
     }
 )
 

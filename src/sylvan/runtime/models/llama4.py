@@ -25,8 +25,8 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     text = text_part(raw)
     layers, inner = range(text.get("num_hidden_layers") or 0), text.get("intermediate_size") or 0
     every, step = text.get("no_rope_layer_interval", 4), text.get("interleave_moe_layer_step", 1)
-    turning = text.get("no_rope_layers") or [int((i + 1) % every != 0) for i in layers]
-    nope = tuple(i for i in layers if not turning[i])
+    rotated_layers = text.get("no_rope_layers") or [int((i + 1) % every != 0) for i in layers]
+    nope = tuple(i for i in layers if not rotated_layers[i])
     sparse = text.get("moe_layers")
     moe = MoEConfig(
         num_experts=text.get("num_local_experts", 16),

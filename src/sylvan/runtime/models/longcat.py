@@ -76,9 +76,9 @@ class ZeroMoE(ChoosesExperts):
         """Shape: (T, D) -> (T, D)."""
         logits_TE = self.gate(x_TD, out_f32=True)
         routing = replace(self._routing, bias=self.gate.e_score_correction_bias)
-        ids_TK, shares_TK = route(logits_TE, routing)
+        ids_TK, weights_TK = route(logits_TE, routing)
         idle = ids_TK >= self._real
-        returned_TD = x_TD.float() * (shares_TK * idle).sum(-1, keepdim=True)
+        returned_TD = x_TD.float() * (weights_TK * idle).sum(-1, keepdim=True)
         weights, ids_P = self.experts.weights(), ids_TK.flatten()
         assert isinstance(weights.gate_up, torch.Tensor)
         assert isinstance(weights.down, torch.Tensor)
@@ -86,7 +86,7 @@ class ZeroMoE(ChoosesExperts):
         inner_PI = glu(self.product(x_PD, weights.gate_up, ids_P), weights.act)
         made_PD = self.product(inner_PI, weights.down, ids_P)  # zeros of those that do nothing
         made_TKD = made_PD.float().unflatten(0, tuple(ids_TK.shape))
-        out_TD = (made_TKD * shares_TK[..., None]).sum(1)
+        out_TD = (made_TKD * weights_TK[..., None]).sum(1)
         if self._ranks.size > 1:  # each has a share of the columns of every expert
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)

@@ -60,20 +60,20 @@ class MergedWeights:
         plain = module.parts.get("base_layer", found).float()
         scale = self._adapter.config.scale(self._modules[name], module.rank)
         delta = module.product() * scale
-        turned = self._adapter.config.fan_in_fan_out and not module.is_embedding
-        merged = plain + (delta.T if turned else delta)
+        transposed = self._adapter.config.fan_in_fan_out and not module.is_embedding
+        merged = plain + (delta.T if transposed else delta)
         if (length := module.parts.get("lora_magnitude_vector")) is not None:
-            rows = merged.T if turned else merged
+            rows = merged.T if transposed else merged
             rows = rows * (length.float() / rows.norm(dim=1))[:, None]
-            merged = rows.T if turned else rows
+            merged = rows.T if transposed else rows
         return merged.to(found.dtype).contiguous()
 
     def _check_shape(self, tensor: str, module: str) -> None:
         stored = self._base.tensors[tensor]
         delta = self._by_name[module].product().shape
         base = self._by_name[module].parts.get("base_layer")
-        turned = self._adapter.config.fan_in_fan_out
-        shape = stored.shape[::-1] if turned else stored.shape
+        transposed = self._adapter.config.fan_in_fan_out
+        shape = stored.shape[::-1] if transposed else stored.shape
         if not stored.dtype.is_floating_point:
             raise ConfigError(f"{tensor!r} is quantised; merge into the plain checkpoint")
         same = base is None or tuple(base.shape) == stored.shape

@@ -57,7 +57,7 @@ def _first_shape(raw: Raw) -> MambaShape:
         taps=raw.get("mamba_d_conv" if jamba else "conv_kernel", 4),
         bias=bool(raw.get("mamba_proj_bias" if jamba else "use_bias", False)),
         conv_bias=bool(raw.get("mamba_conv_bias" if jamba else "use_conv_bias", True)),
-        norms="weighed" if jamba else "free" if free else "",
+        norms="weighted" if jamba else "free" if free else "",
         eps=raw.get("mixer_rms_eps" if free else "rms_norm_eps", 1e-6),
     )
 

@@ -53,9 +53,9 @@ def parse(raw: Raw) -> ModelConfig:
     if raw.get("postnorm") is False or raw.get("shared_intermediate_size"):
         raise ConfigError("config.json: a MiniMax with other residuals, or with shared experts")
     fields = common_fields(raw)
-    rope, turning = fields["rope"], raw.get("rotary_dim")
-    if turning and rope.partial_rotary_factor == 1.0:
-        rope = msgspec.structs.replace(rope, partial_rotary_factor=turning / fields["head_dim"])
+    rope, rotary_dim = fields["rope"], raw.get("rotary_dim")
+    if rotary_dim and rope.partial_rotary_factor == 1.0:
+        rope = msgspec.structs.replace(rope, partial_rotary_factor=rotary_dim / fields["head_dim"])
     moe = MoEConfig(
         num_experts=raw.get("num_local_experts", 8),
         top_k=raw.get("num_experts_per_tok", 2),
@@ -78,9 +78,9 @@ class LightningAttention(Recurrent):
         dim, inner = config.hidden_size, heads.times(size)
         self.state_shapes = {part: (heads.size, size, size)}
         self._part, self._heads = part, heads.size
-        fading = Split(heads).take(_fading(config, layer), 0)
+        fading = Split(heads).take(_decay(config, layer), 0)
         self._keep = fading.exp().float()[:, None, None].to(build.device)
-        self._fading = fading.float()
+        self._decay = fading.float()
         # The projection has query, key and value of a head together.
         self.joined = ColumnParallel(build, dim, Split(heads.times(3 * size)))
         self.norm = RMSNorm(build, Split(inner), _NORM_EPS)
@@ -117,7 +117,7 @@ class LightningAttention(Recurrent):
         layer = SpaceLayer(
             part=self._part,
             width=size,
-            decay=self._fading,
+            decay=self._decay,
             skip=torch.zeros(heads),
             groups=heads,
             states=size,
@@ -128,7 +128,7 @@ class LightningAttention(Recurrent):
         return tracer.gate(normed, Columns(self.output_gate(x)), GateRule(function="sigmoid"))
 
 
-def _fading(config: ModelConfig, layer: int) -> torch.Tensor:
+def _decay(config: ModelConfig, layer: int) -> torch.Tensor:
     """Logarithm of the decay of a head's matrix per row. Shape: float64 (H,)."""
     heads, last = config.num_attention_heads, config.num_hidden_layers - 1
     slope = (2 ** (-8 / heads)) ** torch.arange(1, heads + 1, dtype=torch.float64)
@@ -164,7 +164,7 @@ class MiniMaxBlock(nn.Module):
 def _added(x: X, y: X, x_factor: float, y_factor: float) -> X:
     if isinstance(x, TracedTensor):
         assert isinstance(y, TracedTensor)
-        return recurrent(x).weighed(x, y, x_factor, y_factor)
+        return recurrent(x).weighted(x, y, x_factor, y_factor)
     return x.float() * x_factor + y.float() * y_factor
 
 

@@ -79,21 +79,21 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoolingWish:
+class PoolingOverride:
     """The operator's choice; None leaves it to the checkpoint."""
 
     mode: str | None = None
     normalize: bool | None = None
 
 
-def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
+def read_pooling(model_dir: Path, config: ModelConfig, override: PoolingOverride) -> PoolingSpec:
     """Read how a checkpoint pools.
 
     Raises:
         ConfigError: modules.json is unreadable, or needs an unsupported module.
     """
     if config.num_labels:
-        return _of_labels(model_dir, config, wish)
+        return _of_labels(model_dir, config, override)
     modes: tuple[Mode, ...] = ("last",) if config.causal else ("cls",)
     if config.architecture == "Contriever":
         modes = ("mean",)
@@ -104,11 +104,11 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
     path = model_dir / "modules.json"
     if path.is_file():
         spec = _read_modules(model_dir, _read_json(path, list), spec)
-    if wish.mode is not None:
-        spec = replace(spec, modes=(_mode(wish.mode),))
-    normalize = spec.normalize if wish.normalize is None else wish.normalize
+    if override.mode is not None:
+        spec = replace(spec, modes=(_mode(override.mode),))
+    normalize = spec.normalize if override.normalize is None else override.normalize
     if spec.reads_words:
-        wanted = bool(wish.normalize)
+        wanted = bool(override.normalize)
         return PoolingSpec(modes=spec.modes, normalize=wanted, size=config.vocab_size)
     vector = torch.zeros(config.hidden_size * len(spec.modes))
     for transform in spec.transforms:
@@ -120,7 +120,7 @@ def read_pooling(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> Poo
         normalize=normalize,
         size=len(vector),
         forms=_forms(config, weights=heads is not None),
-        tokens=replace(tokens, normalize=wish.normalize is not False),
+        tokens=replace(tokens, normalize=override.normalize is not False),
     )
 
 
@@ -144,8 +144,10 @@ def _forms(config: ModelConfig, *, weights: bool) -> tuple[VectorForm, ...]:
     return (*forms, *(["weights"] if weights else ()), *(["item"] if items else ()))
 
 
-def _of_labels(model_dir: Path, config: ModelConfig, wish: PoolingWish) -> PoolingSpec:
-    spec = PoolingSpec(modes=(_class_mode(config, wish),), normalize=False, size=config.num_labels)
+def _of_labels(model_dir: Path, config: ModelConfig, override: PoolingOverride) -> PoolingSpec:
+    spec = PoolingSpec(
+        modes=(_class_mode(config, override),), normalize=False, size=config.num_labels
+    )
     names = config.raw.get("architectures") or ("",)
     if not str(names[0]).endswith("ForProcessRewardModel"):
         return spec
@@ -165,9 +167,9 @@ def _applied(transform: Transform, vector: torch.Tensor) -> torch.Tensor:
         raise ConfigError(f"modules.json: its layers do not fit the model: {error}") from None
 
 
-def _class_mode(config: ModelConfig, wish: PoolingWish) -> Mode:
-    if wish.mode is not None:
-        return _mode(wish.mode)
+def _class_mode(config: ModelConfig, override: PoolingOverride) -> Mode:
+    if override.mode is not None:
+        return _mode(override.mode)
     if config.causal:
         return "last"
     return "mean" if config.raw.get("classifier_pooling") == "mean" else "cls"

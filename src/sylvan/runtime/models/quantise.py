@@ -27,6 +27,7 @@ from sylvan.kernels.matmul.rounding import (
 from sylvan.kernels.matmul.weights import (
     GROUP_SIZES,
     CodedWeight,
+    Form,
     QuantisedWeight,
     quantise_fp8,
     quantise_int4,
@@ -163,6 +164,17 @@ def convert(
         return quantise_int8(weight) if code is None else quantise_fp8(weight)
     group = group_of(name, weight.shape[-1], code)
     return (quantise_int4 if code is None else quantise_int4_codes)(weight, group)
+
+
+def form_of(name: str, inputs: int, bits: int, wanted: Format) -> Form | None:
+    """The form that `convert` gives a matrix; None if it is one of codes.
+
+    Raises:
+        ConfigError: see `convert`.
+    """
+    if wanted.code is not None:
+        return None
+    return Form("int8") if bits == 8 else Form("int4", group_of(name, inputs))
 
 
 def _by_scheme(name: str, weight: torch.Tensor, scheme: Rounding) -> CodedWeight:

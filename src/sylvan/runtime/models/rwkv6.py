@@ -86,7 +86,7 @@ def _size(raw: Raw, name: str, usual: int | None = None) -> int:
     return value
 
 
-class FadingTimeMix(Recurrent):
+class DecayTimeMix(Recurrent):
     """The matrices; what stands for attention. Fades by constants: RWKV-5."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
@@ -136,7 +136,7 @@ class FadingTimeMix(Recurrent):
         return x_TD.unflatten(-1, (-1, self._columns))
 
 
-class DynamicTimeMix(FadingTimeMix):
+class DynamicTimeMix(DecayTimeMix):
     """The same with shares and fading that depend on the row: RWKV-6."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
@@ -182,7 +182,7 @@ class ShiftedChannelMix(nn.Module):
         return self.receptance(x_TD + change_TD * self.time_maa_r).sigmoid() * self.value(inner)
 
 
-class FadingBlock(nn.Module):
+class DecayBlock(nn.Module):
     """Pre-norm residuals; the first layer norms the embeddings, too."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
@@ -191,7 +191,7 @@ class FadingBlock(nn.Module):
         self.pre_ln = None if layer else LayerNorm(build, dim, eps)
         self.ln1, self.ln2 = LayerNorm(build, dim, eps), LayerNorm(build, dim, eps)
         dynamic = config.architecture == "Rwkv6ForCausalLM"
-        self.attention = (DynamicTimeMix if dynamic else FadingTimeMix)(config, build, layer)
+        self.attention = (DynamicTimeMix if dynamic else DecayTimeMix)(config, build, layer)
         self.feed_forward = ShiftedChannelMix(config, build, layer)
 
     def forward(
@@ -217,7 +217,7 @@ class Rwkv6(Decoder):
     }
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        return FadingBlock(config, build, layer)
+        return DecayBlock(config, build, layer)
 
     def rename(self, name: str) -> str:
         """Strip the prefix from a tensor name of the checkpoint."""

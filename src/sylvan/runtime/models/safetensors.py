@@ -88,10 +88,16 @@ class Checkpoint:
     def _let_go(self, stored: StoredTensor) -> None:
         """Release a tensor's whole pages from residency."""
         region, begin = self._regions[stored.file]
-        start = -(-(begin + stored.start) // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (begin + stored.stop) // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < stop and hasattr(mmap, "MADV_DONTNEED"):
-            region.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        _release(region, begin + stored.start, begin + stored.stop)
+
+    def release(self, rows: torch.Tensor) -> None:
+        """Release the whole pages of rows of a tensor; has no effect on other memory."""
+        if not rows.is_contiguous():
+            return
+        for region, _ in self._regions.values():
+            start = rows.data_ptr() - np.frombuffer(region, np.uint8).ctypes.data
+            if 0 <= start < len(region):
+                _release(region, start, start + rows.nbytes)
 
     def _read_header(self, file: Path) -> None:
         entries, begin = read_header(file)
@@ -122,3 +128,11 @@ class Checkpoint:
             other = self.tensors[tensor.name].file.name
             raise ConfigError(f"tensor {tensor.name!r} is in both {other} and {tensor.file.name}")
         self.tensors[tensor.name] = tensor
+
+
+def _release(region: mmap.mmap, start: int, stop: int) -> None:
+    """Release the whole pages among bytes of a mapped file from residency."""
+    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < stop and hasattr(mmap, "MADV_DONTNEED"):
+        region.madvise(mmap.MADV_DONTNEED, start, stop - start)

@@ -13,7 +13,7 @@ import torch
 from sylvan.kernels.matmul.weights import QuantisedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import SplitParameter
-from sylvan.runtime.layers.mesh import Picked, Split
+from sylvan.runtime.layers.mesh import IndexSelection, Split
 
 Splits = Mapping[int, Split]
 NOT_SPLIT: Splits = {}
@@ -34,7 +34,7 @@ def of_source(splits: Splits, number: int, count: int) -> Splits:
 
 
 def _part(split: Split, number: int) -> Split:
-    return split if isinstance(split, Picked) else Split(split.shares[number])
+    return split if isinstance(split, IndexSelection) else Split(split.shares[number])
 
 
 def of_each(splits: Splits) -> Splits:
@@ -42,10 +42,10 @@ def of_each(splits: Splits) -> Splits:
     return {dim: split for dim, split in splits.items() if dim > _STACK}
 
 
-def picked(splits: Splits) -> Picked | None:
+def picked(splits: Splits) -> IndexSelection | None:
     """Which matrices of a stack this rank holds; None: all."""
     found = splits.get(_STACK)
-    return found if isinstance(found, Picked) else None
+    return found if isinstance(found, IndexSelection) else None
 
 
 def whole_shape(shape: Sequence[int], splits: Splits) -> tuple[int, ...]:

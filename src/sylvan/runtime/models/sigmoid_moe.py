@@ -43,9 +43,9 @@ def _minimax(raw: Raw, fields: Raw) -> Raw:
         correction=True,
         layers=sparse_layers(raw),
     )
-    rope, turning = fields["rope"], raw.get("rotary_dim")
-    if turning and rope.partial_rotary_factor == 1.0:
-        rope = msgspec.structs.replace(rope, partial_rotary_factor=turning / fields["head_dim"])
+    rope, rotary_dim = fields["rope"], raw.get("rotary_dim")
+    if rotary_dim and rope.partial_rotary_factor == 1.0:
+        rope = msgspec.structs.replace(rope, partial_rotary_factor=rotary_dim / fields["head_dim"])
     return {"moe": moe, "qk_norm": "whole", "qkv_bias": False, "o_bias": False, "rope": rope}
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import ForwardBatch, TurningAttention
+from sylvan.runtime.core.forward import ForwardBatch, RotaryAttention
 from sylvan.runtime.models.config import StatePart
 from sylvan.runtime.models.recurrent import Place, ProbeCache
 
@@ -156,13 +156,13 @@ def paged_attention(
     if step.turn is None:
         out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
     else:
-        out_TNH = _turned(step, spec, (q, k, v), (query, key))
+        out_TNH = _rotated(step, spec, (q, k, v), (query, key))
     if about[-1] != step.width:
         out_TNH = out_TNH[:, :, : about[-1]]
     return out_TNH.view(query.shape[0], query.shape[2], about[0], about[-1]), None
 
 
-def _turned(
+def _rotated(
     step: AttentionStep,
     spec: AttentionLayer,
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -174,8 +174,8 @@ def _turned(
     assert step.batch is not None
     if turn.query is not given[0] or turn.key is not given[1]:
         raise RuntimeError("queries or keys changed between the rotary call and attention")
-    attention = cast("TurningAttention", step.batch.attention)
-    return attention.run_turned(spec, *heads, step.batch, turn.table_TR)
+    attention = cast("RotaryAttention", step.batch.attention)
+    return attention.run_rotated(spec, *heads, step.batch, turn.table_TR)
 
 
 def _spec(

@@ -35,7 +35,7 @@ def parse(raw: Raw) -> ModelConfig:
         value = raw.get(name, 1)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"config.json: {name} must be a positive integer, it is {value!r}")
-    if config.latent is None or config.latent.index < config.latent.turning:
+    if config.latent is None or config.latent.index < config.latent.rope_dim:
         raise ConfigError("config.json: index_head_dim must hold the columns that turn")
     kinds = _choosing(raw, config.num_hidden_layers)
     if len(kinds) != config.num_hidden_layers or not kinds[0]:

@@ -26,7 +26,7 @@ _CAUSAL: Mapping[str, str] = MappingProxyType(
         "LlamaEmbedding": "LlamaForCausalLM",
     }
 )
-_BOTH_WAYS = ("EuroBert", "LlamaBidirectional")
+_BIDIRECTIONAL = ("EuroBert", "LlamaBidirectional")
 _WEIGHED = "ForSequenceClassificationWithNormal_Weights"
 _SUFFIXES = (
     *("ForSequenceClassification", "ForClassification", "ForProcessRewardModel"),
@@ -43,14 +43,14 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     return msgspec.structs.replace(
         config,
         raw=raw,
-        causal=not (stem in _BOTH_WAYS or sees_both_ways(raw)),
+        causal=not (stem in _BIDIRECTIONAL or is_bidirectional(raw)),
         layer_windows=_windows(config, raw),
         tie_word_embeddings=False,
         **_head(architecture, raw),
     )
 
 
-def sees_both_ways(raw: dict[str, Any]) -> bool:
+def is_bidirectional(raw: dict[str, Any]) -> bool:
     """Whether config.json declares bidirectional attention."""
     return raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
 
@@ -71,7 +71,7 @@ def _head(architecture: str, raw: dict[str, Any]) -> dict[str, Any]:
     elif architecture.endswith("ForClassification"):
         labels = raw.get("classification_out_size") or 1
     elif architecture.endswith(_WEIGHED):
-        kind, labels = "weighed", 1
+        kind, labels = "weighted", 1
     elif architecture.endswith("RewardModel"):
         default = 2 if architecture.endswith("ForProcessRewardModel") else 1
         kind, labels = "reward", count_labels(raw, default=default)

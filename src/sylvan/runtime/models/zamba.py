@@ -36,7 +36,7 @@ _PARTS = 2  # states of a layer: the convolution's and the scan's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeadedShape:
+class MultiHeadMambaShape:
     """A Mamba mixer of `heads` that share nothing but the projections around them."""
 
     mamba: MambaShape
@@ -83,7 +83,7 @@ def _kinds(raw: Raw) -> list[str]:
     return ["mamba", "mamba", "hybrid", *rest]
 
 
-def _shape(raw: Raw) -> HeadedShape:
+def _shape(raw: Raw) -> MultiHeadMambaShape:
     hidden, rank = raw.get("hidden_size") or 1, raw.get("mamba_dt_rank", "auto")
     mamba = MambaShape(
         dim=hidden,
@@ -94,15 +94,15 @@ def _shape(raw: Raw) -> HeadedShape:
         bias=bool(raw.get("mamba_proj_bias", False)),
         conv_bias=bool(raw.get("mamba_conv_bias", True)),
     )
-    return HeadedShape(mamba=mamba, heads=raw.get("n_mamba_heads", 2))
+    return MultiHeadMambaShape(mamba=mamba, heads=raw.get("n_mamba_heads", 2))
 
 
-class HeadedMamba(Recurrent):
+class MultiHeadMamba(Recurrent):
     """Selective state spaces whose heads have matrices of their own; the same on every rank."""
 
     scans_only = True
 
-    def __init__(self, build: Build, shape: HeadedShape, part: int) -> None:
+    def __init__(self, build: Build, shape: MultiHeadMambaShape, part: int) -> None:
         super().__init__()
         mamba, heads = shape.mamba, shape.heads
         each, low = mamba.inner // heads, mamba.rank + 2 * mamba.states
@@ -149,7 +149,7 @@ class MambaBlock(nn.Module):
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, build)
-        self.mamba = HeadedMamba(build, _shape(config.raw), _PARTS * layer)
+        self.mamba = MultiHeadMamba(build, _shape(config.raw), _PARTS * layer)
 
     def forward(
         self, x_TD: torch.Tensor, found_TD: torch.Tensor | None, batch: ForwardBatch

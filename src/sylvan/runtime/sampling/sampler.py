@@ -44,7 +44,7 @@ class Sampler:
                 apply_masks(logits_RV, masks)
             usable = logits_RV if _finite(logits_RV) else logits_RV.nan_to_num(float("-inf"))
             ids = usable.argmax(-1).cpu().numpy().astype(np.int32)
-            return SampleOutput(ids, {}, _hopeless(usable, ids))
+            return SampleOutput(ids, {}, _has_no_valid_token(usable, ids))
         for process in (penalise, forbid_early_stops):
             process(logits_RV, batch)
         if masks is not None:
@@ -52,7 +52,7 @@ class Sampler:
         for process in (add_bias, *self._custom, clean):
             process(logits_RV, batch)
         ids = draw(logits_RV, batch).cpu().numpy().astype(np.int32)
-        errors = _hopeless(logits_RV, ids)
+        errors = _has_no_valid_token(logits_RV, ids)
         return SampleOutput(ids, self._logprobs(logits_RV, ids, batch), errors)
 
     def token_logprobs(
@@ -78,7 +78,7 @@ def _finite(logits_RV: torch.Tensor) -> bool:
     return not bool(torch.isnan(logits_RV.amax())) if logits_RV.numel() else True
 
 
-def _hopeless(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
+def _has_no_valid_token(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
     """Rows where every token is forbidden or not a number."""
     if not len(ids):
         return {}

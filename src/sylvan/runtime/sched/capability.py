@@ -143,7 +143,7 @@ class Capability:
         """
         return False
 
-    def hurries(self) -> bool:
+    def wants_step_soon(self) -> bool:
         """Whether a request waits for a report that may arrive at any moment; no side effects.
 
         While True, empty steps run about every millisecond.
@@ -243,7 +243,7 @@ class Hooks:
         self._cutters = overriding(capabilities, "cut")
         self._drafters = overriding(capabilities, "draft")
         self._step_wanters = overriding(capabilities, "wants_step")
-        self._hurriers = overriding(capabilities, "hurries")
+        self._soon_steppers = overriding(capabilities, "wants_step_soon")
         self._planners = overriding(capabilities, "plan_work")
         self._batch_watchers = overriding(capabilities, "on_batch")
         self._starters = overriding(capabilities, "on_start")
@@ -388,9 +388,9 @@ class Hooks:
         """Whether any worker half has work pending."""
         return any(c.wants_step() for c in self._step_wanters)
 
-    def hurries(self) -> bool:
+    def wants_step_soon(self) -> bool:
         """Whether a request waits for a report of any worker half."""
-        return any(c.hurries() for c in self._hurriers)
+        return any(c.wants_step_soon() for c in self._soon_steppers)
 
     def wants_step(self) -> bool:
         """Whether to launch a step without slices."""
@@ -412,7 +412,7 @@ class Hooks:
             for capability in self._reviewers:
                 if capability.reviews(req):
                     own = capability.review(req, count, complete=complete)
-                    found = Review(min(found.kept, own.kept), min(found.settled, own.settled))
+                    found = Review(min(found.kept, own.kept), min(found.final, own.final))
         except RequestError as error:
             self._observe("review", req, error)
             raise

@@ -88,7 +88,7 @@ def buffered_outputs(reqs: Iterable[Req]) -> list[TokenOutput]:
 def emittable(req: Req) -> int:
     """Number of tokens, including the prompt, that may be emitted."""
     length, held = req.tokens.length, req.held
-    return length if held is None else max(req.num_emitted, min(length, held.settled))
+    return length if held is None else max(req.num_emitted, min(length, held.final))
 
 
 def _take_new(req: Req) -> tuple[int, ...]:

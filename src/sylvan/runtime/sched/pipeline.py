@@ -202,12 +202,12 @@ class Pipeline:
             review = self._hooks.review(req, count, complete=complete)
         except RequestError as error:
             return refusal(error)
-        held.settled = max(held.settled, review.settled)
+        held.final = max(held.final, review.final)
         if review.kept < req.tokens.length:
             self._go_back(req, max(review.kept, req.num_emitted))
             return None
         if finish is not None:
-            held.settled = req.tokens.length
+            held.final = req.tokens.length
         return finish
 
     def _go_back(self, req: Req, length: int) -> None:
@@ -228,7 +228,7 @@ class Pipeline:
                     piece.samples = False
                     req.pending -= 1
         req.computed = min(req.computed, req.tokens.length + 1)
-        self._builder.look_again()
+        self._builder.reset_decodes()
 
 
 def roll_back(failed: Batch, later: Iterable[Batch], retract: Callable[[Req], None]) -> list[str]:

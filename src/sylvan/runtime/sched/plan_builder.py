@@ -82,9 +82,9 @@ class PlanBuilder:
     def skip(self, steps: int) -> None:
         """Account for `steps` steps that were not built; see `skipping`."""
         self._steps += steps
-        self.look_again()
+        self.reset_decodes()
 
-    def look_again(self) -> None:
+    def reset_decodes(self) -> None:
         """Leave the fast path: a request received other tokens than its slot's last sample."""
         self._decodes = _DecodeSteps()
 

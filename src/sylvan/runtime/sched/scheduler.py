@@ -40,7 +40,7 @@ class Scheduler:
     Not thread-safe: one thread drives it.
 
     Attributes:
-        hurries: Whether a request waits for a report of an upcoming step.
+        wants_step_soon: Whether a request waits for a report of an upcoming step.
         times: Times of steps, and the log of the last ones.
     """
 
@@ -61,7 +61,7 @@ class Scheduler:
             capabilities = (*capabilities, self.policy)
         self._parts, self._limits, self._lookup = parts, limits, lookup
         self._hooks = Hooks(capabilities)
-        self.hurries = self._hooks.hurries
+        self.wants_step_soon = self._hooks.wants_step_soon
         self.waiting = WaitingQueue(self.policy, parts.clock, limits.age_limit_s)
         self._requests = RequestTable(self.waiting)
         self.running = self._requests.running

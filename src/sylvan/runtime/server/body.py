@@ -12,7 +12,7 @@ from starlette.requests import Request
 from sylvan.api.codings import unpacked
 from sylvan.api.strict_json import JsonLimits
 from sylvan.protocol.errors import RequestError
-from sylvan.utils.room import Room
+from sylvan.utils.body_memory import BodyMemory
 from sylvan.utils.threads import call_in_pool
 
 INLINE_BYTES = 32 << 10
@@ -49,18 +49,18 @@ class Bodies:
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
-        self._room = Room(limits.together, "limits.bodies_bytes")
+        self._memory = BodyMemory(limits.together, "limits.bodies_bytes")
         self._pool = ThreadPoolExecutor(_THREADS, "sylvan-bodies")  # created with the first body
 
     def limit(self, limits: BodyLimits) -> None:
         """Set new limits for later bodies."""
         self.limits = limits
-        self._room.most = limits.together
+        self._memory.most = limits.together
 
     @property
     def held(self) -> int:
         """Bytes of all bodies held now."""
-        return self._room.held
+        return self._memory.held
 
     async def read(self, request: Request) -> bytes:
         """Read the whole body of a call; `free` releases its memory budget after the call.
@@ -72,14 +72,14 @@ class Bodies:
         """
 
         def take(size: int) -> None:
-            self._room.take(size)
+            self._memory.take(size)
             request.scope[_TAKEN] = request.scope.get(_TAKEN, 0) + size
 
         return await read_body(request, self.limits.each, take)
 
     def free(self, request: Request) -> None:
         """Release the memory budget of a call's body."""
-        self._room.give_back(request.scope.pop(_TAKEN, 0))
+        self._memory.give_back(request.scope.pop(_TAKEN, 0))
 
     async def decoded(self, raw: bytes, decode: Callable[[bytes], T]) -> T:
         """Run `decode` on a body; for a large body in a thread, so that other calls proceed."""

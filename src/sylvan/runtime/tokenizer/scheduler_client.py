@@ -106,12 +106,12 @@ class SchedulerClient:
         self.heartbeat_s = self._clock()
         for reminder in self.reminders:
             for command in reminder(facts):
-                self._steer(send, command)
+                self._run_control(send, command)
         if self._checkpoint is not None:
-            self._steer(send, self._checkpoint)
+            self._run_control(send, self._checkpoint)
             self.weight_version = self._checkpoint.version or self.weight_version
         if self._paused:
-            self._steer(send, Pause(mode="in_place"))
+            self._run_control(send, Pause(mode="in_place"))
         self._resume()
 
     def is_full(self, most: int, priority: int) -> bool:
@@ -265,7 +265,7 @@ class SchedulerClient:
             self.weight_version = reply.body["weight_version"]
         return reply
 
-    def _steer(self, send: Send, command: Command) -> None:
+    def _run_control(self, send: Send, command: Command) -> None:
         """Send a command without waiting for its reply."""
         send(Control(id=next(self._control_ids), command=command))
 

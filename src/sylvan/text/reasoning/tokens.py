@@ -72,7 +72,7 @@ class ReasoningCounter:
         if self._state == "before":
             self._open()
         if self._state == "inside":
-            self._go_on()
+            self._continue()
 
     def _open(self) -> None:
         given = tuple(self._ids)
@@ -81,7 +81,7 @@ class ReasoningCounter:
         elif not any(start[: len(given)] == given for start in self._starts):
             self._state = "over"
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         longest = max(map(len, self._ends), default=1)
         ids = self._ids
         for at in range(max(self.count - longest + 1, 0), len(ids)):

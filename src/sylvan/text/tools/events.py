@@ -131,12 +131,12 @@ class Calls:
 
     def text(self, text: str) -> None:
         """Report the first uncommitted text."""
-        self._spans.add(self._reader.settled, len(text))
+        self._spans.add(self._reader.num_committed, len(text))
         self._add("text", text)
 
     def give_back(self) -> None:
         """Report all text read but not committed as text."""
-        start = self._reader.settled
+        start = self._reader.num_committed
         text = self._reader.take_uncommitted()
         self._spans.add(start, len(text))
         self._add("text", text)

@@ -36,12 +36,12 @@ class Reader:
 
     Attributes:
         pos: Reading position. A grammar may move it back, but not before `committed`.
-        settled: Number of committed characters, from the start of the output.
+        num_committed: Number of committed characters, from the start of the output.
     """
 
     def __init__(self) -> None:
         self.pos = 0
-        self.settled = 0
+        self.num_committed = 0
         self._text = ""
         self._committed = 0
         self._ended = False
@@ -56,7 +56,7 @@ class Reader:
 
     def commit(self) -> None:
         """Commit all text read."""
-        self.settled += self.pos - self._committed
+        self.num_committed += self.pos - self._committed
         self._committed = self.pos
 
     def take_uncommitted(self) -> str:
@@ -98,7 +98,7 @@ class Reader:
             emit(visible)
             after_call = after_call and not visible
             self._committed += len(visible)
-            self.settled += len(visible)
+            self.num_committed += len(visible)
             self.pos = end + len(marker)
             if marker or final:
                 return marker

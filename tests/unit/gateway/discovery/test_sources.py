@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from sylvan.gateway.discovery.api import LookError
+from sylvan.gateway.discovery.api import DiscoveryError
 from sylvan.gateway.discovery.dns import DnsSource
 from sylvan.gateway.discovery.file import FileSource
 from sylvan.gateway.workers.spec import WorkerSpec
@@ -62,18 +62,18 @@ async def test_a_file_that_is_replaced_is_read_again_even_within_one_tick(tmp_pa
 async def test_garbage_is_named(tmp_path, text, why):
     file = tmp_path / "workers.yaml"
     file.write_text(text)
-    with pytest.raises(LookError, match=why):
+    with pytest.raises(DiscoveryError, match=why):
         await FileSource(file, TEMPLATE).look()
 
 
 async def test_what_was_malformed_is_read_again(tmp_path):
     file = tmp_path / "workers.yaml"
     source = FileSource(file, TEMPLATE)
-    with pytest.raises(LookError, match="cannot be read"):
+    with pytest.raises(DiscoveryError, match="cannot be read"):
         await source.look()
     file.write_text("{")
     for _ in range(2):
-        with pytest.raises(LookError):
+        with pytest.raises(DiscoveryError):
             await source.look()
     file.write_text("[]")
     assert await source.look() == []
@@ -108,7 +108,7 @@ async def test_a_name_that_does_not_resolve_is_no_answer(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(LookError, match=r"servers\.example does not resolve"):
+    with pytest.raises(DiscoveryError, match=r"servers\.example does not resolve"):
         await DnsSource("servers.example:1", TEMPLATE).look()
 
 

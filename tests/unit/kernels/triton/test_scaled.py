@@ -12,7 +12,7 @@ from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.pages import NIBBLES, Cache, LayerKV, token_scales
 from sylvan.kernels.paged.triton_attention import decode, extend
 from sylvan.kernels.paged.triton_heads import store_kv
-from sylvan.kernels.paged.triton_scaled import turn_heads
+from sylvan.kernels.paged.triton_scaled import rotate_heads
 from sylvan.runtime.attention.triton import TritonAttention
 from sylvan.runtime.pool.mha import KVShape, MHAPool
 from tests.support.chosen import device_name, more
@@ -83,10 +83,10 @@ def test_a_head_that_is_no_number_has_no_scale() -> None:
 def test_rotation_is_its_own_inverse(width: int) -> None:
     x = random(5, 3, width, seed=4)
 
-    once = turn_heads(x)
+    once = rotate_heads(x)
 
     torch.testing.assert_close(once, reference.hadamard(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(turn_heads(once), x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotate_heads(once), x, rtol=1e-5, atol=1e-5)
 
 
 LAYERS = {
@@ -119,7 +119,7 @@ def test_attention_reads_such_pages(kind: str, name: str, dtype: torch.dtype) ->
         keys=keys, values=values, table_SP=table, rows_R=ints([0, 1]), lens_R=ints(lens)
     )
     q = random(starts[-1], 6, 32, dtype=dtype, seed=9)
-    turn = turn_heads if kind == "int4" else torch.clone
+    turn = rotate_heads if kind == "int4" else torch.clone
 
     def want(r: int, rows: slice) -> torch.Tensor:
         mine = table[r].long()

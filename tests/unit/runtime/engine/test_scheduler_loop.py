@@ -525,7 +525,7 @@ class Waiting(Capability):
     def gate(self, req: Any) -> Verdict:
         return Verdict.WAIT
 
-    def hurries(self) -> bool:
+    def wants_step_soon(self) -> bool:
         return self.hurried
 
 

@@ -8,7 +8,7 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel, VocabHead
-from sylvan.runtime.layers.mesh import Mesh, NoRanks, Share, Split
+from sylvan.runtime.layers.mesh import Mesh, Share, Split, UnconnectedRank
 from sylvan.runtime.models.shards import splits_of, take
 from tests.support.ranks import on_ranks
 
@@ -72,7 +72,7 @@ def test_parts_joined_in_one_checkpoint_tensor_are_divided_one_by_one():
     whole = torch.arange(12.0)[:, None]
     layers = [
         filled(ColumnParallel(build(Mesh(rank)), 1, (8, 4)), whole)
-        for rank in (NoRanks(2), NoRanks(2, 1))
+        for rank in (UnconnectedRank(2), UnconnectedRank(2, 1))
     ]
 
     assert layers[0].weight.flatten().tolist() == [0, 1, 2, 3, 8, 9]
@@ -81,7 +81,7 @@ def test_parts_joined_in_one_checkpoint_tensor_are_divided_one_by_one():
 
 
 def test_a_layer_that_is_not_divided_is_whole_on_every_rank():
-    layer = Linear(build(Mesh(NoRanks(2, 1))), 6, (8,), bias=True)
+    layer = Linear(build(Mesh(UnconnectedRank(2, 1))), 6, (8,), bias=True)
 
     assert layer.weight.shape == (8, 6)
     assert not splits_of(layer.weight)
@@ -89,11 +89,13 @@ def test_a_layer_that_is_not_divided_is_whole_on_every_rank():
 
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ConfigError, match=r"output features \(9\) does not divide by 2 ranks"):
-        ColumnParallel(build(Mesh(NoRanks(2))), 6, (8, 9))
+        ColumnParallel(build(Mesh(UnconnectedRank(2))), 6, (8, 9))
 
 
 def test_outputs_may_be_split_by_hand():
-    layer = ColumnParallel(build(Mesh(NoRanks(2))), 3, Split(Share(4, 0, 2), Share(1, 0, 1)))
+    layer = ColumnParallel(
+        build(Mesh(UnconnectedRank(2))), 3, Split(Share(4, 0, 2), Share(1, 0, 1))
+    )
 
     assert layer.weight.shape == (3, 3)
     assert splits_of(layer.weight)[-2].sizes == (2, 1)

@@ -6,14 +6,14 @@ import torch
 from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import VocabEmbedding
-from sylvan.runtime.layers.mesh import ONE_RANK, Mesh, NoRanks, Share, Split
+from sylvan.runtime.layers.mesh import ONE_RANK, Mesh, Share, Split, UnconnectedRank
 from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.models.shards import splits_of, take
 from tests.support.ranks import on_ranks
 
 
 def meshes(size: int) -> list[Mesh]:
-    return [Mesh(NoRanks(size, rank)) for rank in range(size)]
+    return [Mesh(UnconnectedRank(size, rank)) for rank in range(size)]
 
 
 def test_one_rank_holds_everything():
@@ -51,7 +51,7 @@ def test_heads_of_queries_are_with_the_keys_they_look_at(queries, keys, size):
 @pytest.mark.parametrize(("queries", "keys", "size"), [(8, 3, 2), (6, 4, 6), (9, 3, 2)])
 def test_heads_that_do_not_divide_are_refused(queries, keys, size):
     with pytest.raises(ConfigError, match=rf"heads \(\d\) does not divide by {size} ranks"):
-        Mesh(NoRanks(size)).heads(queries, keys)
+        Mesh(UnconnectedRank(size)).heads(queries, keys)
 
 
 def test_a_split_takes_the_share_of_each_part():
@@ -63,7 +63,7 @@ def test_a_split_takes_the_share_of_each_part():
 
 
 def test_a_parameter_says_how_it_is_divided():
-    build = Build(dtype=torch.float32, length=1, mesh=Mesh(NoRanks(2, 1)))
+    build = Build(dtype=torch.float32, length=1, mesh=Mesh(UnconnectedRank(2, 1)))
     split = build.mesh.split("rows", 4)
     parameter = build.empty(3, split, 5)
     whole = torch.randn(3, 4, 5)
@@ -104,4 +104,4 @@ def test_a_norm_of_divided_rows_is_over_all_of_them():
 
 def test_ranks_that_never_meet_compute_nothing():
     with pytest.raises(RankLostError, match="no other ranks"):
-        NoRanks(2).all_gather(torch.zeros(1))
+        UnconnectedRank(2).all_gather(torch.zeros(1))

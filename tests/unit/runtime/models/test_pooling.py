@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.pooling import PoolingWish, read_pooling
+from sylvan.runtime.models.pooling import PoolingOverride, read_pooling
 from sylvan.runtime.models.rope import RopeParams
 
 SIZE = 8
@@ -46,8 +46,8 @@ def write(folder, *kinds, pooling=None):
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
-def read(folder, wish=None, **changes):
-    return read_pooling(folder, config(**changes), wish or PoolingWish())
+def read(folder, override=None, **changes):
+    return read_pooling(folder, config(**changes), override or PoolingOverride())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_modules_the_custom_of_the_kind_holds(tmp_path):
 def test_the_operator_has_the_last_word(tmp_path):
     write(tmp_path, "Pooling", pooling={"pooling_mode": "cls"})
 
-    found = read(tmp_path, PoolingWish(mode="mean", normalize=True))
+    found = read(tmp_path, PoolingOverride(mode="mean", normalize=True))
 
     assert (found.modes, found.normalize) == (("mean",), True)
 

@@ -13,7 +13,7 @@ from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.checkpoint import load_weights
-from sylvan.runtime.models.formats import UNSAID, choose, stored_format
+from sylvan.runtime.models.formats import UNSPECIFIED, choose, stored_format
 from sylvan.runtime.models.formats.compressed_tensors import (
     quantization_config,
     stored_as,
@@ -244,7 +244,9 @@ def test_stored_tensors_are_read_back(weight):
     made = weight(torch.randn(48, 96, generator=torch.Generator().manual_seed(1)))
     tensors_ = stored_as("a.weight", made)
 
-    found = UNSAID.read("a.weight", UNSAID.parts_of("a.weight", tensors_), tensors_.__getitem__)
+    found = UNSPECIFIED.read(
+        "a.weight", UNSPECIFIED.parts_of("a.weight", tensors_), tensors_.__getitem__
+    )
 
     assert type(found) is type(made)
     assert found.q.equal(made.q)
@@ -277,14 +279,14 @@ def test_eight_bits_in_words_are_read():
     words = (q.to(torch.int16) + 128).to(torch.uint8).view(torch.int32)
     found = {"w_packed": words, "w_scale": torch.ones(4, 1), "w_shape": torch.tensor([4, 64])}
 
-    assert UNSAID.read("w", UNSAID.parts_of("w", found), found.__getitem__).q.equal(q)
+    assert UNSPECIFIED.read("w", UNSPECIFIED.parts_of("w", found), found.__getitem__).q.equal(q)
 
 
 def test_one_scale_a_row_is_repeated_for_groups():
     made = quantise_int4(torch.randn(4, 64, generator=torch.Generator().manual_seed(1)), 64)
     found = stored_as("w", made)
 
-    got = UNSAID.read("w", UNSAID.parts_of("w", found), found.__getitem__)
+    got = UNSPECIFIED.read("w", UNSPECIFIED.parts_of("w", found), found.__getitem__)
 
     assert got.group == 64
     assert got.scale.equal(made.scale)

@@ -43,9 +43,9 @@ class Preparation:
             raise RequestError(message, status=501)
         model = self._registry.known_model(given.asked.model)
         kind = self._registry.single_kind(given.asked.model, "grpc")
-        worker = self._registry.candidates(given.asked.model, kind, "grpc")[0]
-        text = await self._library.of(worker)
-        shown = given.asked.model or (worker.models[0] if worker.models else "default")
+        workers = self._registry.candidates(given.asked.model, kind, "grpc")
+        text = await self._library.of_any(workers)
+        shown = given.asked.model or next(iter(workers[0].models), "default")
         prepared = await read(given, text, model, EventHeader(shown, int(self._wall())))
         wanted = prepared.logprobs
         if kind == "prefill" and wanted is not None and wanted.start is not None:

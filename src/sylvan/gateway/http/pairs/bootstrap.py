@@ -20,7 +20,7 @@ FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The rendezvous of one pair.
 
     Attributes:
@@ -34,7 +34,7 @@ class Meeting:
     room: int
 
 
-def new_meeting(prefill: Worker, max_room: int = MAX_ROOM) -> Meeting:
+def new_rendezvous(prefill: Worker, max_room: int = MAX_ROOM) -> Rendezvous:
     """Choose a rendezvous at a prefill worker.
 
     Decode workers compute the prefill side's data-parallel rank as the room modulo the number of
@@ -48,7 +48,7 @@ def new_meeting(prefill: Worker, max_room: int = MAX_ROOM) -> Meeting:
     ranks = prefill.found.dp_size
     if prefill.dp_rank is not None:
         room = max(0, room - ranks) // ranks * ranks + prefill.dp_rank
-    return Meeting(prefill.spec.host, prefill.spec.bootstrap_port, room)
+    return Rendezvous(prefill.spec.host, prefill.spec.bootstrap_port, room)
 
 
 def batch_size(path: str, fields: Fields) -> int | None:
@@ -67,7 +67,7 @@ def batch_size(path: str, fields: Fields) -> int | None:
     return None
 
 
-def without_meetings(raw: bytes, fields: Fields) -> bytes:
+def without_rendezvous(raw: bytes, fields: Fields) -> bytes:
     """Return the body for a worker that serves it alone, without rendezvous fields of the client.
 
     Args:
@@ -79,8 +79,8 @@ def without_meetings(raw: bytes, fields: Fields) -> bytes:
     return orjson.dumps({name: value for name, value in fields.items() if name not in FIELDS})
 
 
-def with_meetings(
-    raw: bytes, fields: Fields, size: int | None, meet: Callable[[], Meeting]
+def with_rendezvous(
+    raw: bytes, fields: Fields, size: int | None, meet: Callable[[], Rendezvous]
 ) -> bytes:
     """Return the body with rendezvous fields for both workers, replacing those of the client.
 

@@ -22,9 +22,9 @@ from sylvan.gateway.http.exchange import (
 from sylvan.gateway.http.outgoing import AnswerJournal
 from sylvan.gateway.http.pairs.bootstrap import (
     batch_size,
-    new_meeting,
-    with_meetings,
-    without_meetings,
+    new_rendezvous,
+    with_rendezvous,
+    without_rendezvous,
 )
 from sylvan.gateway.http.pairs.collected import WorkerReply
 from sylvan.gateway.http.pairs.prompt_logprobs import PromptLogprobsMerge
@@ -149,7 +149,7 @@ class PairExchange:
                 await self._attempt(*self._pair(pinned))
             except UpstreamError as error:
                 if self._journal.begun and not self._journal.full:
-                    await self._go_on()
+                    await self._continue_alone()
                     return
                 if not await self._should_retry(error):
                     await give_up(self._answer, self._meter, error)
@@ -167,10 +167,10 @@ class PairExchange:
         message = f"The request took longer than {seconds:g} s."
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
-    async def _go_on(self) -> None:
+    async def _continue_alone(self) -> None:
         """Continue the stream on another decode worker, which recomputes the prompt itself."""
         begun = StartedAnswer("decode", self._answer, self._attempts, self._journal, self._edits)
-        asked = replace(self._asked, raw=without_meetings(self._asked.raw, self._asked.fields))
+        asked = replace(self._asked, raw=without_rendezvous(self._asked.raw, self._asked.fields))
         rest = Exchange(self._parts, self._caller, self._route, asked, self._meter, begun=begun)
         try:
             await rest.run()
@@ -218,8 +218,8 @@ class PairExchange:
             self._caller.span.event("dispatch", {"worker": half.worker.url})
         asked = self._asked
         size = batch_size(self._route.path, asked.fields)
-        meet = partial(new_meeting, prefill.worker)
-        body = with_meetings(asked.raw, asked.fields, size, meet)
+        meet = partial(new_rendezvous, prefill.worker)
+        body = with_rendezvous(asked.raw, asked.fields, size, meet)
         loop = asyncio.get_running_loop()
         attempt = _Attempt(body, loop.create_future())
         feeding = loop.create_task(self._send(prefill, attempt, self._feed))

@@ -23,7 +23,7 @@ _BLANK_BYTES = 4
 _OURS = ("content-length",)
 
 
-class KeptAnswer:
+class StoredAnswer:
     """An `Answer` whose response is stored.
 
     Whole answers are relayed once complete. Stream events without a response are relayed unchanged.

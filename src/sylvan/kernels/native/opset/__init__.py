@@ -1,4 +1,4 @@
-"""Every op of step programs, and the groups of operands that several of them have.
+"""All ops of step programs, and groups of operands that several ops share.
 
 To add an op, write its class in a module here and put it into `OPS`, write its kernel in C++, and a
 method of the tracer that emits it. Numbers of "row" buffers are of the op's `dtype`, "packed" ones
@@ -214,4 +214,4 @@ OPS: tuple[type[Op], ...] = (
     AllGather,
     ExpertCombine,
 )
-"""Every op; its place is its number in the library."""
+"""All ops; the index is the op's number in the library."""

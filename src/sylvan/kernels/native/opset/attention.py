@@ -14,7 +14,7 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 class PageFormat(IntEnum):
     """Page contents: the rows' dtype, numbers with scales, or keys whose first columns are values.
 
-    Heads of four bits are rotated by a Hadamard matrix.
+    Heads of 4-bit pages are rotated by a Hadamard matrix.
     """
 
     ROWS = 0
@@ -52,8 +52,8 @@ class RopeStore(Op):
     """Norms and rotary positions of query and key heads; keys and values go into their pages.
 
     Norms are of each head, or `whole`: of all heads at once; `norm_last`: after rotary positions.
-    Queries are multiplied by the scale of their position at last. `k_scales`, `v_scales`: of the
-    floats in pages; without them each head of a token has one by its largest number.
+    Queries are multiplied by the scale of their position at last. `k_scales`, `v_scales`: scales of
+    FP8 pages; without them, each head of a token is scaled by its largest magnitude.
     """
 
     qkv: Annotated[int, updates("row", "T, heads of queries, keys, values")]
@@ -75,12 +75,12 @@ class RopeStore(Op):
 
 @operands
 class Attention(Op):
-    """Queries over the pages of their requests.
+    """Attention of queries to the pages of their requests.
 
-    `window`: tokens that one sees, or 0. `chunk`: tokens see those of their own chunk of so many,
-    or 0. `slopes`: by which a head's scores fall with each token of distance. `parts`: blocks of
-    long requests, merged by the next op.
-    `work`: index of the heads of a group among those of the program, set by the library.
+    `window`: number of visible tokens, or 0. `chunk`: size of the chunks within which tokens see
+    each other, or 0. `slopes`: decrease of a head's scores per token of distance (ALiBi). `parts`:
+    partial results of long requests, merged by the next op. `work`: index of the op's group size
+    among those of the program, set by the library.
     """
 
     qkv: Annotated[int, reads("row", "T, heads of queries, keys, values")]
@@ -99,12 +99,12 @@ class Attention(Op):
 
 @operands
 class AttentionMerge(Attention):
-    """Merges the blocks that `Attention` spread over threads; the same operands."""
+    """Merges the partial results that `Attention` spread over threads (split-KV); same operands."""
 
 
 @operands
 class LatentRows(Op):
-    """Rows for attention over latents: rotated columns of queries, and the one key and its value.
+    """Rows for latent attention: rotated columns of queries, and the one key and its value.
 
     The latent columns of the query heads are written later, by products.
     """
@@ -135,7 +135,7 @@ class HeadGroups(Op):
 
 @operands
 class ToStack(Op):
-    """Heads of rows, `step` columns apart, as one row each, head by head."""
+    """Copies heads of rows, `step` columns apart, to one row each, head by head."""
 
     x: Annotated[int, reads("row", "T, C")]
     stack: Annotated[int, writes("row", "H T, width")]
@@ -147,7 +147,7 @@ class ToStack(Op):
 
 @operands
 class FromStack(Op):
-    """The reverse; other columns of the rows are left as they are, but for the padding."""
+    """Inverse of `ToStack`; other columns stay unchanged, except for the padding."""
 
     stack: Annotated[int, reads("row", "H T, width")]
     out: Annotated[int, updates("row", "T, C")]

@@ -1,4 +1,4 @@
-"""Experts: which a row goes to, and rows in the order of their experts.
+"""Ops of experts: routing, and rows sorted by expert.
 
 Shapes: T rows of the op, C columns, E experts, K experts of a row, G groups of inputs.
 """
@@ -24,7 +24,7 @@ class Scores(IntEnum):
 
 @operands
 class Route(Op):
-    """Which experts a row goes to, with which weights, without gaps between rows.
+    """Selects the experts of each row and their weights; outputs are contiguous.
 
     `group_rank`: how many of a group's best experts rank it.
     """
@@ -48,9 +48,9 @@ class Route(Op):
 class MoeAlign(Op):
     """Orders the pairs of a row and an expert (row K + k) by expert, then by row.
 
-    `load` counts the rows of each expert. `groups` are as `Linear` reads them. With `slots` this
-    rank has `num_experts` of the experts, those from `first_slot` on; each expert has `copies`
-    slots, and rows take turns. Pairs of other ranks are ordered last, and their place is -1.
+    `load` counts the rows of each expert. `groups`: see `Linear`. With `slots`, this rank has
+    `num_experts` experts, from `first_slot` on; each expert has `copies` slots, which rows use in
+    turn. Pairs of other ranks come last, with place -1.
     `owners` is the group of ranks of each pair.
     """
 
@@ -69,9 +69,9 @@ class MoeAlign(Op):
 
 @operands
 class GatherRows(Op):
-    """Rows of x for the sorted pairs, each times the weight of its pair if there are `weights`.
+    """Gathers rows of x for the sorted pairs, times the weight of the pair if there are `weights`.
 
-    Rows behind the last of `groups` are left as they are.
+    Rows after the last of `groups` stay unchanged.
     """
 
     x: Annotated[int, reads("row", "T / K, C")]
@@ -103,7 +103,7 @@ class GatherQuantised(Op):
 
 @operands
 class ExpertSum(Op):
-    """The outputs of a row's experts, weighted, added in the order of their numbers."""
+    """Sums the weighted outputs of a row's experts, in order of expert number."""
 
     x: Annotated[int, reads("row", "T K, C")]
     pair_places: Annotated[int, reads("i32", "T, K")]
@@ -117,8 +117,8 @@ class ExpertSum(Op):
 class ExpertCombine(Op):
     """`ExpertSum` over the experts of all ranks: each sends the outputs of its pairs to the others.
 
-    The `width` ranks of a group have columns of the same experts: what they make is added first,
-    over a fixed tree. `by_share`: each rank adds up a share of the rows, and tells the others.
+    The `width` ranks of a group hold columns of the same experts: their results are summed first,
+    over a fixed tree. `by_share`: each rank sums a share of the rows, and sends it to the others.
     """
 
     ranks: RankMemory

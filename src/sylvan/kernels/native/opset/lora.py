@@ -1,8 +1,7 @@
 """Low-rank adapters of some requests of a step.
 
 Shapes: T rows, R rows that have an adapter, S slots of adapters, P parts of a layer's outputs, M
-rows of the largest step. R is T where the rows are a step's outputs, each of which looks for its
-adapter by itself.
+rows of the largest step. R is T if the rows are a step's outputs.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from sylvan.kernels.native.schema import Op, Operands, operands, reads, updates,
 class LoraTables(Operands):
     """Rows by adapter slot, and the slots' matrices; see `kernels.adapters`.
 
-    `slot_rows`: how many slots have rows; of each its number, the first in the list of rows and how
-    many they are; then the list, and of each row of the step its slot (-1: none). `factors`: of
-    each slot and part, where its matrices lie, their rank and scale. `width`: columns of each part
-    between the two products. `max_tokens`: M.
+    `slot_rows`: the number of slots with rows; for each its number, the index of its first row in
+    the list and the row count; then the list; then the slot of each row of the step (-1: none).
+    `factors`: addresses, rank and scale of the matrices, by slot and part. `width`: columns of each
+    part between the two products. `max_tokens`: M.
     """
 
     slot_rows: Annotated[int, reads("i32", "1 + 3 S + M + M")]
@@ -51,7 +50,7 @@ class LoraPairs(Op):
 
 @operands
 class LoraShrink(Op):
-    """Rows times the first matrix of their adapter, in the order of the list of rows."""
+    """Multiplies rows by the first matrix of their adapter, in the order of the list of rows."""
 
     x: Annotated[int, reads("row", "T, C")]
     inner: Annotated[int, writes("row", "R, P, width")]
@@ -70,7 +69,7 @@ class LoraLookup(Op):
 
 @operands
 class LoraExpand(Op):
-    """These times the second matrix and its scale are added to the rows; `f32` beside others."""
+    """Multiplies by the second matrix and its scale, and adds to rows; `f32`: rows are float32."""
 
     y: Annotated[int, updates("row", "T, outputs")]
     inner: Annotated[int, reads("row", "R, P, width")]

@@ -1,4 +1,4 @@
-"""Ops in which the ranks that hold a model together exchange rows: one thread of each does it.
+"""Collective ops between the ranks of a model; one thread of each rank runs them.
 
 Shapes: T rows of the op, C columns.
 """
@@ -12,23 +12,23 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 @operands
 class RankMemory(Operands):
-    """Memory that `size` ranks share, in which each has rooms of `room_bytes`.
+    """Memory that `size` ranks share, in which each has buffers of `buffer_bytes`.
 
     A rank that does not arrive within `timeout_s` is lost; see `sylvan_ranks_lost`.
     """
 
-    memory: Annotated[int, updates("u8", "sylvan_ranks_bytes(size, room_bytes)")]
+    memory: Annotated[int, updates("u8", "sylvan_ranks_bytes(size, buffer_bytes)")]
     rank: int
     size: int
-    room_bytes: int
+    buffer_bytes: int
     timeout_s: float
 
 
 @operands
 class AllReduce(Op):
-    """The sum of all ranks' rows over a fixed tree, in float32, plus a bias.
+    """Sums the rows of all ranks over a fixed tree, in float32, and adds a bias.
 
-    `x_f32`, `out_f32` beside rows of another type.
+    `x_f32`, `out_f32`: these are float32 although rows have another type.
     """
 
     ranks: RankMemory
@@ -42,10 +42,9 @@ class AllReduce(Op):
 
 @operands
 class AllGather(Op):
-    """The columns of all ranks side by side.
+    """Concatenates the columns of all ranks.
 
-    Of `cols` columns each rank has `share`, but for the last ones that have any; this one
-    `own_cols`.
+    Each rank has `share` of `cols` columns, except the last ranks; this rank has `own_cols`.
     """
 
     ranks: RankMemory

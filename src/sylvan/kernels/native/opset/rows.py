@@ -25,7 +25,7 @@ class Function(IntEnum):
 
 
 class Source(IntEnum):
-    """Which numbers of a step an embedding looks up."""
+    """The step input that an embedding looks up."""
 
     IDS = 0
     POSITIONS = 1
@@ -67,10 +67,10 @@ class ScaleType(IntEnum):
 
 @operands
 class QuantisedRows(Operands):
-    """The op's result rounded to int8 as well, each row by itself: its largest becomes 127.
+    """The op's result quantised to int8 as well, row by row: the largest magnitude becomes 127.
 
-    Any op that has these can leave its rows so for the linears that read them. `biased`: 128 is
-    added where kernels of int8 weights multiply unsigned numbers. `bytes`: of a row.
+    Ops with these operands quantise their rows for the linears that read them. `biased`: 128 is
+    added, because the int8 kernels multiply unsigned numbers. `bytes`: of a row.
     """
 
     qvalues: Annotated[BufferRef, writes("u8", "T, bytes")] = None
@@ -86,9 +86,9 @@ NOT_QUANTISED = QuantisedRows()
 
 @operands
 class ResidualStream(Operands):
-    """Rows that are normed: x alone, or the residual after x has been added to it.
+    """Input of a norm: x, or the residual after adding x.
 
-    With `base` x is added to that instead, and the residual is only written. One of residual and x
+    With `base`, x is added to that instead, and the residual is only written. One of residual and x
     may be absent.
     """
 
@@ -99,9 +99,9 @@ class ResidualStream(Operands):
 
 @operands
 class Embed(Op):
-    """Rows of a packed matrix, times `scale`; ids beyond the last row read that one.
+    """Looks up rows of a packed matrix, times `scale`; larger ids read the last row.
 
-    With `is_part` the matrix is rows of a table from `first_row` on, and other ids give zeros.
+    With `is_part`, the matrix has the rows of a table from `first_row` on; other ids give zeros.
     """
 
     out: Annotated[int, writes("f32", "T, C")]
@@ -127,7 +127,7 @@ class Embed(Op):
 
 @operands
 class RmsNorm(Op):
-    """Rows over their root mean square, times a weight that is zero in the padding."""
+    """Divides rows by their root mean square, times a weight that is zero in the padding."""
 
     stream: ResidualStream
     weight: Annotated[int, reads("f32", "C")]
@@ -139,7 +139,7 @@ class RmsNorm(Op):
 
 @operands
 class LayerNorm(Op):
-    """Rows less their mean over their deviation, times a weight, plus a bias."""
+    """Subtracts the mean, divides by the standard deviation, times a weight, plus a bias."""
 
     stream: ResidualStream
     weight: Annotated[int, reads("f32", "C")]
@@ -152,7 +152,7 @@ class LayerNorm(Op):
 
 @operands
 class Quantise(Op):
-    """Rows rounded to int8, where the op that makes them cannot do it."""
+    """Quantises rows to int8 if the op that produces them cannot."""
 
     x: Annotated[int, reads("row", "T, C")]
     quantised: QuantisedRows
@@ -161,13 +161,13 @@ class Quantise(Op):
 
 @operands
 class Linear(Op):
-    """Rows times a matrix, plus a bias. Traced as this; packing decides the format.
+    """Multiplies rows by a matrix, plus a bias.
 
-    With `groups` (how many; of each the matrix, the first row and the rows) the weight is a stack
-    of matrices. `words`: 32-bit words of inputs in a block of 16 outputs. `x_bytes`: from one row
-    of x to the next. Head steps: from what one matrix of a stack reads of x (bytes) and writes of
-    out (columns) to what the next does. `parts`: products over so many equal parts of the inputs
-    are added over a tree; of a dense matrix.
+    Linears are traced as this op; packing decides the format. With `groups` (their number; then
+    matrix, first row and row count of each), the weight is a stack of matrices. `words`: 32-bit
+    words of inputs in a block of 16 outputs. `x_bytes`: stride of the rows of x. Head steps:
+    strides of x (bytes) and out (columns) between the matrices of a stack. `parts`: number of equal
+    input parts whose products are summed over a tree; dense matrices only.
     """
 
     x: Annotated[int, reads("row", "T, C or bytes")]
@@ -192,21 +192,21 @@ class Linear(Op):
 
 @operands
 class LinearInt8(Linear):
-    """The same by int8 weights with a scale for each output; x is quantised rows."""
+    """`Linear` with int8 weights and a scale per output; x is quantised rows."""
 
 
 @operands
 class LinearInt4(Linear):
-    """The same by int4 weights with a scale for each group of inputs and output."""
+    """`Linear` with int4 weights and a scale per group of inputs and output."""
 
 
 @operands
 class LinearCoded(Linear):
-    """The same by codes that stand for numbers, (value - zero) scale + shift; x stays as it is.
+    """`Linear` with coded weights, (value - zero) scale + shift; x is not quantised.
 
-    Without `zeros` and `shifts` integers are around the middle of their range. Scales are of
-    `scale_type`; with `per_row` an output has one, whatever the group. Shifts are multiplied by the
-    sums of x, `x_sums`.
+    Without `zeros` and `shifts`, integers are centred on the middle of their range. Scales are of
+    `scale_type`; with `per_row`, there is one per output for all groups. Shifts are multiplied by
+    the sums of x, `x_sums`.
     """
 
     zeros: Annotated[BufferRef, reads("u8", "G, outputs")] = None
@@ -219,7 +219,7 @@ class LinearCoded(Linear):
 
 @operands
 class GroupSums(Op):
-    """Sums of each group of columns of x."""
+    """Sums each group of columns of x."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("f32", "T, G")]
@@ -229,7 +229,7 @@ class GroupSums(Op):
 
 @operands
 class TakeColumns(Op):
-    """Some columns of x in some order: column i of out is column order[i] of x."""
+    """Permutes columns: column i of out is column order[i] of x."""
 
     x: Annotated[int, reads("row", "T, C")]
     order: Annotated[int, reads("i32", "C")]
@@ -240,10 +240,10 @@ class TakeColumns(Op):
 
 @operands
 class Glu(Op):
-    """A function of the first half of each row, times the second half.
+    """Applies a function to the first half of each row and multiplies by the second half.
 
     `clamped`: GPT-OSS's form: both halves clamped at `limit`, the sigmoid of alpha times the gate.
-    Rows behind the last of `groups` are left as they are.
+    Rows after the last of `groups` stay unchanged.
     """
 
     gate_up: Annotated[int, reads("row", "T, 2 C")]
@@ -259,7 +259,7 @@ class Glu(Op):
 
 @operands
 class Activation(Op):
-    """A function of each number."""
+    """Applies a function elementwise."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -284,7 +284,7 @@ class Xielu(Op):
 
 @operands
 class TakeRows(Op):
-    """The rows whose logits are wanted."""
+    """Selects the rows that need logits."""
 
     x: Annotated[int, reads("row", "tokens, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -293,7 +293,7 @@ class TakeRows(Op):
 
 @operands
 class Add(Op):
-    """a_scale a + scale b; `a_f32`, `b_f32` and `out_f32` mark float32 rows."""
+    """Computes a_scale a + scale b; `a_f32`, `b_f32` and `out_f32` mark float32 rows."""
 
     a: Annotated[int, reads("row", "T, C")]
     b: Annotated[int, reads("row", "T, C")]
@@ -308,7 +308,7 @@ class Add(Op):
 
 @operands
 class Scale(Op):
-    """Rows times a number; `f32` marks float32 rows."""
+    """Multiplies rows by a number; `f32` marks float32 rows."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -319,7 +319,7 @@ class Scale(Op):
 
 @operands
 class Softcap(Op):
-    """cap tanh(x / cap); `f32` marks float32 rows."""
+    """Computes cap tanh(x / cap); `f32` marks float32 rows."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -330,7 +330,7 @@ class Softcap(Op):
 
 @operands
 class Clamp(Op):
-    """Rows within -limit to limit."""
+    """Clamps rows to -limit .. limit."""
 
     x: Annotated[int, reads("row", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -340,7 +340,7 @@ class Clamp(Op):
 
 @operands
 class Cast(Op):
-    """Float32 rows as the rows' type."""
+    """Casts float32 rows to the rows' type."""
 
     x: Annotated[int, reads("f32", "T, C")]
     out: Annotated[int, writes("row", "T, C")]
@@ -349,7 +349,7 @@ class Cast(Op):
 
 @operands
 class ScaleRows(Op):
-    """Rows, each times column 0 of its factors."""
+    """Multiplies each row by column 0 of its factors."""
 
     x: Annotated[int, reads("row", "T, C")]
     factors: Annotated[int, reads("row", "T, 1")]

@@ -1,6 +1,6 @@
-"""Recurrent layers over the rows of each request. A step says where their states lie.
+"""Ops of recurrent layers over the rows of each request; the step has the slots of their states.
 
-Columns of an operand begin at its `first` of a row, and rows are its `stride` apart.
+`first` is the first column of an operand in a row, `stride` the distance of rows.
 
 Shapes: T rows, R requests, S state slots, C channels, H heads, G groups, N numbers of state.
 """
@@ -39,10 +39,11 @@ class ShortConv(Op):
 
 @operands
 class SpaceScan(Op):
-    """Selective state space: h = exp(dt A) h + dt x B of each channel, and C h + D x comes out.
+    """Selective state space: h = exp(dt A) h + dt x B per channel; the output is C h + D x.
 
-    Without dt it is 1. `a_by_state`: A differs by number of state, not only by head. `raw`: dt are
-    rows, of which softplus(dt + dt_bias) within dt_low to dt_high is meant, and a is log(-A).
+    Without dt, dt is 1. `a_by_state`: A differs by state dimension, not only by head. `raw`: dt is
+    given as rows, to which softplus(dt + dt_bias) and a clamp to dt_low .. dt_high are applied; a
+    is log(-A).
     """
 
     x: Annotated[int, reads("row", "T, H, width")]
@@ -76,10 +77,11 @@ class SpaceScan(Op):
 
 @operands
 class DeltaScan(Op):
-    """Gated delta rule: S decays by exp(g), then S += k (v - S k) beta, and S q comes out.
+    """Gated delta rule: S decays by exp(g), then S += k (v - S k) beta; the output is S q.
 
-    Queries and keys are made unit vectors first; `eps` is added to their squares. With `a_log`
-    decay and beta are rows: g is -exp(a_log) softplus(decay + dt_bias), beta its rounded sigmoid.
+    Queries and keys are normalised first; `eps` is added to their squares. With `a_log`, decay and
+    beta are given as rows: g is -exp(a_log) softplus(decay + dt_bias), and beta is passed through a
+    sigmoid and rounded.
     """
 
     q: Annotated[int, reads("row", "T, G, key_dim")]
@@ -113,8 +115,8 @@ class DeltaScan(Op):
 class MlstmScan(Op):
     """Matrix memory of xLSTM: per head a matrix of values by keys, a sum of keys, a scale of both.
 
-    Each row fades them by the sigmoid of `keep`, adds exp(into) times its value and key, and reads
-    the matrix at its query. All are held relative to exp(scale), which keeps them in range.
+    Each row decays them by the sigmoid of `keep`, adds exp(into) times its value and key, and reads
+    the matrix at its query. All are stored relative to exp(scale), which keeps them in range.
     """
 
     q: Annotated[int, reads("row", "T, H, key_dim")]
@@ -142,8 +144,8 @@ class MlstmScan(Op):
 class RgLruScan(Op):
     """Real-gated linear recurrence (arXiv:2402.19427), rounded, times `gate`.
 
-    The gates of what is taken in and of what is kept are sigmoids of products with blocks of
-    `width` columns. A text begins with nothing, and its first row is not scaled.
+    Input and recurrence gates are sigmoids of products with blocks of `width` columns. The state
+    starts at zero, and the first row of a text is not scaled.
     """
 
     x: Annotated[int, reads("row", "T, C")]
@@ -163,9 +165,10 @@ class RgLruScan(Op):
 
 @operands
 class TokenMix(Op):
-    """x + (before - x) share (RWKV), rounded at each step; a share is a column's, or a sigmoid.
+    """Token shift (RWKV): x + (before - x) share, rounded at each step.
 
-    `sums`: as x share + before (1 - share).
+    `share` is per column, or passed through a sigmoid. `sums`: computed as x share + before (1 -
+    share).
     """
 
     x: Annotated[int, reads("row", "T, C")]
@@ -196,7 +199,7 @@ class WkvScan(Op):
 
 @operands
 class Wkv7Inputs(Operands):
-    """Rows of an RWKV-7 layer; `rate` is before its sigmoid, `k_a` how much it changes keys."""
+    """Rows of an RWKV-7 layer; `rate` is before its sigmoid, `k_a` scales its effect on keys."""
 
     query: Annotated[int, reads("row", "T, C")]
     key: Annotated[int, reads("row", "T, C")]
@@ -208,9 +211,10 @@ class Wkv7Inputs(Operands):
 
 @operands
 class Wkv7Scan(Op):
-    """RWKV-7: matrices of values by keys that fade by key, and forget a key before they take it in.
+    """RWKV-7: matrices of values by keys, which decay per key.
 
-    `decay` is before its sigmoid; `k_k` makes of keys what is forgotten.
+    The value of a key is removed before a new one is stored. `decay` is before its sigmoid; `k_k`
+    scales keys for the removal.
     """
 
     inputs: Wkv7Inputs
@@ -224,7 +228,7 @@ class Wkv7Scan(Op):
 
 @operands
 class Wkv7Out(Op):
-    """Rows that RWKV-7 recalled, normed by head, plus the own value of the row, rounded, gated."""
+    """Output of RWKV-7: rows normed by head, plus the row's own value, rounded, then gated."""
 
     inputs: Wkv7Inputs
     recalled: Annotated[int, reads("f32", "T, C")]
@@ -238,7 +242,7 @@ class Wkv7Out(Op):
 
 
 class GateNorm(IntEnum):
-    """How, and where, the parts of gated rows are normed."""
+    """Kind and place of the norm of gated rows."""
 
     NONE = 0
     BEFORE = 1
@@ -248,12 +252,11 @@ class GateNorm(IntEnum):
 
 @operands
 class GateRows(Op):
-    """y times a function of a gate, rounded.
+    """Multiplies y by a function of a gate, rounded.
 
-    Equal parts of the rows may be divided by their root mean square: `BEFORE` the product, times a
-    weight that all parts share (y is rounded before, and the normed part after it); or `AFTER` it,
-    rounded, times a weight of all columns. `LAYER`: less their mean, over their deviation, times a
-    weight of all columns, before the product.
+    Equal parts of the rows may be normed: with `BEFORE`, RMSNorm before the product, with a weight
+    that all parts share (rounded before and after); with `AFTER`, RMSNorm after it, rounded, with a
+    weight of all columns; with `LAYER`, LayerNorm before the product, with a weight of all columns.
     """
 
     y: Annotated[int, reads("row", "T, C, or f32")]

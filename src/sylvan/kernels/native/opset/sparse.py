@@ -1,6 +1,6 @@
-"""Attention to tokens that an index chooses.
+"""Ops of attention to tokens that an indexer selects.
 
-Shapes: T rows, H heads, C latent and turning columns, I columns of a head of the index, G its
+Shapes: T rows, H heads, C latent and rotary columns, I columns of a head of the index, G its
 heads, K tokens that are chosen.
 """
 
@@ -13,11 +13,11 @@ from sylvan.kernels.native.schema import BufferRef, Op, Operands, operands, read
 
 @operands
 class TokenPages(Operands):
-    """Pages that hold a row for each token, and apart from these its key of the index.
+    """Pages with a row per token, and separately its indexer key.
 
-    Rows of tokens lie one after another, so that few of them are read as fast as many. Keys of the
-    index are all read, and lie in kernel order, 16 tokens to a block. `table`: group of layers
-    whose page table is read. Steps: numbers from one page to the next.
+    Rows are contiguous, so reading a few is as fast per row as reading all. Indexer keys are all
+    read, and stored in kernel order, 16 tokens per block. `table`: group of layers whose page table
+    is read. Steps: numbers from one page to the next.
     """
 
     latents: Annotated[int, updates("packed", "pages, page_size, C")]
@@ -34,7 +34,7 @@ class TokenPages(Operands):
 class TokenStore(Op):
     """Stores the KV of each row: its latent, and the rotated key of the indexer.
 
-    Queries of the index are rotated in place. Layers without an index store latents only.
+    Indexer queries are rotated in place. Layers without an indexer store latents only.
     """
 
     qkv: Annotated[int, reads("row", "T, (H + 1) C + value_dim")]
@@ -51,9 +51,9 @@ class TokenStore(Op):
 
 @operands
 class IndexScores(Op):
-    """Scores of all tokens that a row may see, if it sees more than are chosen.
+    """Scores all tokens that a row may see, if it sees more than are selected.
 
-    Computed here where they fit into `scores` and by `IndexChoice` where they do not.
+    Scores that do not fit into `scores` are computed by `IndexChoice`.
     """
 
     pages: TokenPages
@@ -68,12 +68,12 @@ class IndexScores(Op):
 
 @operands
 class IndexChoice(IndexScores):
-    """The best tokens of each row in their order, the earlier ones of equals; the same operands."""
+    """Selects the best tokens of each row, in text order; ties: the earlier; same operands."""
 
 
 @operands
 class SparseAttention(Op):
-    """Queries over the tokens that are chosen for their rows."""
+    """Attention of queries to the selected tokens."""
 
     qkv: Annotated[int, reads("row", "T, (H + 1) C + value_dim")]
     pages: TokenPages

@@ -17,12 +17,12 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.core.memory import copy_tokens
 from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.backend import Drawing
+from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.device.counts import DeviceCounts
-from sylvan.runtime.executor.device.drawing import DeviceDrawing, SampleLaunch
 from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
 from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
+from sylvan.runtime.executor.device.pending_sample import DevicePendingSample, SampleLaunch
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
 from sylvan.runtime.executor.inputs import fill_step
 from sylvan.runtime.executor.slots import RequestSlots
@@ -35,12 +35,12 @@ _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
 
 
 def state_work(plan: StepPlan) -> StateWork | None:
-    """A plan's work on recurrent states; the batch may already have that of a later plan."""
+    """Return a plan's work on recurrent states; the batch may already have that of a later plan."""
     return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 
 class DeviceBackend:
-    """Implements `StepBackend`; the caller waits for its drawings in order."""
+    """Implements `StepBackend`; the caller waits for its pending samples in order."""
 
     immediate = False
 
@@ -89,7 +89,7 @@ class DeviceBackend:
 
         self._run([forward])
 
-    def step(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
+    def step(self, plan: StepPlan, masks: Masks | None) -> DevicePendingSample:
         self.forward(plan, graph=True)
         return self.draw(plan, masks)
 
@@ -111,7 +111,7 @@ class DeviceBackend:
         if newest:
             self._write_newest(plan, newest)
 
-    def draw(self, plan: StepPlan, masks: Masks | None) -> DeviceDrawing:
+    def draw(self, plan: StepPlan, masks: Masks | None) -> DevicePendingSample:
         assert self._staged is not None
         launch = SampleLaunch(self._parts, self._counts, self._staged, self._slots.rows(plan))
         launch.prepare(masks)
@@ -138,9 +138,9 @@ class DeviceBackend:
         device = self._parts.platform.device
         self._run([lambda: work([host.to(device, non_blocking=True) for host in hosts])])
 
-    def finish(self, drawing: Drawing) -> None:
-        assert isinstance(drawing, DeviceDrawing)
-        drawing.event = self._stream.event()
+    def finish(self, sample: PendingSample) -> None:
+        assert isinstance(sample, DevicePendingSample)
+        sample.event = self._stream.event()
 
     def discard(self) -> None:
         self._staged = None

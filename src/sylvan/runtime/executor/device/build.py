@@ -33,12 +33,12 @@ from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
 from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import StepWorker
-from sylvan.runtime.layers.mesh import Alone
+from sylvan.runtime.layers.mesh import SingleRank
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.platform.api import Memory, Platform
-from sylvan.runtime.pool.occupation import Occupation, TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
+from sylvan.runtime.pool.releasable import ReleasableMemory, TensorMemory
 from sylvan.runtime.pool.states import QueuedStates
 from sylvan.runtime.sampling.on_device import DeviceRowParams
 from sylvan.runtime.sampling.params import NO_TOP_K
@@ -99,7 +99,7 @@ class DevicePlan:
     media_ids: int = 0
     on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
     states: QueuedStates | None = None
-    ranks: Communicator = field(default_factory=Alone)
+    ranks: Communicator = field(default_factory=SingleRank)
 
 
 def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
@@ -175,7 +175,7 @@ def _control(
     graphs = _Graphs(runner, plan.platform, graph_bytes if plan.graph else 0)
     kept = [group.memory for group in pool.groups if isinstance(group, PagedBuffer)]
     kept += plan.states.parts if plan.states else ()
-    memory: dict[MemoryTag, Occupation] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
+    memory: dict[MemoryTag, ReleasableMemory] = {"kv_cache": TensorMemory(kept), "graphs": graphs}
     if isinstance(plan.weights, LiveWeights):
         memory["weights"] = TensorMemory(plan.weights.memory)
     return ExecutorControl(
@@ -189,7 +189,7 @@ def _control(
 
 
 class _Graphs:
-    """Implements `Occupation` for captured graphs."""
+    """Implements `ReleasableMemory` for captured graphs."""
 
     def __init__(self, runner: ModelRunner, platform: Platform, num_bytes: int) -> None:
         self._runner, self._platform, self.num_bytes = runner, platform, num_bytes
@@ -209,7 +209,7 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Capture the graphs of all buckets; empty if a step contains work a graph cannot hold."""
+    """Capture the graphs of all buckets; return none if a step has work that no graph can hold."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.point_bucket)

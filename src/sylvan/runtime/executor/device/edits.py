@@ -18,7 +18,7 @@ _TYPES: Mapping[np.dtype[Any], torch.dtype] = MappingProxyType(
 
 
 def pinned_copy(platform: Platform, array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Copy float32 or int32 numbers to host memory that the device reads by itself; same shape."""
+    """Copy float32 or int32 numbers to pinned host memory of the same shape."""
     made = platform.pinned(array.size, _TYPES[array.dtype]).view(array.shape)
     made.numpy()[...] = array
     return made
@@ -29,7 +29,7 @@ class StagedEdits:
 
     Args:
         platform: The device.
-        batch: Has the edits in the fields of the host, which the next step changes.
+        batch: Holds the edits in host fields, which the next step overwrites.
 
     Attributes:
         on_device: The edits, after `upload`.

@@ -10,7 +10,7 @@ import torch
 
 from sylvan.runtime.platform.api import Event, Platform
 
-_ALIGN = 16  # bytes; kernels load faster from addresses that are known to divide by it
+_ALIGN = 16  # bytes; kernels use wider loads at addresses that are multiples of it
 _WORD = 4
 
 
@@ -101,7 +101,7 @@ class StagedInputs:
         return chosen
 
     def clear(self) -> None:
-        """Set the inputs to a step of no rows and no requests."""
+        """Set the inputs to a step without rows and requests."""
         self._buffer.zero_()
 
     def upload(self, host: Host) -> None:

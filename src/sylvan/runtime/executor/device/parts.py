@@ -57,7 +57,7 @@ class StepMemory:
         host: Host | None = None,
         edits: StepEdits = NO_EDITS,
     ) -> None:
-        """Make the batch view the first rows of the inputs; call inside `Stream.run`.
+        """Point the batch at the first rows of the inputs; call it inside `Stream.run`.
 
         `host` is their source, for backends that plan on the host.
         """
@@ -129,7 +129,7 @@ Work = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step's inputs: the buffer they are written to, the sizes in use, what is changed."""
+    """Inputs of a step: the buffer they are written to, the sizes in use, and the edits."""
 
     inputs: StagedInputs
     host: Host

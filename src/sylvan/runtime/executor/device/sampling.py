@@ -64,6 +64,6 @@ class TritonSampling:
 
 
 def device_sampling(device: torch.device) -> DeviceSampling:
-    """Kernels for this device if there are any; imported only then."""
+    """Return the kernels for this device, imported on demand; None if there are none."""
     kernels = kernels_for("sample", device)
     return TorchSampling() if kernels is None else TritonSampling(kernels)

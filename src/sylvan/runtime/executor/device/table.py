@@ -33,7 +33,7 @@ class DevicePageTable:
         self._mirror[groups, slots, entries] = pages
         _, num_slots, width = self._mirror.shape
         where = (groups.astype(np.int64) * num_slots + slots) * width + entries
-        # Memory of its own: a long prompt's pages would need room in every host copy.
+        # A separate buffer: otherwise every host copy would reserve space for long prompts.
         both = self._platform.pinned(2 * len(where), torch.int64)
         both.numpy()[:] = np.concatenate([where, pages])
         flat = self._flat

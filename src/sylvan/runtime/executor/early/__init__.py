@@ -1,1 +1,1 @@
-"""Steps of a saved program, until something needs PyTorch. Loads no torch."""
+"""Runs steps of a saved program until a request needs PyTorch. Imports no torch."""

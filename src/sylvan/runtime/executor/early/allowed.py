@@ -1,4 +1,4 @@
-"""Which configurations may start without PyTorch."""
+"""Decides which configurations may start without PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sylvan.config.load_cache import load_cache_dir
 
 
 def may_start_early(config: Config) -> bool:
-    """Whether programs of this resolved configuration are saved, and steps run without PyTorch."""
+    """Whether a resolved configuration saves its program and may run steps without PyTorch."""
     absent = (config.lora, config.speculative, config.disagg, config.pdmux, config.tiers)
     return (
         load_cache_dir(config) is not None

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from sylvan.protocol.commands import CheckHealth, CommandResult, ExecutorCommand
 from sylvan.protocol.errors import ExecutorError
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.api import Carried, Executor, ExecutorCaps, Pending, PendingCommand
+from sylvan.runtime.executor.api import (
+    Executor,
+    ExecutorCaps,
+    FinishedCommand,
+    Pending,
+    PendingCommand,
+)
 from sylvan.runtime.executor.early.needs import exceeds_program
 from sylvan.runtime.executor.early.steps import FinishedStep, SavedSteps
 from sylvan.runtime.executor.local import StepExecutor
@@ -20,16 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyExecutor:
-    """Implements `Executor`. Importing PyTorch takes as long as all else that a start does.
+    """Implements `Executor` without PyTorch, whose import takes as long as the rest of a start.
 
-    The whole executor is built in a thread, over the same memory, when a command or a request
-    first needs it; the steps of other requests continue meanwhile. That executor runs all
-    later steps.
+    When a command or a request first needs PyTorch, the full executor is built in a thread, over
+    the same memory, while the steps of other requests continue. It then runs all later steps.
 
     Args:
-        caps: Of both.
-        steps: Run the saved program.
-        build: Builds the whole executor, which continues with `steps.memory`.
+        caps: Capabilities of both executors.
+        steps: Runs the saved program.
+        build: Builds the full executor, which continues with `steps.memory`.
         overlap: See `StepExecutor`.
     """
 
@@ -56,14 +61,14 @@ class EarlyExecutor:
 
     @property
     def failure(self) -> str:
-        """Why there is no whole executor; empty: none was needed, or nothing failed."""
+        """Why building the full executor failed; empty if it did not, or was not needed."""
         if self._building is None or not self._building.done():
             return ""
         error = self._building.exception()
         return "" if error is None else f"{type(error).__name__}: {error}"
 
     def prepare(self) -> None:
-        """Build the whole executor, if that has not begun; returns at once."""
+        """Start building the full executor unless that has begun; returns at once."""
         if self._building is None:
             logger.info("importing PyTorch: a request or a command needs it")
             self._building = self._thread.submit(self._build)
@@ -84,7 +89,7 @@ class EarlyExecutor:
 
     def control(self, command: ExecutorCommand) -> PendingCommand:
         if self._building is None and isinstance(command, CheckHealth):
-            return Carried(CommandResult({"healthy": True, "reason": ""}))
+            return FinishedCommand(CommandResult({"healthy": True, "reason": ""}))
         self.prepare()
         assert self._building is not None
         return _LateCommand(self._building, command)
@@ -97,7 +102,7 @@ class EarlyExecutor:
             self._building.result().close()
 
     def _take_over(self) -> None:
-        """Have the whole executor, for which this waits, run all later steps."""
+        """Wait for the full executor, which runs all later steps."""
         assert self._building is not None
         if self._last is not None:
             with contextlib.suppress(ExecutorError):  # raised where the step is awaited
@@ -109,7 +114,7 @@ class EarlyExecutor:
 
 @dataclass(slots=True, eq=False)
 class _LateCommand:
-    """Implements `PendingCommand`: runs once there is an executor for it."""
+    """Implements `PendingCommand`: runs once the full executor is built."""
 
     building: Future[Executor]
     command: ExecutorCommand
@@ -129,7 +134,7 @@ class _LateCommand:
             if error is None:
                 self.running = self.building.result().control(self.command)
             else:
-                self.running = Carried(CommandResult(error=str(error), status=500))
+                self.running = FinishedCommand(CommandResult(error=str(error), status=500))
         return self.running
 
 

@@ -1,4 +1,4 @@
-"""Saved programs: what a start without PyTorch needs to know of a model, in one file."""
+"""Saved programs: one file with all that a start without PyTorch needs to know of a model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _About(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SavedProgram:
-    """A model, its program and its packed weights, as an earlier start has left them."""
+    """A model, its program and its packed weights, as an earlier start saved them."""
 
     model: SavedModel
     image: ProgramImage
@@ -69,12 +69,12 @@ class SavedProgram:
     weights: Blob
 
     def pages(self, num_pages: int) -> Bytes:
-        """New memory for KV, (pages, bytes of a page)."""
+        """Allocate memory for KV, (pages, bytes of a page)."""
         return allocate(num_pages * self.model.page_bytes).reshape(num_pages, -1)
 
 
 def save_program(files: CacheFiles, name: str, model: SavedModel, image: ProgramImage) -> None:
-    """Leave a program for later starts; a failure is logged only."""
+    """Save a program for later starts; a failure is only logged."""
     about = msgspec.json.encode(_About(model, list(image.pieces), image.logits))
     arrays = [np.ascontiguousarray(image.records).view(np.uint8), *image.arrays]
     said: dict[str, Any] = {"text": about.decode(), "sum": xxhash.xxh3_64_hexdigest(about)}

@@ -1,4 +1,4 @@
-"""Which saved program a configuration may use."""
+"""Finds the saved program that a configuration may use."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def program_name(config: Config, variant: str) -> str:
 
 
 def load_cache_files(config: Config) -> CacheFiles | None:
-    """Where programs and weights are, if a resolved configuration keeps any."""
+    """Return the load cache of a resolved configuration; None if it has none."""
     folder = load_cache_dir(config)
     return None if folder is None else CacheFiles(folder, load_cache_share(config))
 
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of sizes and times of our files that decide what is packed and compiled.
+    """Return the digest of sizes and times of the source files that affect packing and compiling.
 
-    A version covers releases; this covers what is edited, or installed from a repository.
+    The version number covers releases; this covers edited sources and installs from a repository.
     """
     root = Path(__file__).parents[3]
     found: list[tuple[str, int, int]] = []
@@ -70,7 +70,7 @@ def code_digest() -> str:
 
 
 def checkpoint_files(model_dir: Path) -> list[tuple[str, int, int, int]]:
-    """Name, size and times of all files of a checkpoint, also of those one directory below."""
+    """Return name, size and times of all files of a checkpoint and of its subdirectories."""
     paths = [model_dir]
     if model_dir.is_dir():
         paths = [path for path in sorted(model_dir.iterdir()) if not path.name.startswith(".")]
@@ -82,12 +82,12 @@ def checkpoint_files(model_dir: Path) -> list[tuple[str, int, int, int]]:
 def _inside(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
-    except OSError:  # it is closed to us, so no weights are read from there
+    except OSError:  # unreadable, so no weights are read from it
         return []
 
 
 def _relevant(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what may differ: also the number of pages, for which a program is not compiled."""
+    """Drop the settings that do not affect a program, including the number of pages."""
     found = {name: value for name, value in config.items() if name not in _OF_NO_PROGRAM}
     sizes = ("memory", "max_tokens", "max_states", "prefix", "eviction")
     found["cache"] = {k: v for k, v in found["cache"].items() if k not in sizes}

@@ -1,4 +1,4 @@
-"""State that steps pass to later steps, in any executor."""
+"""State that later steps continue with, in this executor or the next one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.executor.slots import RequestSlots
 
 @dataclass(frozen=True, slots=True)
 class InheritedMemory:
-    """Owned by one executor after another: the next one continues where the last one ended.
+    """Memory that one executor hands to the next, which continues with its contents.
 
     Attributes:
         pages: KV of the model's only group, (pages, bytes of a page).

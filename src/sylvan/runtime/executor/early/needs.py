@@ -9,8 +9,8 @@ from sylvan.runtime.core.step import StepPlan
 def needs_torch(request: GenerateRequest | EmbedRequest) -> bool:
     """Whether the steps of a request need more than a saved program.
 
-    Grammars and thinking budgets constrain samples, and log probabilities of prompts read rows
-    that are not sampled: both are worker halves of capabilities, beside a whole executor.
+    Grammars and thinking budgets constrain samples, and log probabilities of prompts read rows that
+    are not sampled. Both need worker halves of capabilities, which only the full executor has.
     """
     if isinstance(request, EmbedRequest):
         return True

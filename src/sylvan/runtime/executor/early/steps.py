@@ -19,7 +19,7 @@ from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.graphs.native_step import NativeStep, StepBuffers
 from sylvan.runtime.executor.results import step_result
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.pool.ahead import PagesAhead
+from sylvan.runtime.pool.prefault import PagePrefaulter
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class SavedSteps:
             self.memory.slots.newest,
             self.memory.slots.params,
         )
-        self._ahead = PagesAhead([HostPages(pages)])
+        self._ahead = PagePrefaulter([HostPages(pages)])
         self._ahead.start()
 
     def launch(self, plan: StepPlan) -> FinishedStep:
-        """Compute a step; the result has its failure."""
+        """Compute a step; a failure is part of the result."""
         self._ahead.begin(plan.pages)
         try:
             return FinishedStep(self._result(plan))
@@ -104,7 +104,7 @@ class SavedSteps:
             self._ahead.end()
 
     def close(self) -> None:
-        """End helpers; the memory may be another executor's. Idempotent."""
+        """End the threads; the memory may belong to another executor by now. Idempotent."""
         self._ahead.close()
 
     def _run(self, step: StepRun) -> int:

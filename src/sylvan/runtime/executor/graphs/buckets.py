@@ -65,7 +65,7 @@ class BucketRunner:
         logger.info("captured %d graphs in %.1f s", len(self._buckets), clock() - begun)
 
     def release(self) -> None:
-        """Drop all graphs; no step may replay one before `capture_again`."""
+        """Free all graphs; no step may replay one before `capture_again`."""
         self._graphs.clear()
         self._logits_RV = torch.empty(0)
 

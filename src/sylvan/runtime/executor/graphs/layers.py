@@ -104,14 +104,14 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
     layout = compile_graph(tracer.graph)
     tile = tile_rows(library, dtype)
 
-    rooms: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
 
     def part(call: _Call, rows: int = tile) -> Part:
         program = Program(library, layout, call.segment, call.segment + 1)
         cols = padded(call.x.cols)
-        room = rooms.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
+        buffer = buffers.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
         single = len(program.ops) == 1
-        return Part(program, call.x, call.out, dtype, rows, single=single, room=room)
+        return Part(program, call.x, call.out, dtype, rows, single=single, buffer=buffer)
 
     use_scans(model, NativeScans(library, dtype))
     for one in traced:

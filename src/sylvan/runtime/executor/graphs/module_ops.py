@@ -51,7 +51,7 @@ class ModuleOps:
     _found: dict[Node, TracedTensor] = field(default_factory=dict[Node, TracedTensor])
 
     def emit(self, node: Any) -> TracedTensor:
-        """The value of a node.
+        """Emit the ops of a node and return its value.
 
         Raises:
             Unsupported: no ops compute it; what was emitted must be dropped.
@@ -156,7 +156,7 @@ class Norm:
 
 
 def norm_of(node: Node) -> Norm | None:
-    """The norm that a node is, spelled as a torch function or in steps."""
+    """Match a norm, written as a torch function or step by step."""
     if node.function not in _NORMS:
         return _spelled_norm(node)
     x, shape = plain(node.args[0]), node.argument(1, "normalized_shape")
@@ -170,7 +170,7 @@ def norm_of(node: Node) -> Norm | None:
 
 
 def _spelled_norm(node: Node) -> Norm | None:
-    """The norm x * rsqrt(mean(x^2) + eps) * weight."""
+    """Match x * rsqrt(mean(x^2) + eps) * weight."""
     parts = factors(node)
     inverses = [part for part in parts if isinstance(part, Node) and _inverse_root(part)]
     if len(inverses) != 1 or len(parts) != 3:
@@ -190,7 +190,7 @@ def _spelled_norm(node: Node) -> Norm | None:
 
 
 def _inverse_root(node: Node) -> Node | None:
-    """The node whose inverse root this is."""
+    """Match 1 / sqrt(node) and return that node."""
     if node.function == "rsqrt":
         return plain(node.args[0])
     if node.function == "pow" and node.args[1] == -0.5:
@@ -201,7 +201,7 @@ def _inverse_root(node: Node) -> Node | None:
 
 
 def _mean_square(node: Node | None) -> tuple[Node, float] | None:
-    """The rows whose mean square a node is, and the number added to it."""
+    """Match mean(x^2) + eps and return x and eps."""
     if node is None or node.function != "add" or (parted := _with_number(node)) is None:
         return None
     mean, eps = parted
@@ -219,14 +219,14 @@ def _squared(node: Node) -> Node | None:
 
 
 def _with_number(node: Node) -> tuple[Node, float] | None:
-    """The parts of a sum of a node and a number."""
+    """Match the sum of a node and a number and return both."""
     parts = sorted(map(plain, node.args[:2]), key=lambda part: not isinstance(part, Node))
     known = isinstance(parts[0], Node) and isinstance(parts[1], int | float) and not node.options
     return (parts[0], float(parts[1])) if known else None
 
 
 def gate_of(node: Node) -> tuple[ActivationKind, Node, Node] | None:
-    """The parts of act(gate) * up."""
+    """Match act(gate) * up and return the activation, gate and up."""
     parts = factors(node)
     if len(parts) != 2 or not all(isinstance(part, Node) for part in parts):
         return None
@@ -237,7 +237,7 @@ def gate_of(node: Node) -> tuple[ActivationKind, Node, Node] | None:
 
 
 def act_of(node: Node) -> tuple[ActivationKind, Node] | None:
-    """The function that a node is of another one, element by element."""
+    """Match an activation and return its kind and input."""
     inner = plain(node.args[0]) if node.args else None
     if not isinstance(inner, Node):
         return None
@@ -249,7 +249,7 @@ def act_of(node: Node) -> tuple[ActivationKind, Node] | None:
 
 
 def gate_function(run: Callable[[torch.Tensor], Any], cols: int) -> ActivationKind | None:
-    """The activation of a function that maps rows [gate | up] to act(gate) * up; or None."""
+    """Return the activation of a function from rows [gate | up] to act(gate) * up, or None."""
     try:
         node = plain(trace_function(run, torch.empty(3, cols, device="meta")))
     except Unsupported:
@@ -260,7 +260,7 @@ def gate_function(run: Callable[[torch.Tensor], Any], cols: int) -> ActivationKi
 
 
 def _halves(first: Node, second: Node) -> Node | None:
-    """The rows of which these are the first and the second half of the columns."""
+    """Match two halves of the columns of a node and return that node."""
     if first.function != second.function or not first.args:
         return None
     base, cols = plain(first.args[0]), first.shape[-1]
@@ -278,7 +278,7 @@ def _halves(first: Node, second: Node) -> Node | None:
 
 
 def _columns_from(index: Any, cols: int) -> int | None:
-    """First column of `x[..., a:b]`."""
+    """Return the first column of `x[..., a:b]`."""
     known = isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis
     if not known or not isinstance(index[1], slice):
         return None
@@ -287,7 +287,7 @@ def _columns_from(index: Any, cols: int) -> int | None:
 
 
 def _of_linear(node: Node) -> tuple[Node, Node, Node | None]:
-    """The rows, the weight and the bias of a product.
+    """Return the input, weight and bias of a product.
 
     Raises:
         Unsupported: the weight or the bias is computed.
@@ -304,7 +304,7 @@ def _is_parameter(node: Any, dimensions: int) -> bool:
 
 
 def held(*parts: torch.Tensor) -> DeferredWeight:
-    """Matrices, stacked by rows, that are freed once packed."""
+    """Stack matrices by rows; they are freed once packed."""
     shape = torch.Size((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
     kept = list(parts)
 
@@ -331,18 +331,18 @@ class ExpertStacks:
 
     @property
     def cols(self) -> int:
-        """D."""
+        """Number of input columns, D."""
         return self.down.shape[2 if self.transposed else 1]
 
     def weights(self) -> ExpertWeights:
-        """The stacks as (E, outputs, inputs)."""
+        """Return the stacks as (E, outputs, inputs)."""
         both = (stack.detach() for stack in (self.gate_up, self.down))
         turned = [stack.transpose(1, 2) if self.transposed else stack for stack in both]
         return ExpertWeights(gate_up=held(turned[0]), down=held(turned[1]), act=self.act)
 
 
 def experts_of(module: Any, dtype: torch.dtype) -> ExpertStacks | None:
-    """The module as experts of transformers' interface with nothing but two stacks of weights.
+    """Match experts of transformers' interface that have two stacks of weights and nothing else.
 
     The interface says how the stacks lie; what is between them is a method, which is traced.
     """

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from sylvan.kernels.api import Unsupported
 from sylvan.runtime.models.skeleton import UNTRACEABLE
 
-_ROWS = 3  # of a trial; leading dimensions (1, 3), as models have them
+_ROWS = 3  # of a traced call; leading dimensions (1, 3), as models have them
 _CHANGES_NOTHING = frozenset(
     {"to", "type", "type_as", "float", "bfloat16", "contiguous", "clone", "detach", "dropout"}
 )
@@ -32,7 +32,7 @@ class Node:
 
     Attributes:
         function: Name of the torch function that returned it, `INPUT` or `PARAMETER`.
-        shape: Its shape in the trial.
+        shape: Its shape in the traced call.
         dtype: Its type.
         args: Arguments of the function: nodes and other values; the name of a parameter.
         options: Keyword arguments.
@@ -52,7 +52,7 @@ class Node:
 
 
 def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> Node:
-    """What a module returns for rows (1, T, cols).
+    """Return the node that a module returns for rows (1, T, cols).
 
     Raises:
         Unsupported: it cannot be traced, or returns anything but rows.
@@ -63,12 +63,12 @@ def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> Node:
 
 
 def trace_function(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Node:
-    """What a function returns for a tensor on the meta device; raises as `trace_module`."""
+    """Return the node that a function returns for a meta tensor; raises as `trace_module`."""
     return _result(_Trace(x, {}), run, x)
 
 
 def products_of(module: nn.Module, cols: int, dtype: torch.dtype) -> list[Node]:
-    """The products that a module computes for rows (T, cols), whatever it returns.
+    """Return the matrix products that a module computes for rows (T, cols).
 
     Raises:
         Unsupported: it cannot be traced.
@@ -81,20 +81,20 @@ def products_of(module: nn.Module, cols: int, dtype: torch.dtype) -> list[Node]:
 
 
 def takes(module: nn.Module, count: int) -> bool:
-    """Whether a module takes exactly that many arguments."""
+    """Whether a module takes exactly this many arguments."""
     taken = inspect.signature(module.forward).parameters.values()
     return [p.kind for p in taken] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * count
 
 
 def plain(node: Any) -> Any:
-    """A node without casts and copies around it; another value as it is."""
+    """Return a node without the casts and copies around it; other values unchanged."""
     while isinstance(node, Node) and node.function in _CHANGES_NOTHING:
         node = node.args[0]
     return node
 
 
 def factors(node: Any) -> list[Any]:
-    """The factors of a product, in any order; a quotient has the reciprocal of its divisor."""
+    """Return the factors of a product; a quotient has the reciprocal of its divisor."""
     node = plain(node)
     known = isinstance(node, Node) and node.function in ("mul", "div", "neg")
     if not known or node.options:
@@ -111,7 +111,7 @@ def factors(node: Any) -> list[Any]:
 
 
 def _without_numbers(module: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[int, str]]:
-    """The tensors of a module on the meta device, and their names by id."""
+    """Return the tensors of a module on the meta device, and their names by id."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     without = {name: torch.empty_like(value, device="meta") for name, value in held.items()}
     return without, {id(value): name for name, value in without.items()}
@@ -131,7 +131,7 @@ class _Trace(TorchFunctionMode):
     """Mode that records each torch function with its arguments.
 
     Attributes:
-        nodes: What the functions returned, in order.
+        nodes: Tensors that the functions returned, in order.
         changes: A function that changes tensors in place or draws numbers; empty: there is none.
     """
 
@@ -173,7 +173,7 @@ class _Trace(TorchFunctionMode):
         return found
 
     def node(self, value: Any) -> Any:
-        """The node of a tensor; another value as it is."""
+        """Return the node of a tensor; other values unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) in self._parameters:

@@ -38,7 +38,7 @@ class RowProgram:
     """A program that maps the rows of `x` to the rows of `out`.
 
     `tile`: its first op reads multiples of this many rows. `single`: it has one op, so it keeps no
-    intermediate results and takes any number of rows. `room` (MOST_ROWS, padded K): zero-padded
+    intermediate results and takes any number of rows. `buffer` (MOST_ROWS, padded K): zero-padded
     buffer for rows that cannot be read in place; None to read `x` in place.
     """
 
@@ -48,7 +48,7 @@ class RowProgram:
     dtype: torch.dtype
     tile: int = 1
     single: bool = True
-    room: torch.Tensor | None = None
+    buffer: torch.Tensor | None = None
 
 
 def tile_rows(library: Library, dtype: torch.dtype) -> int:
@@ -71,8 +71,8 @@ class NativeRowsModule(nn.Module):
         # return float32 even if the module's rows have another type
         self._widens = self._made != native.dtype
         self._x, self._out = program.number(x), program.number(out)
-        room = program.read(x, MOST_ROWS) if native.room is None else native.room
-        self._room_TK = room[:, : x.cols]  # its padding columns stay zero
+        buffer = program.read(x, MOST_ROWS) if native.buffer is None else native.buffer
+        self._buffer_TK = buffer[:, : x.cols]  # its padding columns stay zero
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
         self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
@@ -96,7 +96,7 @@ class NativeRowsModule(nn.Module):
         in_place = self._unpadded and given and not count % self._tile and x.is_contiguous()
         if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
             return self._in_parts(x, beside)
-        rows = x if in_place else self._room_TK[:count].copy_(x.reshape(-1, self._in))
+        rows = x if in_place else self._buffer_TK[:count].copy_(x.reshape(-1, self._in))
         out = torch.empty((*x.shape[:-1], self._cols), dtype=self._made)
         self._step.tokens = count
         places = (self._x, rows.data_ptr()), (self._out, out.data_ptr())
@@ -118,7 +118,7 @@ class NativeRowsModule(nn.Module):
         for first in range(0, count, most):
             part_TK = rows_TK[first : first + most]
             if not in_place:
-                part_TK = self._room_TK[: len(part_TK)].copy_(part_TK)
+                part_TK = self._buffer_TK[: len(part_TK)].copy_(part_TK)
             self._step.tokens = len(part_TK)
             parts = (self._x, part_TK), (self._out, out_TN[first:])
             parts += tuple((number, rows[first:]) for number, rows in beside)

@@ -25,7 +25,7 @@ class StepBuffers:
 
     Attributes:
         host: Inputs.
-        limits: What they hold.
+        limits: Sizes of the buffers.
         page_size: Tokens of a page of KV.
     """
 
@@ -35,7 +35,7 @@ class StepBuffers:
 
 
 class NativeStep:
-    """No Python runs between the plan's numbers and the sampled tokens.
+    """Runs a step in one native call, from the plan's numbers to the sampled tokens.
 
     Args:
         run: Runs a compiled model; returns the number of sampled rows without a valid token.
@@ -76,7 +76,7 @@ class NativeStep:
 
     @property
     def arguments(self) -> StepRun:
-        """Arguments of the next run beside its plan."""
+        """Return the arguments of the next run, except its plan."""
         return self._run
 
     def run(self, plan: StepPlan, *, draw: bool, masks: Masks | None = None) -> SampleOutput | None:

@@ -40,11 +40,11 @@ class NativePool:
         """Reserve the memory; it becomes resident when first written.
 
         Args:
-            shape: What is kept.
+            shape: Shape of the pages.
             dtype: Of the model's rows.
-            small: What keys and values are kept in, if not in the dtype.
-            latent: Columns of the keys that are the values: of latent attention.
-            index: Last columns of the keys, by which tokens are chosen: of sparse attention.
+            small: Storage type of keys and values, if not the dtype.
+            latent: For latent attention: number of key columns that are also the values.
+            index: For sparse attention: number of last key columns, which the indexer scores.
 
         Raises:
             Unsupported: no kernel for this page size or dtype.

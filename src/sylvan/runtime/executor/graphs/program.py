@@ -19,11 +19,11 @@ from sylvan.kernels.native.copies import VectorCopy, WeightCopy
 from sylvan.kernels.native.cost import OpCost, program_costs, read_rate
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.image import ProgramImage, image_of
-from sylvan.kernels.native.kept import KeptWeights
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.schema import Op
 from sylvan.kernels.native.tracer import NativeTracer
+from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
@@ -91,7 +91,7 @@ class ProgramRunner:
         threads: int,
         hidden_layers: Sequence[int] = (),
         edits_inputs: bool = False,
-        kept: KeptWeights | None = None,
+        kept: PackedWeightFile | None = None,
         stage: Stage = WHOLE_MODEL,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
@@ -113,7 +113,7 @@ class ProgramRunner:
         library.dll.sylvan_threads(threads)
         layout = compile_graph(tracer.graph, kept)
         if kept is not None:
-            kept.settle()
+            kept.number_arrays()
         self.weight_bytes = layout.weight_bytes
         self.buffer_bytes = sum(part.nbytes for part in layout.buffers)
         self.copies: Sequence[WeightCopy] = layout.copies

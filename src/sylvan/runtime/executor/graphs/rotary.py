@@ -33,7 +33,7 @@ def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bo
         step: Shared data of its attention layers.
         dtype: Type of the rows.
     """
-    layers = [module for module in model.modules() if _turns(module)]
+    layers = [module for module in model.modules() if _is_rotary(module)]
     if not layers:
         return False
     expected = _tried(model, step)
@@ -44,14 +44,14 @@ def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bo
             copies[forward] = _copied(forward, step)
         module.forward = MethodType(copies[forward], module)
     found = _tried(model, step)
-    if expected and found and found.turned and _alike(expected, found, _BOUNDS[dtype]):
+    if expected and found and found.rotated and _alike(expected, found, _BOUNDS[dtype]):
         return True
     for module in layers:
         del module.forward
     return False
 
 
-def _turns(module: nn.Module) -> bool:
+def _is_rotary(module: nn.Module) -> bool:
     """Whether the module's forward calls the rotary function by its name."""
     forward = _written(module)
     return (
@@ -111,7 +111,7 @@ class _Seen:
 
     given: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    turned: int = 0
+    rotated: int = 0
 
     def run(
         self, spec: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Any
@@ -119,7 +119,7 @@ class _Seen:
         self.given += [q.float(), k.float(), v.float()]
         return v.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
 
-    def run_turned(
+    def run_rotated(
         self,
         spec: Any,
         q: torch.Tensor,
@@ -128,11 +128,11 @@ class _Seen:
         batch: Any,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        self.turned += 1
-        return self.run(spec, turned(q, table_TR), turned(k, table_TR), v, batch)
+        self.rotated += 1
+        return self.run(spec, rotated(q, table_TR), rotated(k, table_TR), v, batch)
 
 
-def turned(x_TNH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
+def rotated(x_TNH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
     """Rotate the first R columns of each head, in float32."""
     half = table_TR.shape[1] // 2
     cos, sin = table_TR[:, None].split(half, -1)

@@ -1,4 +1,4 @@
-"""Where the states of a step's requests lie, as programs read it; numpy only."""
+"""Slots of the recurrent states of a step's requests, as programs read them; numpy only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepStates:
         self._any = False  # whether any request has saves
 
     def bind(self, step: StepRun, work: StateWork) -> None:
-        """Let `step` read and write the states that `work` names; valid until the next call."""
+        """Point `step` at the states named by `work`; valid until the next call."""
         count = len(work.slots)
         self._slots[:count] = work.slots
         if work.saves or self._any:

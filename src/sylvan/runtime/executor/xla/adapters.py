@@ -28,7 +28,7 @@ class XlaAdapters:
         mesh: The devices; each has all adapters.
 
     Attributes:
-        arrays: What a step reads, by the same numbers.
+        arrays: Arrays that a step reads, by the same numbers.
     """
 
     def __init__(self, layers: Mapping[int, LoraLayer], mesh: Mesh) -> None:
@@ -41,7 +41,7 @@ class XlaAdapters:
 
     @property
     def rows(self) -> LoraRows | None:
-        """Which rows of the step have adapters; None: the model has no layers for them."""
+        """The rows of the step with adapters; None: the model has no layers for them."""
         return next((layer.rows for layer in self._layers.values()), None)
 
     def slots_of(self, rows: IntArray) -> IntArray:
@@ -49,7 +49,7 @@ class XlaAdapters:
         return np.zeros(0, np.int32) if self.rows is None else self.rows.slot_of_row[rows]
 
     def warm_up(self) -> None:
-        """Compile the copies, so that none is compiled while serving."""
+        """Compile the copies before serving."""
         for number, layer in self._layers.items():
             self._put(number, layer, 0)
 
@@ -108,5 +108,5 @@ def _matrices(layer: LoraLayer, slot: int) -> LoraStack:
                 down[expert, :, part, : factors.rank] = to_numpy(factors.down.contiguous()).T
                 up[part][expert, : factors.rank] = to_numpy(factors.up.contiguous()).T
                 scales[expert, part] = factors.scale
-    found: Any = down, tuple(up), scales  # on the host so far
+    found: Any = down, tuple(up), scales  # still on the host
     return LoraStack(*found)

@@ -24,7 +24,7 @@ from sylvan.kernels.paged.cache import PAGE_MULTIPLE, LayerPages, PageShape, all
 from sylvan.kernels.xla import attention
 from sylvan.kernels.xla.attention import Attend
 from sylvan.kernels.xla.pallas import PallasAttend
-from sylvan.kernels.xla.program import Edit, Ends, LoweredProgram
+from sylvan.kernels.xla.program import Edit, LoweredProgram, OutputBuffers
 from sylvan.kernels.xla.sharded import ShardedAttend
 from sylvan.kernels.xla.values import Weights
 from sylvan.protocol.errors import ConfigError
@@ -58,7 +58,7 @@ _ELSEWHERE = "serve this model with device=cpu"
 
 
 def build_lowered(plan: ModelPlan, model: Any) -> BuiltModel:
-    """Trace the model, load its weights onto the devices, and compile all functions.
+    """Trace the model, load its weights onto the devices and compile all functions.
 
     Args:
         plan: Its platform uses JAX devices.
@@ -125,7 +125,7 @@ class _Lowered:
 
     `whole` has all ops that read weights, and `adapters` are those of the layers by the number of
     the constant that describes them. `edits` are the layers whose outputs vectors may change.
-    `apart`: why the blocks are not taken apart; empty if they are.
+    `apart`: why the model is not divided into blocks; empty if it is.
     """
 
     program: LoweredProgram
@@ -171,7 +171,7 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
 
 
 def _edits_inputs(plan: ModelPlan) -> bool:
-    """Whether vectors may stand in for tokens; items that layers attend to never do."""
+    """Whether vectors may replace tokens; items that layers attend to never do."""
     media = plan.config.media
     return plan.edits_inputs and not (media is not None and media.cross)
 
@@ -181,8 +181,8 @@ def _traced(
 ) -> tuple[NativeTracer, Traced, list[nn.Module], str]:
     """Trace the model, and list the modules that PyTorch's functions compute.
 
-    A model whose blocks cannot be taken apart, for the reason that is returned last, is a single
-    call between embedding and head.
+    A model that cannot be divided into blocks becomes a single call between embedding and head; the
+    reason is returned last.
     """
     try:
         with host_modules(model, make(), attending=True) as called:
@@ -201,9 +201,9 @@ def _traced(
 
 
 def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
-    """Layers for adapters, by the identity of the memory that describes them to kernels.
+    """Return the layers with adapters, keyed by the memory that describes them to kernels.
 
-    Their matrices stay as they are: no kernel of the CPU reads them.
+    Their matrices are not packed, because no CPU kernel reads them.
     """
     found: dict[int, LoraLayer] = {}
     for module in model.modules():
@@ -237,7 +237,7 @@ def _with_tensors(
     memory: XlaMemory,
     sizes: tuple[Mesh, StepBuckets],
 ) -> LoadedProgram:
-    """Find out what modules of PyTorch read, and load it.
+    """Find the tensors that PyTorch modules read, and load them.
 
     Raises:
         ConfigError: a module calls a function without a lowering; names it.
@@ -290,7 +290,7 @@ def _check(plan: ModelPlan) -> None:
 
 
 def _mesh(name: str, options: LocalOptions) -> Mesh:
-    """The first JAX devices: groups with different requests, along the devices of each.
+    """Return the mesh of the first JAX devices, (groups of requests, devices of a group).
 
     Raises:
         ConfigError: there are fewer devices.
@@ -309,7 +309,7 @@ def _attention_of(name: str) -> str:
 
 
 def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
-    """Pages without memory, which only give a tracer their shape: one per group."""
+    """Return pages without memory, one per group, for tracing shapes."""
     if not plan.config.causal:
         return {}
     latent = plan.config.latent.latent if plan.config.latent else None
@@ -337,8 +337,8 @@ def _layers_of(graph: Graph, pages: Mapping[int, LayerPages]) -> Mapping[int, in
     return {number: layers[id(data)] for number, data in numbered if id(data) in layers}
 
 
-def _ends(traced: Traced, plan: ModelPlan) -> Ends:
-    return Ends(
+def _ends(traced: Traced, plan: ModelPlan) -> OutputBuffers:
+    return OutputBuffers(
         hidden=traced.hidden.id,
         taken=traced.taken.id,
         logits=traced.logits.id,

@@ -115,11 +115,11 @@ class StepFunctions:
         self._warm = True
 
     def shape_of(self, bucket: StepBucket) -> Any:
-        """Trace a step without weights on devices: what modules of PyTorch read becomes known."""
+        """Trace a step without weights on devices, to find what PyTorch modules read."""
         return jax.eval_shape(self._traced(bucket), *self._given(bucket, edited=False))
 
     def step(self, bucket: StepBucket, vectors_GN: IntArray, edits: Edits = ()) -> Outputs:
-        """Start a step of a vector for each group; it replaces the arrays of the memory.
+        """Start a step from the packed inputs of each group; it replaces the arrays of the memory.
 
         Rows and sampled rows of the results are those of the first group, then of the second.
         """
@@ -186,7 +186,7 @@ class StepFunctions:
         )
 
     def _given(self, bucket: StepBucket, *, edited: bool) -> tuple[Any, ...]:
-        """Arguments of a step, as far as their shapes go."""
+        """Return the shapes of a step's arguments."""
         size = self.kinds.shards, num_inputs(bucket, self.kinds)
         vectors = jax.ShapeDtypeStruct(size, jnp.int32, sharding=self._by_group)
         edit = (

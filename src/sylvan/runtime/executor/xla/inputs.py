@@ -1,6 +1,6 @@
-"""Packs the inputs of a step into integers, for a single copy to the devices.
+"""Packs the inputs of a step into one int32 vector, for a single copy to the devices.
 
-Each group of devices with requests of its own gets a vector.
+Each group of devices with its own requests gets a vector.
 
 Shapes: G KV groups, T rows, N tiles of B rows, P pages, S sampled rows, R requests.
 """
@@ -278,19 +278,19 @@ def _pack_tiles(
 
 
 def _first_pages(batch: ForwardBatch, part: GroupRows, kinds: InputKinds) -> IntArray:
-    """By how much a plan's page numbers exceed those of the group of devices, by KV group."""
+    """Return the offset of a plan's page numbers from those of the device group, by KV group."""
     if not part.group:
         return np.zeros(kinds.groups, np.int32)
     return np.array(_pages_each(batch, kinds.shards), np.int32) * part.group
 
 
 def _local(numbers: IntArray, firsts: IntArray) -> IntArray:
-    """Numbers within a group of devices; page 0 stays."""
+    """Return page numbers within a group of devices; page 0 stays."""
     return np.where(numbers > firsts, numbers - firsts, 0)
 
 
 def _pack_states(parts: Mapping[str, IntArray], batch: ForwardBatch, none: int) -> None:
-    """Which slots rows read and write; padding has `none`, which does not exist."""
+    """Pack the slots that rows read and write; padding gets `none`, which is out of range."""
     work, tokens, requests = batch.state_work, batch.num_tokens, batch.num_reqs
     assert work is not None, "a step without states"
     starts = batch.host.q_starts[: requests + 1]

@@ -1,6 +1,6 @@
 """Encoded items on JAX devices, for layers that attend to them: Whisper, BART, T5.
 
-Each item is a page: its keys and values of all layers, padded to the most vectors that an item has.
+Each item is a page: its keys and values of all layers, padded to the maximum number of vectors.
 The host computes them once, as it does the encoding itself.
 
 Shapes: S slots, N heads, V vectors of an item, H columns of a head, T rows.
@@ -32,7 +32,7 @@ class XlaItems:
     Args:
         layers: That attend to items, by layer of the model. Their projections of keys and values
             stay on the host.
-        slots: Items of a step, at most: one of each request.
+        slots: Maximum items of a step: one per request.
         most: Vectors of an item, at most.
         dtype: Of the rows.
         mesh: The devices; heads are divided among those of a group.
@@ -50,7 +50,7 @@ class XlaItems:
         mesh: Mesh,
     ) -> None:
         self._layers, self._slots, self._most, self._dtype = layers, slots, most, dtype
-        self._held: dict[CrossMemory, int] = {}  # slots, the longest unused first
+        self._held: dict[CrossMemory, int] = {}  # slots, least recently used first
         kind: Any = jnp.bfloat16 if dtype == torch.bfloat16 else np.float32
         vectors = -(-most // _MULTIPLE) * _MULTIPLE
         heads = [layer.shape.num_heads for layer in layers.values()]
@@ -68,7 +68,7 @@ class XlaItems:
         self._fill = jax.jit(_filled, donate_argnums=0, out_shardings=kept)
 
     def warm_up(self) -> None:
-        """Compile the copy, so that none is compiled while serving."""
+        """Compile the copy before serving."""
         self._put(0, {})
 
     def place(self, spans: Sequence[CrossSpan], rows: int) -> IntArray:

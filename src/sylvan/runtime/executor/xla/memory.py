@@ -1,4 +1,4 @@
-"""Everything that steps on JAX keep on the devices besides weights."""
+"""Device memory of steps on JAX, besides weights."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _check_memory(plan: ModelPlan, mesh: Mesh, shape: KVShape) -> None:
 
 
 def log_memory(weights: Weights, memory: XlaMemory) -> None:
-    """Say what one device holds; what XLA needs besides shows when it compiles."""
+    """Log the memory of one device; what XLA needs in addition is known after compiling."""
     taken = memory.take()
     parts = {
         "weights": weights,

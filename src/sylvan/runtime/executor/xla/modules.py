@@ -86,7 +86,7 @@ class TorchModules:
                 vars(part)["adapted"] = self._changes(number)  # of this one only
 
     def found(self) -> None:
-        """All leaves are known from now on: steps read them among their arguments."""
+        """Fix the set of leaves: later steps read them from their arguments."""
         self._finding = False
 
     def __call__(self, values: Values, function: int, x: Array) -> Array:
@@ -157,7 +157,7 @@ class TorchModules:
 
 
 class InnerProgram(nn.Module):
-    """Stands for a mixture of experts inside a host call: its ops, which JAX has lowerings of.
+    """Replaces a mixture of experts inside a host call by its ops, which have lowerings to JAX.
 
     Attributes:
         ops: Traced; they read weights of the graph.
@@ -200,7 +200,7 @@ def inner_programs(modules: Sequence[nn.Module], tracer: NativeTracer) -> list[I
 
 
 def _expand(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give a module matrices of numbers where it has quantised ones."""
+    """Replace the quantised matrices of a module by dequantised ones."""
     for name, value in list(vars(module).items()):
         if isinstance(value, QuantisedWeight):
             delattr(module, name)
@@ -209,21 +209,21 @@ def _expand(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class HeldStates:
-    """The parts of the states that the modules of one call have asked for."""
+    """The parts of recurrent states that the modules of one call read."""
 
     def __init__(self, arrays: Mapping[int, Array]) -> None:
         self._arrays = arrays
         self.held: dict[int, JaxTensor] = {}
 
     def part(self, index: int) -> JaxTensor:
-        """All slots of one part; whoever writes it replaces its value."""
+        """Return all slots of one part; a module that writes it replaces its value."""
         if index not in self.held:
             self.held[index] = JaxTensor(self._arrays[index])
         return self.held[index]
 
 
 class XlaBatch:
-    """Stands for `ForwardBatch` while JAX traces a step."""
+    """Replaces `ForwardBatch` while JAX traces a step."""
 
     def __init__(self, values: Values, groups: Mapping[int, int], lowering: TorchLowering) -> None:
         sources = values.step.sources
@@ -248,7 +248,7 @@ class XlaBatch:
 
 
 class XlaAttention:
-    """Stands for an attention backend while JAX traces a step."""
+    """Replaces an attention backend while JAX traces a step."""
 
     caps: ClassVar = replace(JnpAttention.caps, variants=True, biases=True)
 

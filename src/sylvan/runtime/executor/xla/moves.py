@@ -1,6 +1,6 @@
-"""Moves of whole pages between arrays and the host, by functions compiled before the first step.
+"""Moves whole pages between arrays and the host, by functions compiled before the first step.
 
-A call moves a fixed number of pages, so that no number of pages compiles another function.
+Each call moves a fixed number of pages, so the number of pages never triggers a compilation.
 
 Shapes: N pages to move, M pages of a call.
 """

@@ -161,7 +161,7 @@ class XlaPages:
         self._pool.copy_pages(self._layers, [(source, target) for source, target, _ in copies])
 
     def host_buffer(self, num_pages: int) -> NDArray[np.uint8]:
-        self._mover()  # compiled before steps: whoever moves pages asks for memory first
+        self._mover()  # compiled before steps, because page moves need a host buffer first
         return self._transfers.host_memory(num_pages * self.page_bytes)
 
     def export(

@@ -22,7 +22,7 @@ from sylvan.kernels.xla.values import Weights
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table of the model, and where its copy on the devices is kept, flat or by rows."""
+    """A table of the model, and the place of its copy on the devices, flat or by rows."""
 
     source: torch.Tensor
     kept: Any

@@ -15,7 +15,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS, StepPlan
 from sylvan.runtime.executor.inputs import fill_step
-from sylvan.runtime.executor.results import hopeless
+from sylvan.runtime.executor.results import no_valid_token
 from sylvan.runtime.executor.xla.adapters import XlaAdapters
 from sylvan.runtime.executor.xla.compilations import counted_compilations
 from sylvan.runtime.executor.xla.functions import DRAW_TYPES, HEAD_ROWS, Edits, StepFunctions
@@ -56,7 +56,7 @@ class XlaRunner:
         layers: Layers whose outputs are kept.
         loads: Counters of rows per expert, int64 (E,), in the order of `Outputs.loads`.
         use: Counts steps and their padding.
-        extras: What steps may have beside tokens.
+        extras: Optional inputs besides tokens.
     """
 
     verifies_drafts = True
@@ -109,7 +109,7 @@ class XlaRunner:
             np.add(counts, np.asarray(added), out=counts)
 
     def _place(self, parts: Sequence[GroupRows], bucket: StepBucket) -> None:
-        """Note where rows and sampled rows of the step lie among the padded ones of all groups."""
+        """Record the places of rows and sampled rows of the step among the padded ones."""
         self._row_places = _places([part.rows for part in parts], bucket.rows)
         self._sample_places = _places([part.samples for part in parts], bucket.samples)
 
@@ -202,7 +202,7 @@ class XlaRunner:
 
 
 def _places(numbers: Sequence[IntArray], size: int) -> IntArray:
-    """Where each number lies if the numbers of each group follow each other, padded to `size`."""
+    """Return the place of each number if the groups are concatenated, each padded to `size`."""
     found = np.zeros(sum(map(len, numbers)), np.int32)
     for group, own in enumerate(numbers):
         found[own] = np.arange(len(own), dtype=np.int32) + group * size
@@ -210,7 +210,7 @@ def _places(numbers: Sequence[IntArray], size: int) -> IntArray:
 
 
 def _padded(x: np.ndarray, places: IntArray, count: int) -> np.ndarray:
-    """`count` rows with x at its places, and its first elsewhere."""
+    """Return `count` rows: x at its places, and its first row elsewhere."""
     found = np.repeat(x[:1], count)
     found[places] = x
     return found
@@ -240,7 +240,7 @@ class XlaStep:
             return None
         rows = None if self._params.greedy[slots].all() else self._rows(plan, slots)
         ids = self._runner.draw(rows, len(slots)) if len(slots) else np.zeros(0, np.int32)
-        errors = hopeless(ids.tolist())
+        errors = no_valid_token(ids.tolist())
         ids = np.maximum(ids, 0)
         self._last_token[slots] = ids
         return SampleOutput(ids, {}, errors)

@@ -1,4 +1,4 @@
-"""Recurrent states as JAX arrays, which each step consumes and gives back.
+"""Recurrent states as JAX arrays, which each step consumes and returns.
 
 Shapes: S slots.
 """
@@ -24,7 +24,7 @@ class XlaStates:
     """Implements `StatePool`, and holds the arrays that `XlaPages` moves: slots are its pages.
 
     Attributes:
-        arrays: All slots of each part (S, ...), by number; None stands where pages have values.
+        arrays: All slots of each part (S, ...), by number; None where pages have values.
         page_size: Of one token.
     """
 

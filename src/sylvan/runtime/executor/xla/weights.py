@@ -75,7 +75,7 @@ def load_weights(graph: Graph, mesh: Mesh) -> Weights:
 
 
 def load_tensors(weights: Weights, tensors: Sequence[torch.Tensor], mesh: Mesh) -> Weights:
-    """Add what modules of PyTorch read, whole on each device; frees the memory of parameters."""
+    """Add the tensors that PyTorch modules read, replicated; frees the memory of parameters."""
     found: list[jax.Array] = []
     for tensor in tensors:
         kind = tensor.dtype if tensor.is_floating_point() else torch.int32

@@ -8,7 +8,7 @@ from sylvan.config import Config
 from sylvan.config.diffusion import DiffusionConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.diffusion.control import Diffusion
 from sylvan.runtime.features.diffusion.worker import DiffusionWorker, FillSchedule
 from sylvan.runtime.models.config import BlockDiffusion, ModelConfig
@@ -33,7 +33,7 @@ def block_shape(model: ModelConfig, settings: DiffusionConfig) -> BlockDiffusion
 
 
 def diffusion_worker(
-    site: ModelSite, settings: DiffusionConfig | None = None
+    context: ModelContext, settings: DiffusionConfig | None = None
 ) -> CapabilityWorker | None:
     """Return the worker half; None: no diffusion model.
 
@@ -41,14 +41,14 @@ def diffusion_worker(
         ConfigError: The device or the step settings do not support it.
     """
     settings = settings or DiffusionConfig()
-    shape = block_shape(site.config, settings)
+    shape = block_shape(context.config, settings)
     if shape is None:
         return None
-    if site.device.type != "cpu":
-        raise ConfigError(f"{site.config.architecture} fills blocks by diffusion, on CPUs only")
-    if site.max_tokens < 2 * shape.block and not shape.whole:
+    if context.device.type != "cpu":
+        raise ConfigError(f"{context.config.architecture} fills blocks by diffusion, on CPUs only")
+    if context.max_tokens < 2 * shape.block and not shape.whole:
         raise ConfigError(
-            f"scheduler.max_batch_tokens={site.max_tokens}: blocks of {shape.block} tokens need "
+            f"scheduler.max_batch_tokens={context.max_tokens}: blocks of {shape.block} tokens need "
             f"steps of at least {2 * shape.block}"
         )
     steps = settings.steps or shape.block

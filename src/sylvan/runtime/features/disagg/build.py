@@ -19,7 +19,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import Records
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
@@ -73,7 +73,7 @@ class DisaggParts:
     _identity: Manifest | None = None
 
     @property
-    def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
+    def workers(self) -> tuple[Callable[[ModelContext], CapabilityWorker], ...]:
         """Return the factory of the worker half."""
         makers = {"prefill": self._make_prefill, "decode": self._make_decode}
         return tuple(makers[role] for role in self._roles)
@@ -90,13 +90,13 @@ class DisaggParts:
         """Whether KV of requests with a room may come from another server."""
         return "decode" in self._roles
 
-    def _make_prefill(self, site: ModelSite) -> CapabilityWorker:
-        self._memory, self._ranks = site.memory, site.build.mesh.tp
+    def _make_prefill(self, context: ModelContext) -> CapabilityWorker:
+        self._memory, self._ranks = context.memory, context.build.mesh.tp
         self._prefill = PrefillWorker(self._sender, self._ranks)
         return self._prefill
 
-    def _make_decode(self, site: ModelSite) -> CapabilityWorker:
-        self._memory, self._ranks = site.memory, site.build.mesh.tp
+    def _make_decode(self, context: ModelContext) -> CapabilityWorker:
+        self._memory, self._ranks = context.memory, context.build.mesh.tp
         self._decode = DecodeWorker(self._receiver, self._ranks)
         return self._decode
 
@@ -156,11 +156,11 @@ class DisaggParts:
             )
             found.append(prefill)
         if "decode" in self._roles:
-            wishes = MissingKVPolicy(
+            policy = MissingKVPolicy(
                 falls_back=settings.fallback == "local",
                 asks_again=settings.retraction == "prefill" and through is None,
             )
-            decode = DecodeRole(shape, settings.timeout_s, self.records, wishes, store=through)
+            decode = DecodeRole(shape, settings.timeout_s, self.records, policy, store=through)
             found.append(decode)
         self._controls = tuple(found)
         return self._controls

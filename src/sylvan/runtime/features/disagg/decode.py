@@ -101,7 +101,7 @@ class DecodeRole(Capability):
         shape: KV groups of the model.
         timeout_s: Longest wait for progress of the prefill server.
         records: Statistics.
-        wishes: What to do if KV is missing.
+        policy: What to do if KV is missing.
         store: Store that KV is read from; None: it comes from the prefill server.
     """
 
@@ -114,13 +114,13 @@ class DecodeRole(Capability):
         shape: KVLayout,
         timeout_s: float,
         records: Records,
-        wishes: MissingKVPolicy,
+        policy: MissingKVPolicy,
         *,
         store: SharedStore | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._shape, self._timeout_s = shape, timeout_s
-        self._falls_back, self._asks_again = wishes.falls_back, wishes.asks_again
+        self._falls_back, self._asks_again = policy.falls_back, policy.asks_again
         self._store, self._clock = store, clock
         self.counts, self._times = records.counts, records.times
         self._port: SchedulerPort | None = None
@@ -311,7 +311,7 @@ class DecodeRole(Capability):
             self.counts.done += found.whole
             if not found.error:
                 del self._by_rid[rid]
-                self._store.look_again(found.req, self._timeout_s)
+                self._store.prefetch_again(found.req, self._timeout_s)
         elif found.whole:
             self.counts.done += 1
             del self._by_rid[rid]

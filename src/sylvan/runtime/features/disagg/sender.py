@@ -252,16 +252,16 @@ class Sender:
             if not withdrawn:
                 raise  # the server is shutting down
             error = withdrawn
-            await _farewell(channel, Failed(error))
+            await _last_message(channel, Failed(error))
         except _ElsewhereError as elsewhere:
-            await _farewell(channel, Redirect(elsewhere.port))
+            await _last_message(channel, Redirect(elsewhere.port))
         except _DeniedError as denied:
             error = str(denied)
             logger.warning("a decode server was rejected: %s", denied)
-            await _farewell(channel, Denied(error))
+            await _last_message(channel, Denied(error))
         except _GoneError as gone:
             error = str(gone)
-            await _farewell(channel, Failed(error))
+            await _last_message(channel, Failed(error))
         except TimeoutError:
             error = "the handshake took too long"
         except ChannelError as failed:
@@ -346,7 +346,7 @@ class Sender:
             if room.pulls:
                 await channel.send(encode(Unchanged()))
         except OSError as error:
-            await _farewell(channel, Failed(f"pages could not be read: {error}"))
+            await _last_message(channel, Failed(f"pages could not be read: {error}"))
             return str(error)
         else:
             return ""
@@ -437,7 +437,7 @@ async def _unless(
         task.cancel()
 
 
-async def _farewell(channel: Channel, message: Denied | Redirect | Failed) -> None:
+async def _last_message(channel: Channel, message: Denied | Redirect | Failed) -> None:
     try:
         async with asyncio.timeout(1.0):
             await channel.send(encode(message))

@@ -15,6 +15,6 @@ class SharedStore(Protocol):
         """Return the writes in progress."""
         ...
 
-    def look_again(self, req: Req, wait_s: float) -> None:
+    def prefetch_again(self, req: Req, wait_s: float) -> None:
         """The store has more for a waiting request: look it up again, wait at most this long."""
         ...

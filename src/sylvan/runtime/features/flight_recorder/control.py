@@ -53,7 +53,7 @@ class FlightRecorder(Observer):
         elif isinstance(answer, Draft):
             answer = answer.tokens, answer.parents
         elif isinstance(answer, Review):
-            answer = (answer.kept,), (answer.settled,)
+            answer = (answer.kept,), (answer.final,)
         elif question == "cut":
             answer = (answer,), ()
         rid = "" if req is None else req.rid

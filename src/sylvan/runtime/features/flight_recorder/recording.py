@@ -1,6 +1,6 @@
 """The format of recordings: one folder per run of a scheduler.
 
-A crashed scheduler is restarted, and each run has its own folder, `life-1`, `life-2` and so on, so
+A crashed scheduler is restarted, and each run has its own folder, `run-1`, `run-2` and so on, so
 that no run overwrites another. In it, `setup.json` says how the scheduler was built, and
 `events.msgpack` contains what happened, in order: inputs, readings of the clock, answers of
 capabilities, each step plan and each result. The scheduler is a function of inputs,
@@ -26,7 +26,7 @@ from sylvan.runtime.core.step import PageCopy, StepPlan, StepResult
 
 FORMAT = 5
 SETUP, EVENTS = "setup.json", "events.msgpack"
-LIFE = "life-"  # and its number
+RUN_PREFIX = "run-"  # and its number
 MAX_EVENT_BYTES = 64 << 20
 
 
@@ -102,7 +102,7 @@ class CapabilitiesAnswered(msgspec.Struct, frozen=True, tag="answer"):
     """The combined answer of the capabilities to a question about a request.
 
     `answer` is a boolean, the name of a verdict, drafts (tokens, parents), a review (kept,
-    settled: one number each), or a size (one number, and nothing); `refusal` is set if one of them
+    final: one number each), or a size (one number, and nothing); `refusal` is set if one of them
     rejected the request.
     """
 
@@ -165,11 +165,11 @@ class Recorder:
             ConfigError: `folder` is itself a run of a recording, or is not writable.
         """
         if (folder / SETUP).exists():
-            raise ConfigError(f"cannot record to {folder}: it holds one life of a recording")
+            raise ConfigError(f"cannot record to {folder}: it holds one run of a recording")
         setup = msgspec.structs.replace(setup, started=datetime.now(UTC).isoformat(" ", "seconds"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.folder = _next_life(folder)
+            self.folder = _next_run(folder)
             (self.folder / SETUP).write_bytes(msgspec.json.format(msgspec.json.encode(setup)))
             self._file: BinaryIO = (self.folder / EVENTS).open("xb")
         except OSError as error:
@@ -212,7 +212,7 @@ def completed(result: StepResult | Exception) -> Completed:
     return Completed(tuple(map(int, result.tokens)), tuple(others))
 
 
-def lives(folder: Path) -> list[Path]:
+def runs(folder: Path) -> list[Path]:
     """Return the folders of all runs in a recording, oldest first; `folder` itself if it is one.
 
     Raises:
@@ -222,23 +222,23 @@ def lives(folder: Path) -> list[Path]:
         return [folder]
     found = {number: path for number, path in _numbered(folder) if (path / SETUP).exists()}
     if not found:
-        raise ConfigError(f"{folder} holds no recording: no {SETUP} in it, nor in a {LIFE}1")
+        raise ConfigError(f"{folder} holds no recording: no {SETUP} in it, nor in a {RUN_PREFIX}1")
     return [found[number] for number in sorted(found)]
 
 
 def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in folder.glob(f"{LIFE}*"):
-        number = path.name.removeprefix(LIFE)
+    for path in folder.glob(f"{RUN_PREFIX}*"):
+        number = path.name.removeprefix(RUN_PREFIX)
         if number.isdecimal():
             yield int(number), path
 
 
-def _next_life(folder: Path) -> Path:
+def _next_run(folder: Path) -> Path:
     """Create the folder of a new run, unique even if two start at once."""
     number = max((number for number, _ in _numbered(folder)), default=0)
     while True:
         number += 1
-        path = folder / f"{LIFE}{number}"
+        path = folder / f"{RUN_PREFIX}{number}"
         try:
             path.mkdir()
         except FileExistsError:

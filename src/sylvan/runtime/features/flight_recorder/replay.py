@@ -23,7 +23,7 @@ from sylvan.runtime.cache.build import kv_cache
 from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
-from sylvan.runtime.executor.api import Carried, ExecutorCaps
+from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
 from sylvan.runtime.features.flight_recorder.recording import (
     Called,
@@ -35,9 +35,9 @@ from sylvan.runtime.features.flight_recorder.recording import (
     Planned,
     RequestAdded,
     SchedulerSetup,
-    lives,
     planned,
     read,
+    runs,
 )
 from sylvan.runtime.features.standard import standard_capabilities
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
@@ -99,10 +99,10 @@ def replay(folder: Path, until_step: int | None = None) -> ReplayResult:
     Raises:
         ConfigError: There is no recording in `folder`, or one of several runs.
     """
-    found = lives(folder)
+    found = runs(folder)
     if len(found) > 1:
-        names = ", ".join(life.name for life in found)
-        raise ConfigError(f"{folder} holds several lives, to be replayed one by one: {names}")
+        names = ", ".join(run.name for run in found)
+        raise ConfigError(f"{folder} holds several runs, to be replayed one by one: {names}")
     setup, events = read(found[0])
     tape = _Tape()
     scheduler = _scheduler(setup, tape)
@@ -285,8 +285,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         return Draft(*guesses) if guesses else None
 
     def review(req: Req) -> Review:
-        (kept,), (settled,) = tape.answer("review", req)
-        return Review(kept, settled)
+        (kept,), (final,) = tape.answer("review", req)
+        return Review(kept, final)
 
     hooks: dict[str, Any] = {
         "gate": lambda self, req: verdict("gate", req),
@@ -322,9 +322,9 @@ class _TapeExecutor:
         self._tape.launched(plan)
         return _TapePending(self._tape)
 
-    def control(self, command: ExecutorCommand) -> Carried:
+    def control(self, command: ExecutorCommand) -> FinishedCommand:
         """Ignore commands: their effects on the scheduler are on the tape."""
-        return Carried(CommandResult(error="a recording has neither weights nor memory"))
+        return FinishedCommand(CommandResult(error="a recording has neither weights nor memory"))
 
     def close(self) -> None:
         pass

@@ -13,7 +13,12 @@ from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.guard.guard import OutputGuard
 from sylvan.runtime.features.grammar.spec import spec_of
-from sylvan.runtime.features.grammar.work import Bars, GrammarData, GrammarWork, LoadedGrammar
+from sylvan.runtime.features.grammar.work import (
+    BannedTokens,
+    GrammarData,
+    GrammarWork,
+    LoadedGrammar,
+)
 from sylvan.runtime.sched.capability import Capability, Verdict
 
 
@@ -33,7 +38,7 @@ class GrammarControl(Capability):
         self._sent: dict[str, str] = {}  # digests of requests known to the worker half
         self._uses = Counter[str]()  # number of requests by digest
         self._guards: dict[str, OutputGuard] = {}  # of live requests with a guard
-        self._bars: dict[str, Bars] = {}  # not sent to the worker half yet
+        self._banned: dict[str, BannedTokens] = {}  # not sent to the worker half yet
         self.tries = 0  # number of rollbacks
         self.taken_back = 0  # in tokens
 
@@ -98,7 +103,7 @@ class GrammarControl(Capability):
         if review.kept < length:
             self.taken_back += length - review.kept
             self.tries += 1
-            self._bars[rid] = Bars(review.kept, guard.barred_next)
+            self._banned[rid] = BannedTokens(review.kept, guard.banned_next)
             self.active = True
         return review
 
@@ -111,7 +116,7 @@ class GrammarControl(Capability):
 
     def plan_work(self, batch: Batch) -> GrammarWork | None:
         self.active = False
-        if not (self._starting or self._ended or self._bars):
+        if not (self._starting or self._ended or self._banned):
             return None
         for rid in self._ended:
             digest = self._sent.pop(rid)
@@ -128,15 +133,15 @@ class GrammarControl(Capability):
                 grammars.append(found.data)
             self._uses[digest] += 1
         ended, self._ended, self._starting = tuple(self._ended), [], []
-        bars, self._bars = self._bars, {}
-        return GrammarWork(ended, tuple(grammars), requests, bars)
+        banned, self._banned = self._banned, {}
+        return GrammarWork(ended, tuple(grammars), requests, banned)
 
     def on_finish(self, req: Req) -> None:
         rid = req.rid
         self._ready.pop(rid, None)
         self._drop_ticket(rid)
         self._guards.pop(rid, None)
-        self._bars.pop(rid, None)
+        self._banned.pop(rid, None)
         if rid in self._sent:
             self._ended.append(rid)
             self.active = True

@@ -55,7 +55,7 @@ class Matchers:
         self._tokens: Sequence[bytes] = ()
         self._encode: Encode | None = None
         self._outputs: dict[int, Output] = {}  # by slot
-        self._bars: dict[str, tuple[int, tuple[int, ...]]] = {}  # by request ID
+        self._banned: dict[str, tuple[int, tuple[int, ...]]] = {}  # by request ID
         self._thread: ThreadPoolExecutor | None = None
         self._filling: Future[None] | None = None
         self._bits = MaskRows(vocab_size)
@@ -73,13 +73,13 @@ class Matchers:
     def ready(self) -> bool:
         return self._filling is None or self._filling.done()
 
-    def bar(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
+    def ban(self, rid: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Forbid these IDs at that position, in the output of a request that joins again."""
-        self._bars[rid] = position, token_ids
+        self._banned[rid] = position, token_ids
 
-    def forget_bars(self, rid: str) -> None:
+    def forget_banned(self, rid: str) -> None:
         """Drop a finished request."""
-        self._bars.pop(rid, None)
+        self._banned.pop(rid, None)
 
     def join(self, slot: int, request: GenerateRequest, outputs: IntArray) -> None:
         self._outputs.pop(slot, None)
@@ -106,8 +106,8 @@ class Matchers:
         for token in outputs.tolist():
             if output.follow(token):
                 self._look_ahead(output)
-        if request.rid in self._bars:
-            output.bar(*self._bars[request.rid])
+        if request.rid in self._banned:
+            output.ban(*self._banned[request.rid])
         self._outputs[slot] = output
 
     def leave(self, slot: int) -> None:
@@ -188,7 +188,7 @@ class Matchers:
         """Decide the token of `output`; None: use `token`."""
         if output.error:
             return RowOutcome(error=output.error)
-        if output.is_settled:  # known from the start
+        if output.is_decided:  # known from the start
             return RowOutcome(self._take_due(output), ended=output.over)
         if token in output.ends and output.may_end:
             output.position += 1
@@ -197,7 +197,7 @@ class Matchers:
             self._look_ahead(output)
             if output.error:
                 return RowOutcome(error=output.error)
-        more = self._take_due(output) if output.due and output.is_settled else ()
+        more = self._take_due(output) if output.due and output.is_decided else ()
         ended = output.over and not output.due
         return RowOutcome((token, *more), ended=ended) if ended or more else None
 

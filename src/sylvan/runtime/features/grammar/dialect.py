@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sylvan.runtime.features.grammar.rewrite import Holds
+from sylvan.runtime.features.grammar.rewrite import SupportedKeywords
 from sylvan.runtime.features.grammar.schema import (
     Schema,
     are_disjoint,
@@ -110,9 +110,9 @@ class Dialect:
         _Walk(self, schema).run()
 
 
-def holds_of(dialect: Dialect) -> Holds:
+def supported_keywords(dialect: Dialect) -> SupportedKeywords:
     """Return the keywords for which schemas need no rewriting."""
-    return Holds(dialect.formats, frozenset[str]().union(*dialect.typed.values()))
+    return SupportedKeywords(dialect.formats, frozenset[str]().union(*dialect.typed.values()))
 
 
 class _Walk:

@@ -38,13 +38,13 @@ class Jumper:
             found = self._written(data)
             if len(data) <= _LONGEST_KNOWN:
                 self._known[data] = found
-        ids, settled = found
+        ids, certain = found
         taken = matcher.accept_all(ids)
-        if taken == len(ids) and (settled == taken or matcher.is_terminated()):
+        if taken == len(ids) and (certain == taken or matcher.is_terminated()):
             return ids
-        settled = min(settled, taken)
-        matcher.rollback(taken - settled)
-        return ids[:settled]
+        certain = min(certain, taken)
+        matcher.rollback(taken - certain)
+        return ids[:certain]
 
     def _written(self, data: bytes) -> tuple[tuple[int, ...], int]:
         """Return the IDs of a text, and how many of them stay the same whatever follows."""

@@ -29,8 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     quick_s: float = 1.0
     memory_bytes: int = 1 << 30
     max_states: int = MAX_STATES
-    quick_lanes: int = 2
-    slow_lanes: int = 1
+    max_quick: int = 2
+    max_slow: int = 1
 
 
 def limit_memory(num_bytes: int) -> None:

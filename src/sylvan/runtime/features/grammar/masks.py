@@ -83,8 +83,8 @@ class MaskRows:
             if output.ends and output.matcher.is_accepting():
                 for word, bit in self._places_of(output.ends):
                     bits[row, word] |= bit
-            if output.barred_at == output.position:
-                for word, bit in self._places_of(output.barred):
+            if output.banned_at == output.position:
+                for word, bit in self._places_of(output.banned):
                     bits[row, word] &= ~bit
         dead = np.flatnonzero(~bits.any(axis=1)).tolist()
         for row in set(dead).intersection(free) if dead else ():

@@ -31,8 +31,8 @@ class Output:
         error: Why the output cannot continue.
         taken: Number of emitted tokens that `matcher` has accepted.
         refused: The grammar rejects the text so far: it must become a marker.
-        barred_at: Position at which some IDs are barred.
-        barred: The barred IDs.
+        banned_at: Position at which some IDs are banned.
+        banned: The banned IDs.
     """
 
     matcher: GrammarMatcher | None
@@ -46,8 +46,8 @@ class Output:
     error: str = ""
     taken: int = 0
     refused: bool = False
-    barred_at: int = -1
-    barred: tuple[int, ...] = ()
+    banned_at: int = -1
+    banned: tuple[int, ...] = ()
 
     @property
     def thinks(self) -> bool:
@@ -87,7 +87,7 @@ class Output:
         return (*self.due[:1], *self.thinking.openings)
 
     @property
-    def is_settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether the result of the next step is known, whatever is sampled."""
         if not self.due:
             return self.over
@@ -112,9 +112,9 @@ class Output:
             return True
         return thought or self._accept(token)
 
-    def bar(self, position: int, token_ids: tuple[int, ...]) -> None:
+    def ban(self, position: int, token_ids: tuple[int, ...]) -> None:
         """Bar these IDs at that position, though the grammar allows them."""
-        self.barred_at, self.barred = position, token_ids
+        self.banned_at, self.banned = position, token_ids
         if self.position == position and self.due and self.due[0] in token_ids:
             self._take_back(0)  # the same text in other tokens leads elsewhere
 

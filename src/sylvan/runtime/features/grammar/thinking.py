@@ -52,7 +52,7 @@ class ThoughtTracker:
         if not self.undecided:
             return ()
         at = len(self._seen)
-        return tuple(dict.fromkeys(marker[at] for marker in self._going_on()))
+        return tuple(dict.fromkeys(marker[at] for marker in self._active_markers()))
 
     def follow(self, token: int) -> bool:
         """Apply a sampled token.
@@ -83,10 +83,10 @@ class ThoughtTracker:
             self.inside, self._seen = True, []
             self._check_budget()
             return True
-        self.over = not self._going_on()
+        self.over = not self._active_markers()
         return seen in thinking.headers
 
-    def _going_on(self) -> list[Marker]:
+    def _active_markers(self) -> list[Marker]:
         """Return the markers that continue the text so far."""
         seen = tuple(self._seen)
         at = len(seen)

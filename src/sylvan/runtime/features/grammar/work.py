@@ -46,8 +46,8 @@ class CompileResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, tuple[str, ...]] = {}
 
 
-class Bars(msgspec.Struct, frozen=True):
-    """Tokens barred at a position."""
+class BannedTokens(msgspec.Struct, frozen=True):
+    """Tokens banned at a position."""
 
     position: int
     token_ids: tuple[int, ...]
@@ -62,13 +62,13 @@ class GrammarWork(msgspec.Struct, frozen=True):
         ended: Requests that no longer need their grammar.
         grammars: New grammars.
         requests: The digest of each starting request's grammar, by request ID.
-        bars: Tokens barred next in an output that rolls back, by request ID.
+        banned: Tokens banned next in an output that rolls back, by request ID.
     """
 
     ended: tuple[str, ...] = ()
     grammars: tuple[GrammarData, ...] = ()
     requests: dict[str, str] = {}
-    bars: dict[str, Bars] = {}
+    banned: dict[str, BannedTokens] = {}
 
 
 @dataclass(frozen=True, slots=True)

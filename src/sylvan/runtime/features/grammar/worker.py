@@ -54,8 +54,8 @@ class GrammarWorker(CapabilityWorker):
             self._digests[rid] = digest
             self._uses[digest] += 1
             self._grammars[rid] = self._known[digest]
-        for rid, bars in work.bars.items():
-            self._matchers.bar(rid, bars.position, bars.token_ids)
+        for rid, banned in work.banned.items():
+            self._matchers.ban(rid, banned.position, banned.token_ids)
 
     def close(self) -> None:
         self._matchers.close()
@@ -74,7 +74,7 @@ class GrammarWorker(CapabilityWorker):
 
     def _forget(self, rid: str) -> None:
         digest = self._digests.pop(rid)
-        self._matchers.forget_bars(rid)
+        self._matchers.forget_banned(rid)
         del self._grammars[rid]
         self._uses[digest] -= 1
         if not self._uses[digest]:

@@ -10,8 +10,8 @@ from typing import ClassVar
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.lora.copies import AdapterEntry, Copy, HostCopies
+from sylvan.runtime.features.lora.slot_queue import SlotQueue
 from sylvan.runtime.features.lora.slots import AdapterSlots, Eviction
-from sylvan.runtime.features.lora.turns import Turns
 from sylvan.runtime.features.lora.work import AdapterRows, LoraReport, LoraWork
 from sylvan.runtime.sched.capability import Capability, Verdict
 
@@ -60,7 +60,7 @@ class Lora(Capability):
         self._limits = limits
         self._slots = AdapterSlots(limits.slots, limits.eviction)
         self._copies = HostCopies(limits.copies, limits.copy_bytes)
-        self._turns = Turns(limits.slots, limits.max_overtakes)
+        self._slot_queue = SlotQueue(limits.slots, limits.max_overtakes)
         self._pinned: set[str] = set()
         self._started: set[str] = set()  # requests with an adapter
         self._running: Counter[str] = Counter()
@@ -125,7 +125,7 @@ class Lora(Capability):
 
     def poll(self) -> None:
         """Start a step."""
-        self._turns.next_step()
+        self._slot_queue.next_step()
         self._counted = -1
 
     def gate(self, req: Req) -> Verdict:
@@ -142,7 +142,7 @@ class Lora(Capability):
         adapter.requests.add(req.rid)
         if self._copies.use(adapter):
             return Verdict.READY
-        self._turns.wait(req.rid, name, lacks_slot=adapter.copy is Copy.LOADING)
+        self._slot_queue.wait(req.rid, name, lacks_slot=adapter.copy is Copy.LOADING)
         return Verdict.WAIT
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
@@ -154,7 +154,7 @@ class Lora(Capability):
             names = (_adapter_of(other) for other in admitted)
             self._running = Counter(name for name in names if name is not None)
             self._counted = len(admitted)
-        if not self._turns.may_start(req.rid, name, self._running, self._pinned):
+        if not self._slot_queue.may_start(req.rid, name, self._running, self._pinned):
             return Verdict.WAIT
         self._counted = -1
         return Verdict.READY
@@ -168,7 +168,7 @@ class Lora(Capability):
         req = piece.req
         if (name := _adapter_of(req)) is None:
             return
-        self._turns.started(req.rid, name)
+        self._slot_queue.started(req.rid, name)
         adapter = self._copies.get(name)
         assert adapter is not None, "its gate let it through"
         adapter.fresh = False
@@ -210,7 +210,7 @@ class Lora(Capability):
         """Release the adapter of a finished request."""
         if (name := _adapter_of(req)) is None:
             return
-        self._turns.ended(req.rid, name)
+        self._slot_queue.ended(req.rid, name)
         self._started.discard(req.rid)
         if (adapter := self._copies.get(name)) is not None:
             adapter.requests.discard(req.rid)

@@ -15,7 +15,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.commands import ExecutorCommand, LoadAdapter
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker, Handler, Report, StepContext
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.executor.trees import computed_ends
 from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
 from sylvan.runtime.features.lora.work import AdapterRows, LoraWork
@@ -27,7 +27,7 @@ _IDLE_WAIT_S = 0.005  # seconds to wait for copies in steps without rows, instea
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoraRoom:
+class LoraCapacity:
     """Capacity.
 
     Attributes:
@@ -47,9 +47,9 @@ class LoraWorker(CapabilityWorker):
     name: ClassVar = "lora"
     in_layers: ClassVar = True
 
-    def __init__(self, site: ModelSite, room: LoraRoom) -> None:
-        self._site, self._room = site, room
-        self._rows = LoraRows(room.slots, site.max_tokens, room.max_rank)
+    def __init__(self, context: ModelContext, capacity: LoraCapacity) -> None:
+        self._model_context, self._capacity = context, capacity
+        self._rows = LoraRows(capacity.slots, context.max_tokens, capacity.max_rank)
         self._made: AdapterStore | None = None
         self._layers: list[LoraLayer] = []
         self._head: LoraLayer | None = None
@@ -61,20 +61,20 @@ class LoraWorker(CapabilityWorker):
         Raises:
             ConfigError: This model does not support adapters.
         """
-        site = self._site
-        if site.skeleton is None:
+        context = self._model_context
+        if context.skeleton is None:
             raise ConfigError(
                 "lora: this model runs through transformers, beside which adapters cannot be "
                 "served; `sylvan lora merge` puts one into its checkpoint"
             )
-        place = partial(LoraLayer, self._rows, dtype=site.dtype, device=site.device)
-        targets = AdapterTargets(model, site.skeleton(), place, _files(site))
+        place = partial(LoraLayer, self._rows, dtype=context.dtype, device=context.device)
+        targets = AdapterTargets(model, context.skeleton(), place, _files(context))
         if not targets.layers:
             raise ConfigError("lora: this model has no linear layers that adapters could change")
         if self._made is not None:
             self._made.close()
-        room = self._room
-        self._made = AdapterStore(targets, room.max_rank, room.most_bytes)
+        capacity = self._capacity
+        self._made = AdapterStore(targets, capacity.max_rank, capacity.most_bytes)
         self._layers, self._head = targets.layers, targets.head
 
     @property
@@ -148,7 +148,7 @@ class LoraWorker(CapabilityWorker):
         return {"id": copy.id, "rank": copy.rank, "num_bytes": copy.num_bytes}
 
 
-def _files(site: ModelSite) -> Callable[[], WeightFiles] | None:
+def _files(context: ModelContext) -> Callable[[], WeightFiles] | None:
     """Return the model's checkpoint, if it has one."""
-    kind = site.load_format
-    return None if kind == "dummy" else lambda: open_weights(site.model_dir, kind)
+    kind = context.load_format
+    return None if kind == "dummy" else lambda: open_weights(context.model_dir, kind)

@@ -73,7 +73,7 @@ class EncoderBlock:
         scale: Scale of scores.
         packed: Whether it takes rows (T, D) of several sequences with `cu_seqlens`, instead of
             (B, T, D).
-        turned: Whether it takes cosines and sines of rotary positions.
+        takes_rotary: Whether it takes cosines and sines of rotary positions.
         as_tuple: Whether it returns its rows in a tuple.
     """
 
@@ -89,7 +89,7 @@ class EncoderBlock:
     head_dim: int
     scale: float
     packed: bool
-    turned: bool
+    takes_rotary: bool
     as_tuple: bool = False
 
     @property
@@ -136,7 +136,7 @@ def block_of(module: nn.Module) -> EncoderBlock | None:
         head_dim=heads.dim,
         scale=float(getattr(attention, "scale", getattr(attention, "scaling", heads.dim**-0.5))),
         packed="cu_seqlens" in known,
-        turned="position_embeddings" in known,
+        takes_rotary="position_embeddings" in known,
     )
     return block if _is_all(module, block) else None
 

@@ -11,7 +11,7 @@ from sylvan.config.checkpoint import model_dir
 from sylvan.config.media import MediaConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
@@ -23,30 +23,34 @@ from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.find import load_kinds
 
 
-def media_worker(site: ModelSite, settings: MediaConfig | None = None) -> CapabilityWorker | None:
+def media_worker(
+    context: ModelContext, settings: MediaConfig | None = None
+) -> CapabilityWorker | None:
     """Return the factory of the worker half for multimodal models; None: text-only model.
 
     Args:
-        site: The model's site.
+        context: The model, as this worker half uses it.
         settings: Its settings; default: all defaults.
 
     Raises:
         ConfigError: The encoder cannot be loaded.
     """
     settings = settings or MediaConfig()
-    if site.config.media is None or not _has_vectors(settings):
+    if context.config.media is None or not _has_vectors(settings):
         return None
-    if site.config.media.decoder_prompt:
+    if context.config.media.decoder_prompt:
         from sylvan.runtime.features.multimodal.text_encoder import PromptEncoder
 
-        dummy = site.load_format == "dummy"
-        return MultimodalWorker(site, PromptEncoder(site.model_dir, site.dtype, dummy=dummy))
+        dummy = context.load_format == "dummy"
+        return MultimodalWorker(
+            context, PromptEncoder(context.model_dir, context.dtype, dummy=dummy)
+        )
     if settings.encoder_urls:
-        return MultimodalWorker(site, NoEncoder())
-    native = settings.encoder_backend == "auto" and site.device.type == "cpu"
-    dummy = site.load_format == "dummy"
-    encoder = _encoder(site.model_dir, site.dtype, site.device, dummy=dummy, native=native)
-    return MultimodalWorker(site, encoder)
+        return MultimodalWorker(context, NoEncoder())
+    native = settings.encoder_backend == "auto" and context.device.type == "cpu"
+    dummy = context.load_format == "dummy"
+    encoder = _encoder(context.model_dir, context.dtype, context.device, dummy=dummy, native=native)
+    return MultimodalWorker(context, encoder)
 
 
 def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal, ...]:

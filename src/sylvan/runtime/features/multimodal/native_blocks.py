@@ -107,7 +107,7 @@ def _checked(
     assert block is not None
     if block.down.weight.dtype != dtype:
         return None
-    widths = (block.head_dim, block.head_dim // 2) if block.turned else (0,)
+    widths = (block.head_dim, block.head_dim // 2) if block.takes_rotary else (0,)
     agreed: list[tuple[EncoderBlock, int]] = []
     for rotated, batched in itertools.product(widths, (False, True)):
         found = _expected(stack[0], block, dtype, rotated, batched=batched)
@@ -214,10 +214,10 @@ class BlockPrograms:
         self._positions = np.arange(rows, dtype=np.int32)
         self._step = StepRun(groups=1)
 
-    def go_beside(self) -> None:
+    def run_in_background(self) -> None:
         """Compute concurrently with the steps from now on."""
         for program, _ in self._programs:
-            program.go_beside()
+            program.run_in_background()
 
     def run(
         self,
@@ -391,7 +391,7 @@ def _replace(
     like, rotated = checked
     blocks = _blocks(stack, like)
     programs = BlockPrograms(blocks, library, dtype, rotated)
-    programs.go_beside()
+    programs.run_in_background()
     threaded = _Threads(library, threads)
     for index, (module, block) in enumerate(zip(stack, blocks, strict=True)):
         module.forward = _forward(module, block, index, programs, threaded)
@@ -406,7 +406,7 @@ class _Threads:
 
     def start(self) -> None:
         if not self._started:
-            self._library.dll.sylvan_threads_beside(self._count)
+            self._library.dll.sylvan_background_threads(self._count)
             self._started = True
 
 

@@ -19,7 +19,7 @@ from sylvan.runtime.core.forward import CrossMemory, CrossSpan, CrossWatch
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.multimodal.alignment import Alignment
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
@@ -41,7 +41,7 @@ class MultimodalWorker(CapabilityWorker):
     """Owns the encoder and its outputs.
 
     Args:
-        site: The model's site.
+        context: The model, as this worker half uses it.
         encoder: The encoder.
     """
 
@@ -49,22 +49,26 @@ class MultimodalWorker(CapabilityWorker):
     edits_inputs: ClassVar = True
     in_layers: ClassVar = True
 
-    def __init__(self, site: ModelSite, encoder: MediaEncoder) -> None:
-        self._site, self._encoder = site, encoder
-        self._is_first = site.build.mesh.stage.is_first  # other stages get rows, not tokens
+    def __init__(self, context: ModelContext, encoder: MediaEncoder) -> None:
+        self._model_context, self._encoder = context, encoder
+        self._is_first = context.build.mesh.stage.is_first  # other stages get rows, not tokens
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
         self._vectors: dict[bytes, Future[Sequence[np.ndarray]]] = {}
-        assert site.config.media is not None
-        self._layers = (EMBEDDINGS, *site.config.media.edited_layers)
-        self._scale = site.config.media.vector_scale
-        self._apart = site.config.media.apart
-        self._width = self._apart or site.config.hidden_size
+        assert context.config.media is not None
+        self._layers = (EMBEDDINGS, *context.config.media.edited_layers)
+        self._scale = context.config.media.vector_scale
+        self._apart = context.config.media.apart
+        self._width = self._apart or context.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
-        self._alignment = Alignment(site.model_dir, site.config) if site.config.media.one else None
+        self._alignment = (
+            Alignment(context.model_dir, context.config) if context.config.media.one else None
+        )
         self._watches: dict[int, CrossWatch] = {}  # of prompts that are computed in part, by slot
         self._ropes: list[Rope] = []
-        self._axes = torch.tensor(site.config.rope_axes, dtype=torch.int64, device=site.device)
+        self._axes = torch.tensor(
+            context.config.rope_axes, dtype=torch.int64, device=context.device
+        )
 
     def adapt(self, model: nn.Module) -> None:
         """Find the rotary tables, if rows need positions of their own."""
@@ -84,7 +88,7 @@ class MultimodalWorker(CapabilityWorker):
         request, shift = join.request, 0
         if len(self._axes) and request.media:
             shift = prompt_positions(request.input_ids, request.media).shift
-        self._site.position_shifts()[join.slot] = shift
+        self._model_context.position_shifts()[join.slot] = shift
 
     def prepare(self, work: MediaWork) -> None:
         """Drop embeddings, and start encoding."""
@@ -109,7 +113,7 @@ class MultimodalWorker(CapabilityWorker):
         )
         if work.positions is not None:
             batch.rotary_positions = self._placed(step, work.positions)
-        media = self._site.config.media
+        media = self._model_context.config.media
         if media is not None and media.cross:
             batch.cross = self._spans(work.cross, self._watched(step, work))
         if work.ends is not None:
@@ -181,7 +185,7 @@ class MultimodalWorker(CapabilityWorker):
         return self._vectors[key].result()
 
     def _on_device(self, vectors: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(vectors).to(self._site.device)
+        return torch.from_numpy(vectors).to(self._model_context.device)
 
     def _encode(self, job: EncodeJob) -> Sequence[np.ndarray]:
         if VECTORS in job.features:
@@ -222,9 +226,9 @@ class MultimodalWorker(CapabilityWorker):
     def _placed(self, step: StepContext, found: RowPositions) -> np.ndarray:
         """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
-        count, first = len(found.rows), self._site.build.length
+        count, first = len(found.rows), self._model_context.build.length
         positions[found.rows] = np.arange(first, first + count)
-        tables = [self._site.constant(rope.cos_sin) for rope in self._ropes]
+        tables = [self._model_context.constant(rope.cos_sin) for rope in self._ropes]
 
         def write(arrays: Sequence[torch.Tensor]) -> None:
             places_KH = arrays[0].long().index_select(0, self._axes).T.to(tables[0].device)

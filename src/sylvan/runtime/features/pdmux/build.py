@@ -8,7 +8,7 @@ from sylvan.config.tree import PdMuxConfig
 from sylvan.kernels.api import Unsupported
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.pdmux.control import PrefillBetween
 from sylvan.runtime.features.pdmux.worker import InterleavedPrefillWorker
 from sylvan.runtime.sched.capability import Capability
@@ -24,17 +24,17 @@ class PdMuxParts:
     def __init__(self, settings: PdMuxConfig | None) -> None:
         self._settings = settings
         self._worker: InterleavedPrefillWorker | None = None
-        self._site: ModelSite | None = None
+        self._model_context: ModelContext | None = None
 
     @property
-    def workers(self) -> tuple[Callable[[ModelSite], CapabilityWorker], ...]:
+    def workers(self) -> tuple[Callable[[ModelContext], CapabilityWorker], ...]:
         """Return the factory of the worker half."""
         return (self._make,) if self._settings is not None else ()
 
-    def _make(self, site: ModelSite) -> CapabilityWorker:
+    def _make(self, context: ModelContext) -> CapabilityWorker:
         assert self._settings is not None
-        self._site = site
-        self._worker = InterleavedPrefillWorker(site.split, self._settings.wait_ms / 1000)
+        self._model_context = context
+        self._worker = InterleavedPrefillWorker(context.split, self._settings.wait_ms / 1000)
         return self._worker
 
     def controls(self, *, elsewhere: bool) -> tuple[Capability, ...]:
@@ -46,9 +46,9 @@ class PdMuxParts:
         Raises:
             ConfigError: The model cannot be computed op by op.
         """
-        if self._settings is None or self._worker is None or self._site is None:
+        if self._settings is None or self._worker is None or self._model_context is None:
             return ()
-        groups, _ = self._site.memory()
+        groups, _ = self._model_context.memory()
         kinds = {group.kind for group in groups}
         if not kinds <= {"full", "latent"}:
             raise ConfigError(

@@ -108,9 +108,9 @@ class Speculation(Capability):
         self._paying = 0  # requests whose last drafts were worth verifying
 
     @property
-    def won_s(self) -> float:
+    def saved_s(self) -> float:
         """Estimate of the seconds saved by drafts; see `StepTimer`."""
-        return self._timer.won_s
+        return self._timer.saved_s
 
     # ---- drafts
 

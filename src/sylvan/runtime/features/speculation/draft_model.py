@@ -32,7 +32,7 @@ class BatchDrafter(Protocol):
     It may be wrong, return nonsense or raise: that only costs speed.
     """
 
-    def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
+    def write(self, counts: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
         """Return at most this many drafts that continue the known tokens of each request."""
         ...
 
@@ -66,17 +66,17 @@ class DraftModel:
         self._scheduler = Scheduler(parts, limits)
         self._drafts: dict[str, list[int]] = {}
 
-    def write(self, wishes: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
+    def write(self, counts: Mapping[Req, int]) -> Mapping[Req, Sequence[int]]:
         self._drafts = {}
         found: dict[Req, Sequence[int]] = {}
         try:
-            for req, count in wishes.items():
+            for req, count in counts.items():
                 self._add(req, count)
             while not self._scheduler.idle:
                 self._scheduler.step()
         finally:
             self._scheduler.abort_all(GIVEN_UP)  # only after an error is a request left
-        for req in wishes:
+        for req in counts:
             if tokens := self._drafts.get(req.rid):
                 found[req] = tokens
         return found

@@ -59,9 +59,9 @@ class HeadSpeculation(Capability):
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
     @property
-    def won_s(self) -> float:
+    def saved_s(self) -> float:
         """Estimate of the seconds saved by drafts; see `StepTimer`."""
-        return self._depth.timer.won_s
+        return self._depth.timer.saved_s
 
     # ---- drafts
 

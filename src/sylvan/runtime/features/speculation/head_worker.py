@@ -244,7 +244,7 @@ class HeadWorker(CapabilityWorker):
         found = trees.guess(
             [(span.slot, span.start + len(span.tokens), span.depth) for span in some],
             (logits_RW[: len(some)], hidden_RD[: len(some)]),
-            self._go_on,
+            self._run_next,
             self._drawn,
         )
         parents = {span.index: tree[1] for span, tree in zip(some, found, strict=True)}
@@ -253,7 +253,7 @@ class HeadWorker(CapabilityWorker):
             guesses |= self._guess(others, logits_RW[len(some) :], hidden_RD[len(some) :])
         return guesses, parents
 
-    def _go_on(
+    def _run_next(
         self, hidden_FD: torch.Tensor, ids: IntArray, rows: IntArray, positions: IntArray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a pass over drafts, each at its position in a row of the page table.
@@ -293,7 +293,7 @@ class HeadWorker(CapabilityWorker):
             if not going.all():
                 positions, drawn, slots = positions[going], drawn[going], slots[going]
                 hidden_RD = hidden_RD[torch.from_numpy(going)]
-            logits_RW, hidden_RD = self._go_on(hidden_RD, drawn, slots, positions)
+            logits_RW, hidden_RD = self._run_next(hidden_RD, drawn, slots, positions)
             positions = positions + 1
         return {index: [t for t in tokens if t >= 0] for index, tokens in found.items()}
 

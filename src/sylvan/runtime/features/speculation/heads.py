@@ -18,7 +18,7 @@ from sylvan.runtime.attention.native import NativeAttention
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.head_program import DraftHeadModule, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.speculation.head_tree import TreeGuesser
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
@@ -45,7 +45,7 @@ class _Loaded:
 
 def head_worker(
     path: Path | None, algorithm: str, depth: int, shape: TreeShape = CHAIN
-) -> Callable[[ModelSite], HeadWorker]:
+) -> Callable[[ModelContext], HeadWorker]:
     """Return the factory of the worker half for a model.
 
     Args:
@@ -58,13 +58,13 @@ def head_worker(
     cannot run; the message says what is wrong.
     """
 
-    def make(site: ModelSite) -> HeadWorker:
-        whole = replace(site.build, mesh=ONE_RANK)  # the first rank holds the whole head
-        site = replace(site, build=whole)
-        longer = replace(site, build=replace(whole, length=whole.length + depth))
+    def make(context: ModelContext) -> HeadWorker:
+        whole = replace(context.build, mesh=ONE_RANK)  # the first rank holds the whole head
+        context = replace(context, build=whole)
+        longer = replace(context, build=replace(whole, length=whole.length + depth))
         loaded = _eagle(path, algorithm, longer) if path else _next(longer)
         try:
-            return _runnable(loaded, depth, shape, site)
+            return _runnable(loaded, depth, shape, context)
         except (Unsupported, LibraryMissing) as why:
             raise ConfigError(
                 f"speculative.algorithm={algorithm}: the draft head cannot run: {why}"
@@ -73,19 +73,19 @@ def head_worker(
     return make
 
 
-def _eagle(path: Path, algorithm: str, site: ModelSite) -> _Loaded:
-    checkpoint = HeadCheckpoint(path, site.config)
+def _eagle(path: Path, algorithm: str, context: ModelContext) -> _Loaded:
+    checkpoint = HeadCheckpoint(path, context.config)
     config = checkpoint.config
     if config.kind != algorithm:
         raise ConfigError(
             f"speculative.algorithm={algorithm}: {path} holds a head for {config.kind}; use "
             f"{config.kind}, or name another head"
         )
-    window = kv_groups(site.config)[0].window  # older pages no longer belong to the request
+    window = kv_groups(context.config)[0].window  # older pages no longer belong to the request
     layer = msgspec.structs.replace(config.layer, layer_windows=(window,))
-    head = make_head(msgspec.structs.replace(config, layer=layer), site.build)
-    form = _load_format(site)
-    checkpoint.load(head, lambda name: model_tensor(name, site.model_dir, site.config, form))
+    head = make_head(msgspec.structs.replace(config, layer=layer), context.build)
+    form = _load_format(context)
+    checkpoint.load(head, lambda name: model_tensor(name, context.model_dir, context.config, form))
     return _Loaded(
         head=head,
         layer=layer,
@@ -95,30 +95,33 @@ def _eagle(path: Path, algorithm: str, site: ModelSite) -> _Loaded:
     )
 
 
-def _next(site: ModelSite) -> _Loaded:
-    config = site.config
-    head = NextHead(config, site.build)
-    head.load(site.model_dir, _load_format(site))
+def _next(context: ModelContext) -> _Loaded:
+    config = context.config
+    head = NextHead(config, context.build)
+    head.load(context.model_dir, _load_format(context))
     index = with_next_layer(config).kv_index(config.num_hidden_layers)
     return _Loaded(head=head, layer=config, columns=config.hidden_size, index=index)
 
 
-def _load_format(site: ModelSite) -> LoadFormat:
-    return "auto" if site.load_format == "dummy" else site.load_format
+def _load_format(context: ModelContext) -> LoadFormat:
+    return "auto" if context.load_format == "dummy" else context.load_format
 
 
-def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, site: ModelSite) -> HeadWorker:
-    spare, tail = -(-depth // site.kv_shape.page_size), 1 + -(-depth // site.kv_shape.page_size)
-    most = min(DRAFTING_REQS, site.limits.max_reqs)
+def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, context: ModelContext) -> HeadWorker:
+    spare, tail = (
+        -(-depth // context.kv_shape.page_size),
+        1 + -(-depth // context.kv_shape.page_size),
+    )
+    most = min(DRAFTING_REQS, context.limits.max_reqs)
     paths = 2 * most * shape.width if shape.width > 1 else 0
-    batch = _batch(site, loaded.layer, spare, paths * tail, paths)
-    first_spare = site.kv_shape.kv_groups[0].num_pages
+    batch = _batch(context, loaded.layer, spare, paths * tail, paths)
+    first_spare = context.kv_shape.kv_groups[0].num_pages
     trees = None
     if paths:
-        first = first_spare + spare * site.limits.max_reqs
+        first = first_spare + spare * context.limits.max_reqs
         trees = TreeGuesser(batch, first, tail, shape, most)
     program = HeadProgram(
-        loaded.head, loaded.columns, batch, load_library(), site.build.dtype, loaded.index
+        loaded.head, loaded.columns, batch, load_library(), context.build.dtype, loaded.index
     )
     runnable = RunnableHead(
         program=program,
@@ -128,27 +131,29 @@ def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, site: ModelSite) ->
         trees=trees,
         read_layers=loaded.read_layers,
         token_ids=loaded.token_ids,
-        vocab_size=site.vocab_size,
+        vocab_size=context.vocab_size,
     )
-    return HeadWorker(runnable, site.draw)
+    return HeadWorker(runnable, context.draw)
 
 
-def _batch(site: ModelSite, layer: ModelConfig, spare: int, more: int, paths: int) -> ForwardBatch:
+def _batch(
+    context: ModelContext, layer: ModelConfig, spare: int, more: int, paths: int
+) -> ForwardBatch:
     """Allocate buffers and pages: those of the model's first KV group, and spare ones."""
     latent = layer.latent
     shape = KVShape(
         num_layers=1,
         num_kv_heads=layer.num_key_value_heads,
-        head_dim=latent.latent + latent.turning if latent else layer.head_dim,
-        num_pages=site.kv_shape.kv_groups[0].num_pages + spare * site.limits.max_reqs + more,
-        page_size=site.kv_shape.page_size,
+        head_dim=latent.latent + latent.rope_dim if latent else layer.head_dim,
+        num_pages=context.kv_shape.kv_groups[0].num_pages + spare * context.limits.max_reqs + more,
+        page_size=context.kv_shape.page_size,
     )
     limits = replace(
-        site.limits,
-        max_tokens=site.limits.max_tokens + MOST_PUT_OFF,
-        max_samples=site.limits.max_reqs + paths,
+        context.limits,
+        max_tokens=context.limits.max_tokens + MOST_PUT_OFF,
+        max_samples=context.limits.max_reqs + paths,
         max_paths=paths,
-        max_pages_per_req=site.limits.max_pages_per_req + spare,
+        max_pages_per_req=context.limits.max_pages_per_req + spare,
     )
-    pool = NativePool(shape, site.build.dtype, latent=latent.latent if latent else None)
+    pool = NativePool(shape, context.build.dtype, latent=latent.latent if latent else None)
     return ForwardBatch(limits, pool, NativeAttention())

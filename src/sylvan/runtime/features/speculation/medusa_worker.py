@@ -17,7 +17,7 @@ import torch
 from sylvan.runtime.core.step import StepResult
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
-from sylvan.runtime.executor.options import Draw, ModelSite
+from sylvan.runtime.executor.options import Draw, ModelContext
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.speculation.head_work import CHAIN, HeadReport, HeadWork, TreeShape
 from sylvan.runtime.features.speculation.head_worker import Span, spans_of, spread
@@ -31,7 +31,7 @@ class MedusaWorker(CapabilityWorker):
 
     Args:
         heads: One per additional token.
-        draw: See `ModelSite.draw`.
+        draw: See `ModelContext.draw`.
         vocab_size: Vocabulary of the model.
         shape: Shape of draft trees.
         clock: Clock for drafting time.
@@ -101,12 +101,12 @@ def _possible(tokens: list[int]) -> list[int]:
     return tokens[:end]
 
 
-def medusa_worker(path: Path, shape: TreeShape = CHAIN) -> Callable[[ModelSite], MedusaWorker]:
+def medusa_worker(path: Path, shape: TreeShape = CHAIN) -> Callable[[ModelContext], MedusaWorker]:
     """Return the factory of the worker half for a model; it raises ConfigError as `MedusaHeads`."""
 
-    def make(site: ModelSite) -> MedusaWorker:
-        form = "auto" if site.load_format == "dummy" else site.load_format
-        heads = MedusaHeads(path, site.config, site.build.dtype, form)
-        return MedusaWorker(heads, site.draw, site.vocab_size, shape)
+    def make(context: ModelContext) -> MedusaWorker:
+        form = "auto" if context.load_format == "dummy" else context.load_format
+        heads = MedusaHeads(path, context.config, context.build.dtype, form)
+        return MedusaWorker(heads, context.draw, context.vocab_size, shape)
 
     return make

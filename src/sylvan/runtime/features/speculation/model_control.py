@@ -54,9 +54,9 @@ class ModelSpeculation(Capability):
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
     @property
-    def won_s(self) -> float:
+    def saved_s(self) -> float:
         """Estimate of the seconds saved by drafts; see `StepTimer`."""
-        return self._depth.timer.won_s
+        return self._depth.timer.saved_s
 
     # ---- drafts
 
@@ -87,16 +87,16 @@ class ModelSpeculation(Capability):
         return Draft(tokens, chain(len(tokens)))
 
     def _write(self, reqs: list[Req], depth: int) -> None:
-        wishes = {req: min(depth, req.max_tokens - req.num_tokens - 1) for req in reqs}
-        wishes = {req: count for req, count in wishes.items() if count > 0}
-        if not wishes:
+        counts = {req: min(depth, req.max_tokens - req.num_tokens - 1) for req in reqs}
+        counts = {req: count for req, count in counts.items() if count > 0}
+        if not counts:
             return
         self.counts.looks += 1
         begun_s = self._clock()
         try:
-            for req, tokens in self._model.write(wishes).items():
+            for req, tokens in self._model.write(counts).items():
                 proposal = Proposal(tuple(tokens))
-                check(proposal, wishes[req], self._vocab_size)
+                check(proposal, counts[req], self._vocab_size)
                 self._proposals[req] = proposal, req.tokens.length
         except FAILURES:
             self._proposals.clear()
@@ -105,7 +105,7 @@ class ModelSpeculation(Capability):
                 logger.exception("the draft model failed; further failures are only counted")
         seconds = self._clock() - begun_s
         self._depth.timer.other_work(seconds)
-        self._depth.took(seconds, max(wishes.values()))
+        self._depth.took(seconds, max(counts.values()))
 
     # ---- results
 

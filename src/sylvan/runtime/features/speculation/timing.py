@@ -18,13 +18,13 @@ class StepTimer:
 
     Attributes:
         num_reqs: Requests of the last timed step.
-        won_s: Time saved by accepted drafts, minus the cost of drafting and verifying; an estimate,
-            since the time of plain steps is one.
+        saved_s: Time saved by accepted drafts, minus the cost of drafting and verifying; an
+            estimate, because the time of plain steps is estimated, too.
         looked: Set if drafts are looked up before the next step.
     """
 
     def __init__(self, costs: StepCosts, clock: Clock) -> None:
-        self.num_reqs, self.won_s, self.looked = 1, 0.0, False
+        self.num_reqs, self.saved_s, self.looked = 1, 0.0, False
         self._costs, self._clock = costs, clock
         self._balances = Balances()
         self._besides_s = 0.0  # before this step
@@ -70,7 +70,7 @@ class StepTimer:
 
     def other_work(self, seconds: float) -> None:
         """Exclude time since the last step that is accounted for separately."""
-        self.won_s -= seconds
+        self.saved_s -= seconds
         self._besides_s += seconds
         if self._ended_s is not None:
             self._ended_s += seconds
@@ -78,13 +78,13 @@ class StepTimer:
     def end(self, besides_s: float = 0.0) -> None:
         """Record the end of a step; exclude this many of its seconds."""
         self._ended_s = None
-        self.won_s -= besides_s
+        self.saved_s -= besides_s
         if self._begun is not None:
             rows, begun_s, follows = self._begun
             self._begun, self._ended_s = None, self._clock()
             took_s = self._ended_s - begun_s - besides_s
             if rows > self.num_reqs and self._costs.known:
-                self.won_s -= took_s - self._costs.seconds(self.num_reqs)
+                self.saved_s -= took_s - self._costs.seconds(self.num_reqs)
             if follows or not self._costs.measured(rows):
                 self._costs.saw(rows, took_s)
             self._weigh(rows, took_s, self._besides_s + besides_s, follows=follows)
@@ -101,7 +101,7 @@ class StepTimer:
         """Count accepted drafts of the last step: tokens that needed no step of their own."""
         if self._verified and self._costs.known:
             right = sum(_right(req) - before for req, before in self._verified)
-            self.won_s += right * self._costs.seconds(self.num_reqs) / self.num_reqs
+            self.saved_s += right * self._costs.seconds(self.num_reqs) / self.num_reqs
             self._balances.of(self.num_reqs).right(right / self.num_reqs)
         self._verified = []
 

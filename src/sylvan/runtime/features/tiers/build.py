@@ -20,7 +20,7 @@ from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.facts import LoadedModelInfo
-from sylvan.runtime.executor.options import ModelSite
+from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
@@ -67,14 +67,14 @@ class TiersParts:
         """Writes to the store in progress."""
         return self._tier.writing if self._tier is not None else frozenset()
 
-    def look_again(self, req: Req, wait_s: float) -> None:
+    def prefetch_again(self, req: Req, wait_s: float) -> None:
         if self.made is not None:
-            self.made.look_again(req, wait_s)
+            self.made.prefetch_again(req, wait_s)
 
-    def worker(self, site: ModelSite) -> CapabilityWorker:
+    def worker(self, context: ModelContext) -> CapabilityWorker:
         """Return the factory of the worker half."""
-        self._ranks = site.build.mesh.tp
-        self._worker = KVTiersWorker(site.memory, ranks=self._ranks)
+        self._ranks = context.build.mesh.tp
+        self._worker = KVTiersWorker(context.memory, ranks=self._ranks)
         return self._worker
 
     def open(self, config: Config, model: LoadedModelInfo, model_dir: Path) -> None:

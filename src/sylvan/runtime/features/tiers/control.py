@@ -37,7 +37,7 @@ from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
-HURRY_S = 1.0  # seconds after which a fetch or a load is polled less often
+SOON_S = 1.0  # seconds after which a fetch or a load is polled less often
 _MOST_IN_FLIGHT = 8
 
 
@@ -92,7 +92,7 @@ class KVTiers(Capability):
         self._leaders: dict[str, str] = {}  # request ID that fetches, by the name of its first page
         self._fetching: set[int] = set()  # fetches whose last report is outstanding
         self._loading: dict[int, tuple[str, dict[Place, int]]] = {}  # request ID and tokens, by job
-        self._hurry_until_s = 0.0
+        self._soon_until_s = 0.0
         self._sent: dict[int, tuple[int, ...]] = {}  # fetches, by the batch that sent them
         self._outbox = _Outbox()
         self._launched_s: dict[int, float] = {}  # of batches in flight, by ID
@@ -122,10 +122,10 @@ class KVTiers(Capability):
         takes = self._tier.is_open or self._host is not None
         return takes and self._loads.residency.has_unwritten
 
-    def hurries(self) -> bool:
+    def wants_step_soon(self) -> bool:
         """Slow operations need not be polled to the millisecond."""
         waits = self._fetching or self._loading
-        return bool(waits) and self._clock() < self._hurry_until_s
+        return bool(waits) and self._clock() < self._soon_until_s
 
     def plan_work(self, batch: Batch) -> TiersWork | None:
         """Return the work; never None while a report is outstanding."""
@@ -210,7 +210,7 @@ class KVTiers(Capability):
     def on_load(self, req: Req) -> None:
         if (found := self._prefetches.get(req.rid)) is not None:
             self._stop(found)
-        self._hurry_until_s = self._clock() + HURRY_S
+        self._soon_until_s = self._clock() + SOON_S
         for load in self._loads.take():
             self._outbox.loads.append(self._load_pages(load))
             tokens: dict[Place, int] = {Place.HOST: 0, Place.STORAGE: 0}
@@ -230,7 +230,7 @@ class KVTiers(Capability):
 
     # ---- operation
 
-    def look_again(self, req: Req, wait_s: float) -> None:
+    def prefetch_again(self, req: Req, wait_s: float) -> None:
         """The store has more for a waiting request: look it up again, and wait for it."""
         found = self._begin(req)
         if not found.done:
@@ -311,7 +311,7 @@ class KVTiers(Capability):
         found.job = next(self._numbers)
         self._leaders[names[0]] = self._rids[found.job] = req.rid
         self._fetching.add(found.job)
-        self._hurry_until_s = self._clock() + HURRY_S
+        self._soon_until_s = self._clock() + SOON_S
         self._outbox.fetches.append(Fetch(found.job, first, known, names))
         self.counts.fetches += 1
 

@@ -81,7 +81,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 )
 """Why others are not read, by `quant_method`."""
 
-UNSAID = CompressedTensors()
+UNSPECIFIED = CompressedTensors()
 """Readers of files without a config: the tensor names identify the format."""
 
 

@@ -270,7 +270,7 @@ def _load(context: Context, client: SchedulerClient) -> dict[str, Any]:
         "verified_drafts": load.verified_drafts,
         "proposed_draft_tokens": load.proposed_draft_tokens,
         "accepted_draft_tokens": load.accepted_draft_tokens,
-        "draft_seconds_won": load.draft_seconds_won,
+        "draft_seconds_saved": load.draft_seconds_saved,
         "targets_set": load.targets_set,
         "targets_met": load.targets_met,
         "repaired_pages": load.repaired_pages,

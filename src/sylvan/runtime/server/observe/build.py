@@ -10,7 +10,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.observe.request_log import RequestLog
 from sylvan.runtime.server.observe.traces import KEPT, RequestTrace, Traces
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.utils.clock import Clock, since_1970
+from sylvan.utils.clock import Clock, unix_time
 
 
 class ClosingExport(Protocol):
@@ -65,7 +65,7 @@ def _export(settings: ObserveConfig, clock: Clock) -> ClosingExport:
             settings.trace_endpoint,
             settings.trace_service,
             clock,
-            since_1970(),
+            unix_time(),
         )
     except ImportError as error:
         raise ConfigError(f"observe.trace: {error}: pip install 'sylvan[trace]'") from error

@@ -100,7 +100,7 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     "spec_accepted_tokens": ("Of these, the right ones", lambda n, _: n.accepted_draft_tokens),
     "spec_seconds_won": (
         "Seconds that guesses saved, about; below 0: that they cost",
-        lambda n, _: n.draft_seconds_won,
+        lambda n, _: n.draft_seconds_saved,
     ),
     "lora_pool_slots_used": ("Slots with an adapter", lambda n, _: n.lora_slots_used),
     "lora_pool_slots_total": ("Slots for adapters", lambda n, _: n.lora_slots_total),

@@ -36,7 +36,7 @@ PART_CHARS = 2048
 """Characters of a text that level 2 logs."""
 _PART_TOKENS = 1024
 _DAYS = 7
-_TELL_S = 60.0
+_WARN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class LogFile(TimedRotatingFileHandler):
         with contextlib.suppress(OSError):  # what it holds back would come out with a later line
             self.close()
         now_s = monotonic()
-        if now_s - self._reported_s >= _TELL_S:
+        if now_s - self._reported_s >= _WARN_S:
             self._reported_s = now_s
             reason, path = error.strerror, self.baseFilename
             logger.warning("the request log %s lost %d lines so far: %s", path, self._lost, reason)

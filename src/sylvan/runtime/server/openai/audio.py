@@ -36,7 +36,7 @@ from sylvan.text.whisper import TIME_STEP_S, WINDOW_S, WhisperTokens
 from sylvan.text.word_times import split_words, timed_words, token_starts
 from sylvan.utils.threads import call_in_thread
 
-_WISHES = {
+_INSTRUCTIONS = {
     "transcribe": "Transcribe what is said, word for word. Answer with the text only.",
     "translate": "Translate what is said to English. Answer with the translation only.",
 }
@@ -260,14 +260,14 @@ class _Chat(_AudioCall):
     async def _window(
         self, window: np.ndarray, seconds: float, *, last: bool
     ) -> tuple[Sequence[Segment], float]:
-        wish = _WISHES[self._task]
+        request = _INSTRUCTIONS[self._task]
         if self.language and self._task == "transcribe":
-            wish += f" The language is {self.language}."
+            request += f" The language is {self.language}."
         if self._form.prompt:
-            wish += f" Context: {self._form.prompt}"
+            request += f" Context: {self._form.prompt}"
         parts: list[dict[str, Any]] = [
             {"type": "audio", SOURCE: self._source(window)},
-            {"type": "text", "text": wish},
+            {"type": "text", "text": request},
         ]
         conversation = Conversation(
             messages=[{"role": "user", "content": parts}],

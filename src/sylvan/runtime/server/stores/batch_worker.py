@@ -181,7 +181,7 @@ class BatchWorker:
         if state["status"] == "cancelling":
             cancelled.set()
         waiting = _Waiting(lambda last: self._stored(self._store.waiting, name, last, PAGE))
-        work = asyncio.create_task(self._lanes(tenant, state, waiting))
+        work = asyncio.create_task(self._workers(tenant, state, waiting))
         end = await self._outcome(work, cancelled, state["expires_at"] - self._wall())
         await self._stored(self._finish, tenant, state, end)
         self._cancelled.pop(name, None)
@@ -208,12 +208,12 @@ class BatchWorker:
         log.error("batch failed", exc_info=outcome)
         return "failed"
 
-    async def _lanes(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
-        async with asyncio.TaskGroup() as lanes:  # one failure cancels the others
+    async def _workers(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
+        async with asyncio.TaskGroup() as workers:  # one failure cancels the others
             for _ in range(CONCURRENCY):
-                lanes.create_task(self._lane(tenant, state, waiting))
+                workers.create_task(self._worker(tenant, state, waiting))
 
-    async def _lane(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
+    async def _worker(self, tenant: str, state: dict[str, Any], waiting: _Waiting) -> None:
         while (item := await waiting.take()) is not None:
             status, answer = await self._answer(tenant, state["endpoint"], item)
             text = json.dumps(answer)

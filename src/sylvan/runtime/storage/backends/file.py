@@ -29,7 +29,7 @@ from sylvan.runtime.storage.api import (
     space_of,
 )
 from sylvan.runtime.storage.index import PageIndex
-from sylvan.utils.clock import Clock, since_1970
+from sylvan.utils.clock import Clock, unix_time
 from sylvan.utils.lock import locked
 
 MANIFEST, INDEX, PAGES, INCOMING = "manifest.json", "index.sqlite3", "pages", "incoming"
@@ -72,7 +72,7 @@ class FileStore:
         self,
         root: Path,
         limits: StoreLimits,
-        clock: Clock = since_1970,
+        clock: Clock = unix_time,
         files: PageFiles | None = None,
     ) -> None:
         """Create the directory if needed.

@@ -18,7 +18,7 @@ from sylvan.runtime.storage.api import (
     space_of,
     spread,
 )
-from sylvan.utils.clock import Clock, since_1970
+from sylvan.utils.clock import Clock, unix_time
 
 Fault = Callable[[str, str], None]
 """Called with (method, name or ""); raises or sleeps."""
@@ -35,7 +35,7 @@ class MemoryStore:
         spoil: Changes what is read: drops it (None), or corrupts it.
     """
 
-    def __init__(self, limits: StoreLimits, clock: Clock = since_1970) -> None:
+    def __init__(self, limits: StoreLimits, clock: Clock = unix_time) -> None:
         self.fault: Fault = lambda method, name: None
         self.spoil: Callable[[str, bytes], bytes | None] = lambda name, record: record
         self._limits, self._clock = limits, clock

@@ -280,7 +280,7 @@ def test_reading_before_the_event_gives_nothing(model_dir):
 
     def watched(batch):
         step = launch(batch)
-        seen.append((step.done(), step.drawing.ids.tolist() if step.drawing else None))
+        seen.append((step.done(), step.sample.ids.tolist() if step.sample else None))
         return step
 
     serving.executor.launch = watched

@@ -170,7 +170,7 @@ def test_a_table_that_a_head_shares_is_packed_once(dtype, kind, width):
 
 
 def test_weights_that_others_read_are_left():
-    shape = LatentShape(num_heads=2, nope=16, turning=8, value=16, latent=32)
+    shape = LatentShape(num_heads=2, nope=16, rope_dim=8, value=16, latent=32)
     layer = AttentionLayer(index=0, num_heads=2, num_kv_heads=1, head_dim=40, scale=1.0)
     model = filled(
         nn.ModuleDict(

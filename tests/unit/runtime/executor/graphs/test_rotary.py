@@ -46,7 +46,7 @@ def test_models_that_attend_right_after_turning_leave_it_to_attention(config, dt
 
 
 class Scaling(LlamaAttention):
-    """Does something with queries between turning them and attending."""
+    """Does something with queries between rotating them and attending."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)

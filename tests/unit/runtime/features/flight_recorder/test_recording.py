@@ -16,8 +16,8 @@ from sylvan.runtime.features.flight_recorder.recording import (
     Completed,
     Recorder,
     SchedulerSetup,
-    lives,
     read,
+    runs,
 )
 from sylvan.runtime.features.flight_recorder.replay import replay
 from sylvan.runtime.features.speculation.control import Speculation
@@ -161,10 +161,10 @@ def test_replay_repeats_guesses(tmp_path, adaptive):
 def test_replay_shows_the_first_difference(tmp_path):
     record(tmp_path)
     setup = msgspec.json.decode(
-        (tmp_path / "life-1" / "setup.json").read_bytes(), type=SchedulerSetup
+        (tmp_path / "run-1" / "setup.json").read_bytes(), type=SchedulerSetup
     )
     other = replace_limits(setup, chunk_tokens=3)
-    (tmp_path / "life-1" / "setup.json").write_bytes(msgspec.json.encode(other))
+    (tmp_path / "run-1" / "setup.json").write_bytes(msgspec.json.encode(other))
 
     outcome = replay(tmp_path)
     assert outcome.difference.startswith("step 1: planned slot 0[0:3]")
@@ -180,7 +180,7 @@ def test_replay_stops_at_a_given_step(tmp_path):
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_recording_cut_off_anywhere_by_a_crash_replays(tmp_path, inflight):
     record(tmp_path, inflight=inflight)
-    events = tmp_path / "life-1" / "events.msgpack"
+    events = tmp_path / "run-1" / "events.msgpack"
     whole = events.read_bytes()
     outcomes = []
     for size in range(len(whole), 0, -97):
@@ -195,8 +195,8 @@ def test_recording_cut_off_anywhere_by_a_crash_replays(tmp_path, inflight):
 
 def test_difference_in_a_step_that_was_cut_off_is_shown(tmp_path):
     record(tmp_path)
-    events = tmp_path / "life-1" / "events.msgpack"
-    setup, written = read(tmp_path / "life-1")
+    events = tmp_path / "run-1" / "events.msgpack"
+    setup, written = read(tmp_path / "run-1")
     first = [*itertools.takewhile(lambda e: not isinstance(e, Completed), written)]
     events.unlink()
     again = Recorder(tmp_path, setup)
@@ -204,41 +204,41 @@ def test_difference_in_a_step_that_was_cut_off_is_shown(tmp_path):
         again.write(event)
     again.close()
 
-    whole = replay(tmp_path / "life-2")
+    whole = replay(tmp_path / "run-2")
     assert (whole.difference, whole.cut, whole.steps) == ("", True, 3)
 
     other = replace_limits(setup, chunk_tokens=3)
-    (tmp_path / "life-2" / "setup.json").write_bytes(msgspec.json.encode(other))
-    assert replay(tmp_path / "life-2").difference.startswith("step 1: planned slot 0[0:3]")
+    (tmp_path / "run-2" / "setup.json").write_bytes(msgspec.json.encode(other))
+    assert replay(tmp_path / "run-2").difference.startswith("step 1: planned slot 0[0:3]")
 
 
-def test_next_life_is_recorded_beside_the_first(tmp_path):
+def test_next_run_is_recorded_beside_the_first(tmp_path):
     record(tmp_path)
-    before = (tmp_path / "life-1" / "events.msgpack").read_bytes()
+    before = (tmp_path / "run-1" / "events.msgpack").read_bytes()
     record(tmp_path, policy="fcfs")
     record(tmp_path)
 
-    assert (tmp_path / "life-1" / "events.msgpack").read_bytes() == before
-    assert [life.name for life in lives(tmp_path)] == ["life-1", "life-2", "life-3"]
-    for life in lives(tmp_path):
-        outcome = replay(life)
+    assert (tmp_path / "run-1" / "events.msgpack").read_bytes() == before
+    assert [run.name for run in runs(tmp_path)] == ["run-1", "run-2", "run-3"]
+    for run in runs(tmp_path):
+        outcome = replay(run)
         assert (outcome.difference, outcome.requests) == ("", 30)
         assert outcome.started.endswith("+00:00")
-    with pytest.raises(ConfigError, match=r"several lives.*life-1, life-2, life-3"):
+    with pytest.raises(ConfigError, match=r"several runs.*run-1, run-2, run-3"):
         replay(tmp_path)
 
 
-def test_tenth_life_comes_after_the_ninth(tmp_path):
-    (tmp_path / "life-9").mkdir()
+def test_tenth_run_comes_after_the_ninth(tmp_path):
+    (tmp_path / "run-9").mkdir()
     record(tmp_path)
 
-    assert [life.name for life in lives(tmp_path)] == ["life-10"]  # the ninth never started
+    assert [run.name for run in runs(tmp_path)] == ["run-10"]  # the ninth never started
 
 
-def test_life_is_no_place_for_another_recording(tmp_path):
+def test_run_is_no_place_for_another_recording(tmp_path):
     record(tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot record.*one life of a recording"):
-        record(tmp_path / "life-1")
+    with pytest.raises(ConfigError, match=r"cannot record.*one run of a recording"):
+        record(tmp_path / "run-1")
     with pytest.raises(ConfigError, match="holds no recording"):
         replay(tmp_path / "none")
 

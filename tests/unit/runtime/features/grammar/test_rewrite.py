@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.rewrite import Holds, arrays, context, rewrite
+from sylvan.runtime.features.grammar.rewrite import SupportedKeywords, arrays, context, rewrite
 from sylvan.runtime.features.grammar.rewrite.complement import not_beginning_with, other_than
 from sylvan.runtime.features.grammar.rewrite.formats import PATTERNS
 from sylvan.runtime.features.grammar.spec import NotSupportedError
 
-HOLDS = Holds(formats=frozenset({"duration", "email"}))
+SUPPORTED = SupportedKeywords(formats=frozenset({"duration", "email"}))
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
 def rewritten(schema: Any) -> Any:
-    return rewrite(schema, HOLDS).schema
+    return rewrite(schema, SUPPORTED).schema
 
 
 def is_valid(schema: Any, value: Any) -> bool:
@@ -234,7 +234,7 @@ def test_unknown_formats_are_named() -> None:
         "items": [{"format": "x"}, {"format": "duration"}, {"format": "int64"}, {"format": "iri"}]
     }
 
-    assert rewrite(schema, HOLDS).annotations == ("int64", "x")
+    assert rewrite(schema, SUPPORTED).annotations == ("int64", "x")
 
 
 @pytest.mark.parametrize(

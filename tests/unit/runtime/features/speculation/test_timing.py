@@ -45,14 +45,14 @@ def test_time_saved_by_drafts_is_reported():
     steps, req = Steps(), Req(request("a", [1, 2]))
     for _ in range(9):
         steps.step(req)
-    assert steps.timer.won_s == 0
+    assert steps.timer.saved_s == 0
     steps.step(req, guesses=4)
-    assert steps.timer.won_s == pytest.approx(-0.4)
+    assert steps.timer.saved_s == pytest.approx(-0.4)
     req.drafts = DraftCounts().verified(4, 3)
     steps.step(req)
-    assert steps.timer.won_s == pytest.approx(-0.4 + 3 * 1.0)
+    assert steps.timer.saved_s == pytest.approx(-0.4 + 3 * 1.0)
     steps.step(req, guessing=0.5)
-    assert steps.timer.won_s == pytest.approx(2.1)
+    assert steps.timer.saved_s == pytest.approx(2.1)
 
 
 def test_time_without_requests_does_not_count():

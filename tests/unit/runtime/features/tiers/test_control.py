@@ -322,7 +322,7 @@ def test_storage_that_was_faster_is_not_waited_for_until_the_time_is_up():
     queue_one(below, world)
     waited = 0
     while "b" not in world.finish and not world.scheduler.running:
-        assert not waited or below.control.hurries()
+        assert not waited or below.control.wants_step_soon()
         world.clock.advance(0.01)
         world.scheduler.step()
         waited += 1

@@ -18,7 +18,7 @@ from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, Gra
 from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.quoting import quotable
-from sylvan.runtime.features.grammar.rewrite import Holds, rewrite
+from sylvan.runtime.features.grammar.rewrite import SupportedKeywords, rewrite
 from sylvan.runtime.features.grammar.schema import (
     Schema,
     counts_on_names,
@@ -64,7 +64,7 @@ _JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
 }
 
 
-HOLDS = Holds(
+SUPPORTED = SupportedKeywords(
     frozenset(
         [
             "date",
@@ -263,7 +263,7 @@ def _checked(spec: GrammarSpec) -> Schema:
         if node is not written and _OPTIONS_KEY in node:
             message = f"json_schema: {pointer(at, _OPTIONS_KEY)} is not supported"
             raise RequestError(message, param="json_schema")
-    schema = rewrite(written, HOLDS).schema
+    schema = rewrite(written, SUPPORTED).schema
     for at, node in walk(schema):
         if counts_on_names(node):
             message = f"json_schema: {at}/minProperties of names that are not given is not"

@@ -17,7 +17,7 @@ from sylvan.runtime.features.grammar.api import (
     accept_each,
     fill_each,
 )
-from sylvan.runtime.features.grammar.dialect import Dialect, holds_of
+from sylvan.runtime.features.grammar.dialect import Dialect, supported_keywords
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema
@@ -204,7 +204,7 @@ def _wrong_regex(regex: str) -> str:
 def _regex(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
-            schema = rewrite(object_schema(spec), holds_of(DIALECT)).schema
+            schema = rewrite(object_schema(spec), supported_keywords(DIALECT)).schema
             DIALECT.check(schema)
             return outlines_core.json_schema.build_regex_from_schema(json.dumps(schema))
         case "regex":

@@ -20,7 +20,7 @@ from sylvan.runtime.features.grammar.api import (
     accept_each,
     fill_each,
 )
-from sylvan.runtime.features.grammar.dialect import Dialect, holds_of
+from sylvan.runtime.features.grammar.dialect import Dialect, supported_keywords
 from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.regexes import plain_regex
 from sylvan.runtime.features.grammar.rewrite import rewrite
@@ -181,7 +181,7 @@ class XGrammar:
 
 def _checked(spec: GrammarSpec, dialect: Dialect = DIALECT) -> str:
     """Return the schema of a spec; reject what the library would ignore."""
-    schema = rewrite(object_schema(spec), holds_of(dialect)).schema
+    schema = rewrite(object_schema(spec), supported_keywords(dialect)).schema
     dialect.check(schema)
     return json.dumps(schema)
 

@@ -127,12 +127,12 @@ class Compiler:
                     self._kill(child, "no request waits for it")
 
     def _start(self) -> None:
-        for queue, slow, lanes in (
-            (self._quick, False, self._limits.quick_lanes),
-            (self._slow, True, self._limits.slow_lanes),
+        for queue, slow, most in (
+            (self._quick, False, self._limits.max_quick),
+            (self._slow, True, self._limits.max_slow),
         ):
             busy = sum(c.slow is slow for c in self._children.values())
-            for _ in range(min(lanes - busy, len(queue))):
+            for _ in range(min(most - busy, len(queue))):
                 try:
                     self._fork(queue[0], slow)
                 except OSError as error:

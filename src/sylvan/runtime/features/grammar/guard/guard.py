@@ -1,4 +1,4 @@
-"""One guarded output: what is settled, where it rolls back to, and which tokens are barred."""
+"""One guarded output: what is settled, where it rolls back to, and which tokens are banned."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ class OutputGuard:
     """Guards one output.
 
     A violation bars the token that caused it or, if that was tried or leaves no choice, the token
-    with which the text before it started: values first, then their containers. Bars are dropped
-    with the text before them, so this is a depth-first search; it depends only on the
-    output.
+    with which the text before it started: values first, then their containers. Bans are dropped
+    with the text before them, so this is a depth-first search; it depends only on the output.
 
     Args:
         guarded: The grammar.
@@ -68,7 +67,7 @@ class OutputGuard:
         self._barred: dict[int, set[int]] = {}  # by position
         self._tries = Counter[int]()  # by the first byte that was regenerated
         self._total = 0
-        self.barred_next: tuple[int, ...] = ()
+        self.banned_next: tuple[int, ...] = ()
         """IDs that must not come next."""
         self._reset()
         for token in request.output_ids.tolist():
@@ -135,7 +134,7 @@ class OutputGuard:
         if held_from is None:
             self._tries.clear()
         self._barred = {at: ids for at, ids in self._barred.items() if at >= self._floor}
-        self._bar_next()
+        self._ban_next()
 
     def _position_of(self, offset: int) -> int:
         """Return the position of the token that contains this byte of the text."""
@@ -159,7 +158,7 @@ class OutputGuard:
         self._reset()
         for token in kept:
             self._follow(token, judge=False)
-        self._bar_next()
+        self._ban_next()
         return Review(position, self._floor)
 
     def _wanted(self, breach: Breach, last: int) -> int:
@@ -215,10 +214,10 @@ class OutputGuard:
         allowed = set(np.flatnonzero(bits).tolist()) - {*self._guarded.vocabulary.eos_ids}
         return allowed | self._ends if matcher.is_accepting() else allowed
 
-    def _bar_next(self) -> None:
+    def _ban_next(self) -> None:
         position = self._first + len(self._tokens)
         ids = self._barred.get(position)
-        self.barred_next = tuple(sorted(ids)) if ids else ()
+        self.banned_next = tuple(sorted(ids)) if ids else ()
 
     def _failure(self, breach: Breach, why: str) -> RequestError:
         message = f"{breach.name}: no valid value was found ({why}): {breach.reason}"

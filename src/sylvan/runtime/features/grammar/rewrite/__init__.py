@@ -4,6 +4,11 @@ A rule removes keywords from a schema and replaces them with schemas that apply 
 Keywords without an equivalent of bounded size are left for the library to reject.
 """
 
-from sylvan.runtime.features.grammar.rewrite.rewriter import Holds, Rewritten, rewrite, weakened
+from sylvan.runtime.features.grammar.rewrite.rewriter import (
+    Rewritten,
+    SupportedKeywords,
+    rewrite,
+    weakened,
+)
 
-__all__ = ["Holds", "Rewritten", "rewrite", "weakened"]
+__all__ = ["Rewritten", "SupportedKeywords", "rewrite", "weakened"]

@@ -43,11 +43,11 @@ def _leaving(root: _Tree, *, prefixes: bool) -> str:
     written: dict[int, str] = {}
     for node in reversed(order):
         nexts = [key for key in node if key and not (prefixes and _END in node[key])]
-        barred = [key for key in node if key]
-        if not barred:
+        banned = [key for key in node if key]
+        if not banned:
             written[id(node)] = f"{_ANY}+"
             continue
-        ways = [f"[^{''.join(map(_written, barred))}]{_ANY}*"]
+        ways = [f"[^{''.join(map(_written, banned))}]{_ANY}*"]
         ways += [_written(key) + written[id(node[key])] for key in nexts]
         optional = "" if _END in node else "?"
         written[id(node)] = f"(?:{'|'.join(ways)}){optional}"

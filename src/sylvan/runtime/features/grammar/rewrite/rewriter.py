@@ -73,7 +73,7 @@ _DEEP = "json_schema is nested too deep"
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class SupportedKeywords:
     """Keywords that a grammar library supports, which are not rewritten.
 
     Attributes:
@@ -98,7 +98,7 @@ class Rewritten:
     annotations: tuple[str, ...]
 
 
-def rewrite(root: Schema, holds: Holds) -> Rewritten:
+def rewrite(root: Schema, holds: SupportedKeywords) -> Rewritten:
     """Return an equivalent schema with supported keywords only, as far as there is one.
 
     A schema that needs no rewriting is returned unchanged.
@@ -125,7 +125,7 @@ def weakened(root: Schema, lost: set[str]) -> Schema:
         RequestError: as for `rewrite`.
     """
     try:
-        return _Rewriter(root, Holds(formats.KNOWN), lost).run().schema
+        return _Rewriter(root, SupportedKeywords(formats.KNOWN), lost).run().schema
     except RecursionError:
         raise RequestError(_DEEP, param="json_schema") from None
 
@@ -133,7 +133,9 @@ def weakened(root: Schema, lost: set[str]) -> Schema:
 class _Rewriter:
     """See `rewrite`; with `lost`, see `weakened`."""
 
-    def __init__(self, root: Schema, holds: Holds, lost: set[str] | None = None) -> None:
+    def __init__(
+        self, root: Schema, holds: SupportedKeywords, lost: set[str] | None = None
+    ) -> None:
         self._lost, self._derived = lost, 0
         self._original, self._holds, budget = root, holds, Budget()
         self._root = normalised(root, budget)

@@ -64,14 +64,14 @@ class VisionBlock(nn.Module):
             for name in ("q_proj", "k_proj", "v_proj")
         )
         if turns is not None:
-            q, k = (turned(part, turns) for part in (q, k))
+            q, k = (rotated(part, turns) for part in (q, k))
         out = functional.scaled_dot_product_attention(q, k, v)
         x_BSD = x_BSD + attn["out_proj"](out.transpose(1, 2).flatten(2))
         h_BSD = activate(self.mlp["fc1"](self.layer_norm2(x_BSD)), self._act)
         return x_BSD + self.mlp["fc2"](h_BSD)
 
 
-def turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring columns, (..., S, 2 * pairs), by angles (S, pairs)."""
     wide = x.float().unflatten(-1, (-1, 2))
     cos, sin = turns.cos(), turns.sin()

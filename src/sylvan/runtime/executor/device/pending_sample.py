@@ -14,7 +14,7 @@ import torch
 from sylvan.runtime.executor.device.counts import DeviceCounts
 from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampled_logits
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
-from sylvan.runtime.executor.results import hopeless
+from sylvan.runtime.executor.results import no_valid_token
 from sylvan.runtime.platform.api import Event, PlatformStream
 from sylvan.runtime.sampling.constraints import Masks
 from sylvan.runtime.sampling.draw import filtered
@@ -30,8 +30,8 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 
 @dataclass(slots=True, eq=False)
-class DeviceDrawing:
-    """Implements `Drawing`: host buffers that receive sampled ids and their log probabilities."""
+class DevicePendingSample:
+    """Implements `PendingSample`: host buffers for sampled ids and their log probabilities."""
 
     ids: torch.Tensor
     readers: dict[int, LogprobReader] = field(default_factory=dict[int, LogprobReader])  # by row
@@ -44,7 +44,7 @@ class DeviceDrawing:
         assert self.event is not None
         self.event.wait()
         ids = self.ids.numpy().copy()
-        errors = hopeless(ids.tolist())
+        errors = no_valid_token(ids.tolist())
         logprobs = {
             row: reader.read(ids[row : row + 1])
             for row, reader in self.readers.items()
@@ -61,7 +61,7 @@ class SampleLaunch:
     ) -> None:
         self._parts, self._platform = parts, parts.platform
         self._counts, self._staged, self._rows_of = counts, staged, rows
-        self._drawing = DeviceDrawing(self._platform.pinned(len(rows.slots), torch.int32))
+        self._drawing = DevicePendingSample(self._platform.pinned(len(rows.slots), torch.int32))
         self._masks: tuple[torch.Tensor, torch.Tensor] | None = None  # bits, rows
         self._entries: tuple[torch.Tensor, torch.Tensor] | None = None  # rows and ids, values
         self._greedy = self._filtered = self._penalised = False
@@ -82,7 +82,9 @@ class SampleLaunch:
             self._drawing.readers[row] = reader
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 
-    def run(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> DeviceDrawing:
+    def run(
+        self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]
+    ) -> DevicePendingSample:
         """Queue the sampling on the stream after the forward pass."""
         if self._parts.custom:
             self._customise(stream, logits_of)
@@ -97,7 +99,7 @@ class SampleLaunch:
         return self._drawing
 
     def _customise(self, stream: PlatformStream, logits_of: Callable[[], torch.Tensor]) -> None:
-        """Apply custom processors, which may run any code, including a wait for the device."""
+        """Apply custom processors, which may run any code and even wait for the device."""
 
         def edit() -> None:
             with torch.inference_mode():
@@ -154,7 +156,7 @@ class SampleLaunch:
             return
         views = self._staged.inputs.device
         sampling = self._parts.sampling
-        # Kernels that make the numbers have no shorter way for rows that are all greedy.
+        # Kernels that generate random numbers have no fast path for all-greedy rows.
         drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
         filters = self._filtered and not self._greedy
         ids_N = sampling.draw(logits_NV, drawn, filtered=filters)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A `PackedWeight` without its memory, which `parts` numbers."""
+    """A `PackedWeight` without its memory; `parts` are indices of arrays."""
 
     key: str
     shape: list[int]
@@ -42,13 +42,13 @@ class _About(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class KeptWeights:
-    """The weights of one checkpoint in one way of packing, in a file.
+class PackedWeightFile:
+    """A file with the packed weights of one checkpoint.
 
     Attributes:
         files: Where the file is.
-        name: Its name, which says all that the contents depend on.
-        numbers: Of the arrays in the file, by their addresses in memory; see `settle`.
+        name: Its name, which identifies everything that the contents depend on.
+        numbers: Indices of arrays in the file, by address in memory; see `number_arrays`.
         failed: Whether the file could not be written.
     """
 
@@ -65,8 +65,8 @@ class KeptWeights:
     _arrays: list[Bytes] = field(default_factory=list[Bytes])
 
     @classmethod
-    def open(cls, files: CacheFiles, name: str, blob: Blob | None = None) -> KeptWeights:
-        """Read what an earlier start has left; a file that is damaged counts as none.
+    def open(cls, files: CacheFiles, name: str, blob: Blob | None = None) -> PackedWeightFile:
+        """Read the file of an earlier start; a damaged one counts as missing.
 
         Args:
             files: Where it is.
@@ -86,7 +86,7 @@ class KeptWeights:
         return kept
 
     def take(self, weight: LinearWeight) -> PackedWeight | None:
-        """A weight as it was packed before; None: it has to be packed."""
+        """Return a weight as packed earlier; None: it must be packed."""
         if not isinstance(weight, DeferredWeight):
             return None
         if self._shapes.get(weight.key) != list(weight.shape):
@@ -108,8 +108,8 @@ class KeptWeights:
         """Whether `write` has something to do."""
         return bool(self._entries)
 
-    def settle(self) -> None:
-        """Give each array its number in the file, when all weights have been packed."""
+    def number_arrays(self) -> None:
+        """Assign each array its index in the file, after all weights have been packed."""
         if not self._new:
             return
         old = {key: (packed, self._shapes[key]) for key, packed in self._found.items()}
@@ -120,9 +120,9 @@ class KeptWeights:
         self._new.clear()
 
     def write(self, ended: Callable[[], bool]) -> None:
-        """Leave the weights for later starts; a failure is logged only.
+        """Write the weights for later starts; a failure is only logged.
 
-        Blocks until `ended`. The weights must stay as they are meanwhile.
+        Blocks; stops early once `ended` returns true. The weights must not change meanwhile.
         """
         size = sum(array.nbytes for array in self._arrays)
         about = msgspec.to_builtins(_About(self._entries))

@@ -1,4 +1,4 @@
-// Where the ranks of one machine meet, over shared memory.
+// Synchronises the ranks of one machine over shared memory.
 //
 // Each rank has a header and two buffers. Collective number n writes into buffer n % 2 of its own
 // rank, publishes its number, and waits for the numbers of the others. A buffer is reused two
@@ -20,7 +20,7 @@
 #endif
 
 namespace {
-namespace meeting {
+namespace collective {
 
 struct alignas(64) RankHead {
     std::atomic<uint32_t> number;    // number of the newest collective whose data is in its buffer
@@ -33,7 +33,7 @@ static_assert(sizeof(RankHead) == 64);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 constexpr int MAX_RANKS = 64;
-constexpr int64_t ROOM_ALIGN = 4096;
+constexpr int64_t BUFFER_ALIGN = 4096;
 constexpr int MEET_SPINS = 4000;  // some 50 microseconds: ranks of a step are rarely further apart
 constexpr int64_t NAP_NS = 50'000'000;
 constexpr int64_t SUM_BLOCK = 256;
@@ -69,22 +69,22 @@ void wake_all(std::atomic<uint32_t>& word) {
 class Ranks {
 public:
     Ranks(char* memory, int rank, int size, int64_t capacity, double timeout_s)
-        : heads_(reinterpret_cast<RankHead*>(memory)), rooms_(memory + heads_bytes(size)),
+        : heads_(reinterpret_cast<RankHead*>(memory)), buffers_(memory + heads_bytes(size)),
           rank_(rank), size_(size), capacity_(capacity), timeout_s_(timeout_s) {}
 
     static int64_t heads_bytes(int size) {
         int64_t bytes = size * static_cast<int64_t>(sizeof(RankHead));
-        return (bytes + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
+        return (bytes + BUFFER_ALIGN - 1) / BUFFER_ALIGN * BUFFER_ALIGN;
     }
 
     int size() const { return size_; }
     int rank() const { return rank_; }
     int64_t capacity() const { return capacity_; }
 
-    // Begin the next collective: this rank's room for it.
+    // Begin the next collective: this rank's buffer for it.
     char* begin() {
         number_ = heads_[rank_].number.load(std::memory_order_relaxed) + 1;
-        return room(rank_);
+        return buffer(rank_);
     }
 
     // Publish that the buffer is filled, and wait for the others. Returns 0, or the number of a
@@ -99,9 +99,10 @@ public:
         return 0;
     }
 
-    char* room(int rank) const { return rooms_ + (2 * rank + number_ % 2) * capacity_; }
+    char* buffer(int rank) const { return buffers_ + (2 * rank + number_ % 2) * capacity_; }
 
-    // The same within a program, which cannot return: later collectives see that one has failed.
+    // As `meet`, but within a program, which cannot return: records the failure for later
+    // collectives.
     int meet_or_lose() {
         int lost = meet();
         if (lost) heads_[rank_].lost.store(lost, std::memory_order_relaxed);
@@ -141,7 +142,7 @@ private:
     }
 
     RankHead* heads_;
-    char* rooms_;
+    char* buffers_;
     int rank_;
     int size_;
     int64_t capacity_;
@@ -181,11 +182,11 @@ template <class F> void tree_sum(const float* const* parts, int size, int64_t co
 
 Ranks of(const RankMemory& m, const Step& s) {
     char* memory = reinterpret_cast<char*>(at(m.memory, s));
-    return Ranks(memory, m.rank, m.size, m.room_bytes, m.timeout_s);
+    return Ranks(memory, m.rank, m.size, m.buffer_bytes, m.timeout_s);
 }
 
 // A collective is one tile: one thread runs it while the others wait for the next op.
 template <class O> int one_tile(const O& op, const Step& s) { return rows(op, s) > 0; }
 
-}  // namespace meeting
+}  // namespace collective
 }  // namespace

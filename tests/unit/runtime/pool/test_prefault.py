@@ -13,10 +13,10 @@ import torch
 
 from sylvan.kernels.memory import allocate
 from sylvan.runtime.core.step import NO_PAGES
-from sylvan.runtime.pool.ahead import SLICE_BYTES, PagesAhead
-from sylvan.runtime.pool.occupation import TensorMemory
 from sylvan.runtime.pool.pages import PagedBuffer
-from sylvan.runtime.pool.released import ReleasedAhead
+from sylvan.runtime.pool.prefault import SLICE_BYTES, PagePrefaulter
+from sylvan.runtime.pool.prefaulted import PrefaultedMemory
+from sylvan.runtime.pool.releasable import TensorMemory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="residency is asked of Linux")
 PAGE = 1 << 20
@@ -54,7 +54,7 @@ def buffer() -> PagedBuffer:
 
 @pytest.fixture
 def ahead(buffer):
-    found = PagesAhead([buffer], AHEAD, rest_s=0.02)
+    found = PagePrefaulter([buffer], AHEAD, rest_s=0.02)
     yield found
     found.close()
 
@@ -83,7 +83,7 @@ def test_nothing_is_done_while_a_step_runs(buffer, ahead):
 
 
 def test_memory_that_was_given_back_stays_so_until_it_is_taken_again(buffer, ahead):
-    occupation = ReleasedAhead(TensorMemory([buffer.memory]), ahead)
+    occupation = PrefaultedMemory(TensorMemory([buffer.memory]), ahead)
     ahead.start()
     assert occupation.num_bytes == COUNT * PAGE
     assert occupation.release() == COUNT * PAGE
@@ -96,7 +96,7 @@ def test_memory_that_was_given_back_stays_so_until_it_is_taken_again(buffer, ahe
 
 
 def test_a_pool_may_be_used_up_while_its_pages_become_resident(buffer):
-    ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=lambda *_: last_page())
+    ahead = PagePrefaulter([buffer], AHEAD, rest_s=0.0, populate=lambda *_: last_page())
 
     def last_page() -> bool:
         ahead.begin(step_with(COUNT - 1))
@@ -117,7 +117,7 @@ def test_a_system_that_cannot_is_asked_once(buffer):
         calls.append(num_bytes)
         return False
 
-    ahead = PagesAhead([buffer], AHEAD, rest_s=0.0, populate=refuse)
+    ahead = PagePrefaulter([buffer], AHEAD, rest_s=0.0, populate=refuse)
     ahead.start()
     deadline = time.monotonic() + 60
     while not calls and time.monotonic() < deadline:
@@ -129,7 +129,7 @@ def test_a_system_that_cannot_is_asked_once(buffer):
 
 
 def test_pages_without_bytes_need_nothing():
-    ahead = PagesAhead([PagedBuffer(torch.empty(0, 4, 0, dtype=torch.uint8), 16)])
+    ahead = PagePrefaulter([PagedBuffer(torch.empty(0, 4, 0, dtype=torch.uint8), 16)])
     ahead.start()
     ahead.begin(step_with(1))
     ahead.end()

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sylvan.runtime.features.lora.turns import Turns
+from sylvan.runtime.features.lora.slot_queue import SlotQueue
 
 
 def test_adapters_that_run_and_those_with_a_free_slot_start():
-    turns = Turns(2, max_overtakes=4)
+    turns = SlotQueue(2, max_overtakes=4)
     turns.next_step()
 
     assert turns.may_start("1", "a", {}, ())
@@ -23,7 +23,7 @@ def test_adapters_that_run_and_those_with_a_free_slot_start():
 
 
 def test_an_adapter_that_is_pinned_late_waits_until_there_is_a_place():
-    turns = Turns(2, max_overtakes=2)
+    turns = SlotQueue(2, max_overtakes=2)
     turns.next_step()
 
     assert not turns.may_start("1", "pinned", {"a": 1, "b": 2}, ("pinned",))
@@ -36,7 +36,7 @@ def test_an_adapter_that_is_pinned_late_waits_until_there_is_a_place():
 
 
 def test_a_free_slot_is_that_of_the_adapter_that_waited_longest():
-    turns = Turns(1, max_overtakes=100)
+    turns = SlotQueue(1, max_overtakes=100)
     turns.next_step()
     for rid, adapter in (("1", "first"), ("2", "second")):
         assert not turns.may_start(rid, adapter, {"a": 1}, ())
@@ -47,7 +47,7 @@ def test_a_free_slot_is_that_of_the_adapter_that_waited_longest():
 
 
 def test_one_that_left_delays_no_other():
-    turns = Turns(1, max_overtakes=100)
+    turns = SlotQueue(1, max_overtakes=100)
     turns.next_step()
     for rid, adapter in (("1", "first"), ("2", "second")):
         assert not turns.may_start(rid, adapter, {"a": 1}, ())
@@ -58,7 +58,7 @@ def test_one_that_left_delays_no_other():
 
 
 def test_nor_does_one_that_cannot_start_for_another_reason():
-    turns = Turns(1, max_overtakes=100)
+    turns = SlotQueue(1, max_overtakes=100)
     turns.next_step()
     assert not turns.may_start("1", "first", {"a": 1}, ())
     for _ in range(3):  # no request needs it
@@ -68,7 +68,7 @@ def test_nor_does_one_that_cannot_start_for_another_reason():
 
 
 def test_the_adapter_with_the_fewest_requests_makes_room():
-    turns = Turns(2, max_overtakes=3)
+    turns = SlotQueue(2, max_overtakes=3)
     running = {"busy": 5, "idle": 1}
     turns.next_step()
     assert not turns.may_start("1", "waits", running, ())
@@ -86,7 +86,9 @@ def test_the_adapter_with_the_fewest_requests_makes_room():
     assert not turns.may_start("i1", "idle", {"busy": 6, "waits": 1}, ())
 
 
-def steps_until_all_rare_start(turns: Turns, slots: int, rare: int, length: int, most: int) -> int:
+def steps_until_all_rare_start(
+    turns: SlotQueue, slots: int, rare: int, length: int, most: int
+) -> int:
     """Every slot has an adapter with a new request in each step, asked before the rare ones."""
     ends: dict[str, tuple[str, int]] = {}
     waiting = {f"r{n}": f"rare{n}" for n in range(rare)}
@@ -124,8 +126,8 @@ def test_an_adapter_starts_within_the_bound_however_popular_others_are(
     """Each has to be overtaken so often, by one request a step at least, and to wait for an end."""
     bound = rare * (overtakes + length + 2)
 
-    turns = Turns(slots, overtakes)
+    turns = SlotQueue(slots, overtakes)
     assert steps_until_all_rare_start(turns, slots, rare, length, 2 * bound) <= bound
 
-    turns = Turns(slots, max_overtakes=10**9)
+    turns = SlotQueue(slots, max_overtakes=10**9)
     assert steps_until_all_rare_start(turns, slots, rare, length, 2 * bound) == 2 * bound

@@ -1,16 +1,16 @@
-"""Memory for the bodies of all calls under way."""
+"""Limits the memory of the request bodies that a server holds at once."""
 
 from __future__ import annotations
 
 from sylvan.protocol.errors import CapacityError
 
 
-class Room:
-    """Room that calls take and give back.
+class BodyMemory:
+    """Bytes that calls reserve for their bodies, and release.
 
     Args:
-        most: Bytes that all of them hold together; may be changed.
-        setting: The setting that says so.
+        most: Maximum sum of all bodies in bytes; may be changed.
+        setting: Name of the setting with this limit.
     """
 
     def __init__(self, most: int, setting: str) -> None:
@@ -22,7 +22,7 @@ class Room:
         """Reserve that many bytes.
 
         Raises:
-            CapacityError: not enough room now.
+            CapacityError: the limit would be exceeded.
         """
         if self.held + size > self.most:
             raise CapacityError(

@@ -17,7 +17,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.graphs.program import ProgramRunner
 from sylvan.runtime.executor.graphs.split import SplitPrompt
-from sylvan.runtime.executor.options import ExecutorParts, ModelSite
+from sylvan.runtime.executor.options import ExecutorParts, ModelContext
 from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.executor.pools import pages_shape
 from sylvan.runtime.executor.runner import ModelRunner
@@ -25,7 +25,7 @@ from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
-class LateParts:
+class DeferredParts:
     """References to parts that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class LateParts:
 
 
 def worker_halves(
-    plan: ModelPlan, parts: ExecutorParts, late: LateParts
+    plan: ModelPlan, parts: ExecutorParts, late: DeferredParts
 ) -> tuple[CapabilityWorker, ...]:
     """Build the worker halves of capabilities that this model needs."""
-    site = ModelSite(
+    context = ModelContext(
         vocab_size=plan.config.vocab_size,
         pooling=plan.pooling,
         labels=plan.config.num_labels > 0,
@@ -108,7 +108,7 @@ def worker_halves(
         constant=late.constant,
         position_shifts=late.position_shifts,
     )
-    made = (make(site) for make in parts.workers)
+    made = (make(context) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)
 
 

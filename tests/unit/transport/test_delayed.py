@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from sylvan.transport.api import ChannelFullError, MessageError
-from sylvan.transport.late import LateReceiver, LateSender
+from sylvan.transport.delayed import DelayedReceiver, DelayedSender
 
 DEADLINE_S = 60
 COUNT = 200
@@ -42,7 +42,7 @@ def delay():
 
 async def test_messages_leave_late_and_in_order():
     wire = Wire()
-    late = LateSender(wire, delay())
+    late = DelayedSender(wire, delay())
     late.send("full")
     for i in range(COUNT):
         late.send(i)
@@ -62,7 +62,7 @@ async def test_messages_leave_late_and_in_order():
 
 async def test_messages_are_given_out_late_and_in_order():
     wire = Wire()
-    late = LateReceiver(wire, delay())
+    late = DelayedReceiver(wire, delay())
     for i in range(COUNT):
         wire.queue.put_nowait(i)
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _NICE = 10
-"""Steps have precedence over these writes."""
+"""Niceness of the writing thread, so that steps run first."""
 _PATIENCE_S = 2.0
-"""How long the end of a server waits for them."""
+"""Time that a stopping server waits for the writes."""
 
 Job = Callable[[Callable[[], bool]], None]
-"""Is given whether to stop; handles its errors."""
+"""Called with a function that says whether to stop; handles its own errors."""
 
 
-class LateWrites:
-    """Runs jobs one after another in a thread. What they read must not change before `settle`."""
+class BackgroundWrites:
+    """Runs jobs one after another in a thread. Call `wait` before changing what they read."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sylvan-load-cache", _give_way)  # starts with a job
@@ -29,14 +29,14 @@ class LateWrites:
         """Run `job` after the others."""
         self._jobs.append(self._thread.submit(job, self._ended.is_set))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all jobs are done."""
         for job in self._jobs:
             job.result()
         self._jobs.clear()
 
     def close(self) -> None:
-        """Finish, or give up after a moment: a server that ends is not to wait for its disk."""
+        """Finish the jobs, or stop them after a moment, so that a stopping server does not hang."""
         wait(self._jobs, _PATIENCE_S)
         self._ended.set()
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -23,7 +23,7 @@ class _Waiting:
     asked: int = -_FRESH  # first step in which one of its requests could have started otherwise
 
 
-class Turns:
+class SlotQueue:
     """Decides which adapters may use a slot.
 
     Args:

@@ -20,7 +20,7 @@ Delay = Callable[[], float]
 """Returns the delay of the next message in seconds."""
 
 
-class LateSender(Generic[Message]):
+class DelayedSender(Generic[Message]):
     """Sends messages with delays, in order; undeliverable ones are lost."""
 
     def __init__(self, sender: MessageSender[Message], delay: Delay) -> None:
@@ -46,7 +46,7 @@ class LateSender(Generic[Message]):
                 self._sender.send(self._waiting.popleft())
 
 
-class LateReceiver(Generic[Message]):
+class DelayedReceiver(Generic[Message]):
     """Delivers received messages with delays, in order."""
 
     def __init__(self, receiver: AsyncReceiver[Message], delay: Delay) -> None:

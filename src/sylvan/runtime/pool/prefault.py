@@ -67,7 +67,7 @@ class _Group:
         return all(populate(r.address, (stop - start) * r.stride) for r in regions)
 
 
-class PagesAhead:
+class PagePrefaulter:
     """Implements `Steps`: a thread that makes pages resident, slice by slice.
 
     Pages are allocated in ascending order until some are reused, so the next ones are those after

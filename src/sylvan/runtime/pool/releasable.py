@@ -12,7 +12,7 @@ import torch
 from sylvan.kernels.memory import give_back
 
 
-class Occupation(Protocol):
+class ReleasableMemory(Protocol):
     """Memory that can be released and reclaimed."""
 
     @property
@@ -30,7 +30,7 @@ class Occupation(Protocol):
 
 
 class TensorMemory:
-    """Implements `Occupation` for tensors: whole storages, each once.
+    """Implements `ReleasableMemory` for tensors: whole storages, each once.
 
     On the CPU addresses stay valid. On a device they change, so graphs must be captured again.
     """
@@ -44,7 +44,7 @@ class TensorMemory:
         return sum(size for _, size in self._sizes)
 
     def release(self) -> int:
-        """See `Occupation.release`.
+        """See `ReleasableMemory.release`.
 
         Raises:
             OSError: This system cannot release memory of a process.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.pool.ahead import PagesAhead
-from sylvan.runtime.pool.occupation import Occupation
+from sylvan.runtime.pool.prefault import PagePrefaulter
+from sylvan.runtime.pool.releasable import ReleasableMemory
 
 
-class ReleasedAhead:
-    """Wraps the `Occupation` of pages, and pauses population while they are released."""
+class PrefaultedMemory:
+    """Wraps the `ReleasableMemory` of pages, and pauses population while they are released."""
 
-    def __init__(self, occupation: Occupation, ahead: PagesAhead) -> None:
+    def __init__(self, occupation: ReleasableMemory, ahead: PagePrefaulter) -> None:
         self._occupation, self._ahead = occupation, ahead
 
     @property

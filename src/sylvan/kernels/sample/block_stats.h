@@ -1,7 +1,6 @@
-// Statistics of a row of logits: for every piece of 256 ids the largest logit, and the sum of
-// exp((x - largest) / temperature). They yield the largest logit and the total probability of the
-// row, and show which pieces need another look. Every caller uses the same pieces, so the sums are
-// the same everywhere.
+// Statistics of a row of logits: for each piece of 256 ids, the largest logit and the sum of exp((x
+// - largest) / temperature). They yield the largest logit and the total probability of the row, and
+// show which pieces to look at again. All callers use the same pieces, so sums are bit-identical.
 #pragma once
 #include "../native/kernel.h"
 #include <cfloat>
@@ -40,7 +39,7 @@ static inline vf weight_of(vf power) { return select(power > LEAST_POWER, exp2(p
 static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }
 
 // Of n ids, at most one piece; the sum is 0 if none is possible.
-static inline void survey_piece(const float* x, int n, float scale, float& top, float& total) {
+static inline void measure_piece(const float* x, int n, float scale, float& top, float& total) {
     vf tops = splat(-INFINITY), sums{};
     int whole = n / LANES * LANES;
     // the second if the first is no number
@@ -63,13 +62,13 @@ struct BlockStatsScratch {  // scratch memory, reused row by row
         BlockStats made = empty(n);
         float scale = scale_of(temperature);
         for (int i = 0; i < made.pieces; i++)
-            survey_piece(x + i * PIECE, std::min(PIECE, n - i * PIECE), scale, tops[i], sums[i]);
+            measure_piece(x + i * PIECE, std::min(PIECE, n - i * PIECE), scale, tops[i], sums[i]);
         return made;
     }
     BlockStats empty(int n) {
-        int pieces = pieces_of(n), room = round_up(pieces, LANES);
-        tops.assign(room, -INFINITY);
-        sums.assign(room, 0.f);
+        int pieces = pieces_of(n), size = round_up(pieces, LANES);
+        tops.assign(size, -INFINITY);
+        sums.assign(size, 0.f);
         return {tops.data(), sums.data(), pieces};
     }
 };
