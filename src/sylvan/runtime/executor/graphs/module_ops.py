@@ -20,7 +20,7 @@ from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.runtime.executor.graphs.module_trace import (
     INPUT,
     PARAMETER,
-    Node,
+    TensorNode,
     factors,
     plain,
     trace_function,
@@ -48,7 +48,7 @@ class ModuleOps:
     x: TracedTensor
     parameters: Mapping[str, nn.Parameter]
     packed: list[tuple[DeferredWeight | torch.Tensor, list[str]]] = field(default_factory=list)
-    _found: dict[Node, TracedTensor] = field(default_factory=dict[Node, TracedTensor])
+    _found: dict[TensorNode, TracedTensor] = field(default_factory=dict[TensorNode, TracedTensor])
 
     def emit(self, node: Any) -> TracedTensor:
         """Emit the ops of a node and return its value.
@@ -57,7 +57,7 @@ class ModuleOps:
             Unsupported: no ops compute it; what was emitted must be dropped.
         """
         node = plain(node)
-        if not isinstance(node, Node):
+        if not isinstance(node, TensorNode):
             raise Unsupported(f"{node!r} in place of rows")
         if node.function == INPUT:
             return self.x
@@ -68,7 +68,7 @@ class ModuleOps:
             self._found[node] = found
         return self._found[node]
 
-    def _tries(self, node: Node) -> Iterator[TracedTensor | None]:
+    def _tries(self, node: TensorNode) -> Iterator[TracedTensor | None]:
         yield self._linear(node)
         yield self._norm(node)
         if (gate := gate_of(node)) is not None:
@@ -77,13 +77,13 @@ class ModuleOps:
             yield ops.activation(self.emit(act[1]), act[0])
         yield self._sum_or_scaled(node)
 
-    def _linear(self, node: Node) -> TracedTensor | None:
+    def _linear(self, node: TensorNode) -> TracedTensor | None:
         if node.function != "linear":
             return None
         x, weight, bias = _of_linear(node)
         return ops.linear(self.emit(x), self._stacked(weight), self._shift(bias))
 
-    def _norm(self, node: Node) -> TracedTensor | None:
+    def _norm(self, node: TensorNode) -> TracedTensor | None:
         if (norm := norm_of(node)) is None:
             return None
         x = self.emit(norm.x)
@@ -94,7 +94,7 @@ class ModuleOps:
             raise Unsupported("RMS norms without a weight")
         return ops.rms_norm(x, weight, norm.eps, weight_offset=norm.offset)[0]
 
-    def _glu(self, act: ActivationKind, gate: Node, up: Node) -> TracedTensor | None:
+    def _glu(self, act: ActivationKind, gate: TensorNode, up: TensorNode) -> TracedTensor | None:
         if (both := _halves(gate, up)) is not None:
             return ops.glu(self.emit(both), act)
         if (gate.function, up.function) != ("linear", "linear"):
@@ -105,26 +105,26 @@ class ModuleOps:
         both = ops.linear(self.emit(x), self._stacked(first, second), self._shift(a, b))
         return ops.glu(both, act)
 
-    def _sum_or_scaled(self, node: Node) -> TracedTensor | None:
+    def _sum_or_scaled(self, node: TensorNode) -> TracedTensor | None:
         if node.function == "add" and not node.options:
             a, b = map(plain, node.args)
-            if isinstance(a, Node) and isinstance(b, Node) and a.shape == b.shape:
+            if isinstance(a, TensorNode) and isinstance(b, TensorNode) and a.shape == b.shape:
                 return ops.add(self.emit(a), self.emit(b))
         parts = factors(node)
         numbers = [part for part in parts if isinstance(part, int | float)]
-        rows = [part for part in parts if isinstance(part, Node)]
+        rows = [part for part in parts if isinstance(part, TensorNode)]
         if not numbers or len(rows) != 1 or len(parts) != len(numbers) + 1:
             return None
         factor = torch.tensor(numbers, dtype=torch.float64).prod().item()
         return ops.scale(self.emit(rows[0]), factor)
 
-    def _stacked(self, *weights: Node) -> DeferredWeight:
+    def _stacked(self, *weights: TensorNode) -> DeferredWeight:
         names = [weight.args[0] for weight in weights]
         weight = held(*(self.parameters[name].detach() for name in names))
         self.packed.append((weight, names))
         return weight
 
-    def _shift(self, *biases: Node | None) -> torch.Tensor | None:
+    def _shift(self, *biases: TensorNode | None) -> torch.Tensor | None:
         names = [bias.args[0] for bias in biases if bias is not None]
         if len(names) < 2:
             return self._vector(biases[0])
@@ -132,7 +132,7 @@ class ModuleOps:
         self.packed.append((bias, names))
         return bias
 
-    def _vector(self, node: Node | None) -> torch.Tensor | None:
+    def _vector(self, node: TensorNode | None) -> torch.Tensor | None:
         if node is None:
             return None
         vector = self.parameters[node.args[0]]
@@ -147,15 +147,15 @@ class Norm:
     The result is multiplied by weight + offset; Gemma's norms have an offset of 1.
     """
 
-    x: Node
-    weight: Node | None
+    x: TensorNode
+    weight: TensorNode | None
     eps: float
     offset: float = 0.0
-    bias: Node | None = None
+    bias: TensorNode | None = None
     centred: bool = False
 
 
-def norm_of(node: Node) -> Norm | None:
+def norm_of(node: TensorNode) -> Norm | None:
     """Match a norm, written as a torch function or step by step."""
     if node.function not in _NORMS:
         return _spelled_norm(node)
@@ -169,10 +169,10 @@ def norm_of(node: Node) -> Norm | None:
     return Norm(x, weight, eps, 0.0, bias, centred) if known else None
 
 
-def _spelled_norm(node: Node) -> Norm | None:
+def _spelled_norm(node: TensorNode) -> Norm | None:
     """Match x * rsqrt(mean(x^2) + eps) * weight."""
     parts = factors(node)
-    inverses = [part for part in parts if isinstance(part, Node) and _inverse_root(part)]
+    inverses = [part for part in parts if isinstance(part, TensorNode) and _inverse_root(part)]
     if len(inverses) != 1 or len(parts) != 3:
         return None
     found = _mean_square(_inverse_root(inverses[0]))
@@ -181,7 +181,7 @@ def _spelled_norm(node: Node) -> Norm | None:
     x, eps = found
     rest = [part for part in parts if part is not inverses[0]]
     weights = [part for part in rest if part is not x]
-    if len(weights) != 1 or not isinstance(weights[0], Node):
+    if len(weights) != 1 or not isinstance(weights[0], TensorNode):
         return None
     weight, offset = weights[0], 0.0
     if weight.function == "add" and (parted := _with_number(weight)) is not None:
@@ -189,18 +189,18 @@ def _spelled_norm(node: Node) -> Norm | None:
     return Norm(x, weight, eps, offset) if _is_parameter(weight, 1) else None
 
 
-def _inverse_root(node: Node) -> Node | None:
+def _inverse_root(node: TensorNode) -> TensorNode | None:
     """Match 1 / sqrt(node) and return that node."""
     if node.function == "rsqrt":
         return plain(node.args[0])
     if node.function == "pow" and node.args[1] == -0.5:
         return plain(node.args[0])
     root = plain(node.args[0]) if node.function == "pow" and node.args[1] == -1 else None
-    is_root = isinstance(root, Node) and root.function == "sqrt"
+    is_root = isinstance(root, TensorNode) and root.function == "sqrt"
     return plain(root.args[0]) if is_root else None
 
 
-def _mean_square(node: Node | None) -> tuple[Node, float] | None:
+def _mean_square(node: TensorNode | None) -> tuple[TensorNode, float] | None:
     """Match mean(x^2) + eps and return x and eps."""
     if node is None or node.function != "add" or (parted := _with_number(node)) is None:
         return None
@@ -211,24 +211,26 @@ def _mean_square(node: Node | None) -> tuple[Node, float] | None:
     return (x, eps) if mean.shape[-1:] == (1,) and (x := _squared(square)) is not None else None
 
 
-def _squared(node: Node) -> Node | None:
+def _squared(node: TensorNode) -> TensorNode | None:
     if node.function == "square" or (node.function == "pow" and node.args[1] == 2):
         return plain(node.args[0])
     a, b = (*map(plain, node.args), None, None)[:2] if node.function == "mul" else (None, 0)
     return a if a is b else None
 
 
-def _with_number(node: Node) -> tuple[Node, float] | None:
+def _with_number(node: TensorNode) -> tuple[TensorNode, float] | None:
     """Match the sum of a node and a number and return both."""
-    parts = sorted(map(plain, node.args[:2]), key=lambda part: not isinstance(part, Node))
-    known = isinstance(parts[0], Node) and isinstance(parts[1], int | float) and not node.options
+    parts = sorted(map(plain, node.args[:2]), key=lambda part: not isinstance(part, TensorNode))
+    known = (
+        isinstance(parts[0], TensorNode) and isinstance(parts[1], int | float) and not node.options
+    )
     return (parts[0], float(parts[1])) if known else None
 
 
-def gate_of(node: Node) -> tuple[ActivationKind, Node, Node] | None:
+def gate_of(node: TensorNode) -> tuple[ActivationKind, TensorNode, TensorNode] | None:
     """Match act(gate) * up and return the activation, gate and up."""
     parts = factors(node)
-    if len(parts) != 2 or not all(isinstance(part, Node) for part in parts):
+    if len(parts) != 2 or not all(isinstance(part, TensorNode) for part in parts):
         return None
     for opened, up in (parts, parts[::-1]):
         if (act := act_of(opened)) is not None:
@@ -236,10 +238,10 @@ def gate_of(node: Node) -> tuple[ActivationKind, Node, Node] | None:
     return None
 
 
-def act_of(node: Node) -> tuple[ActivationKind, Node] | None:
+def act_of(node: TensorNode) -> tuple[ActivationKind, TensorNode] | None:
     """Match an activation and return its kind and input."""
     inner = plain(node.args[0]) if node.args else None
-    if not isinstance(inner, Node):
+    if not isinstance(inner, TensorNode):
         return None
     if node.function == "gelu":
         return ("gelu_tanh" if node.argument(1, "approximate") == "tanh" else "gelu"), inner
@@ -259,7 +261,7 @@ def gate_function(run: Callable[[torch.Tensor], Any], cols: int) -> ActivationKi
     return gate[0] if gate is not None and both is not None and both.function == INPUT else None
 
 
-def _halves(first: Node, second: Node) -> Node | None:
+def _halves(first: TensorNode, second: TensorNode) -> TensorNode | None:
     """Match two halves of the columns of a node and return that node."""
     if first.function != second.function or not first.args:
         return None
@@ -286,7 +288,7 @@ def _columns_from(index: Any, cols: int) -> int | None:
     return start if step == 1 else None
 
 
-def _of_linear(node: Node) -> tuple[Node, Node, Node | None]:
+def _of_linear(node: TensorNode) -> tuple[TensorNode, TensorNode, TensorNode | None]:
     """Return the input, weight and bias of a product.
 
     Raises:
@@ -299,7 +301,7 @@ def _of_linear(node: Node) -> tuple[Node, Node, Node | None]:
 
 
 def _is_parameter(node: Any, dimensions: int) -> bool:
-    known = isinstance(node, Node) and node.function == PARAMETER
+    known = isinstance(node, TensorNode) and node.function == PARAMETER
     return known and len(node.shape) == dimensions
 
 

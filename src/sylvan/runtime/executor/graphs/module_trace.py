@@ -27,7 +27,7 @@ INPUT, PARAMETER = "input", "parameter"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class TensorNode:
     """A tensor of a traced module.
 
     Attributes:
@@ -51,7 +51,7 @@ class Node:
         return self.args[index] if index < len(self.args) else self.options.get(name, default)
 
 
-def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> Node:
+def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> TensorNode:
     """Return the node that a module returns for rows (1, T, cols).
 
     Raises:
@@ -62,12 +62,12 @@ def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> Node:
     return _result(_Trace(x, names), lambda rows: functional_call(module, without, (rows,)), x)
 
 
-def trace_function(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Node:
+def trace_function(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> TensorNode:
     """Return the node that a function returns for a meta tensor; raises as `trace_module`."""
     return _result(_Trace(x, {}), run, x)
 
 
-def products_of(module: nn.Module, cols: int, dtype: torch.dtype) -> list[Node]:
+def products_of(module: nn.Module, cols: int, dtype: torch.dtype) -> list[TensorNode]:
     """Return the matrix products that a module computes for rows (T, cols).
 
     Raises:
@@ -88,7 +88,7 @@ def takes(module: nn.Module, count: int) -> bool:
 
 def plain(node: Any) -> Any:
     """Return a node without the casts and copies around it; other values unchanged."""
-    while isinstance(node, Node) and node.function in _CHANGES_NOTHING:
+    while isinstance(node, TensorNode) and node.function in _CHANGES_NOTHING:
         node = node.args[0]
     return node
 
@@ -96,7 +96,7 @@ def plain(node: Any) -> Any:
 def factors(node: Any) -> list[Any]:
     """Return the factors of a product; a quotient has the reciprocal of its divisor."""
     node = plain(node)
-    known = isinstance(node, Node) and node.function in ("mul", "div", "neg")
+    known = isinstance(node, TensorNode) and node.function in ("mul", "div", "neg")
     if not known or node.options:
         return [node]
     if node.function == "neg":
@@ -105,9 +105,9 @@ def factors(node: Any) -> list[Any]:
     if node.function == "mul":
         return factors(a) + factors(b)
     divisor = plain(b)
-    if not isinstance(divisor, Node):
+    if not isinstance(divisor, TensorNode):
         return [*factors(a), 1.0 / divisor]
-    return [*factors(a), Node("pow", divisor.shape, divisor.dtype, (divisor, -1))]
+    return [*factors(a), TensorNode("pow", divisor.shape, divisor.dtype, (divisor, -1))]
 
 
 def _without_numbers(module: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[int, str]]:
@@ -117,10 +117,10 @@ def _without_numbers(module: nn.Module) -> tuple[Mapping[str, torch.Tensor], Map
     return without, {id(value): name for name, value in without.items()}
 
 
-def _result(trace: _Trace, run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Node:
+def _result(trace: _Trace, run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> TensorNode:
     found = trace.run(run, x)
     node = trace.node(found)
-    if not isinstance(node, Node) or node.dtype != x.dtype:
+    if not isinstance(node, TensorNode) or node.dtype != x.dtype:
         raise Unsupported(f"a module that returns {getattr(found, 'dtype', type(found).__name__)}")
     if trace.changes:
         raise Unsupported(f"torch.{trace.changes}, which changes tensors or draws numbers")
@@ -140,7 +140,7 @@ class _Trace(TorchFunctionMode):
         self._parameters = parameters
         self._nodes = {id(x): _node(INPUT, x)}
         self._kept: list[Any] = [x]  # so that ids stay theirs
-        self.nodes: list[Node] = []
+        self.nodes: list[TensorNode] = []
         self.changes = ""
 
     def run(self, run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
@@ -181,5 +181,5 @@ class _Trace(TorchFunctionMode):
         return self._nodes.get(id(value)) or _node("constant", value)
 
 
-def _node(function: str, value: torch.Tensor, *rest: Any) -> Node:
-    return Node(function, tuple(value.shape), value.dtype, *rest)
+def _node(function: str, value: torch.Tensor, *rest: Any) -> TensorNode:
+    return TensorNode(function, tuple(value.shape), value.dtype, *rest)
