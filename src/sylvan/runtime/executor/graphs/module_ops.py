@@ -31,6 +31,8 @@ _ACTS: Mapping[str, ActivationKind] = MappingProxyType(
 )
 _NORMS = frozenset({"rms_norm", "layer_norm"})
 _LAST = (-1, (-1,), [-1])
+_STACKS = "gate_up_proj", "down_proj"  # names in transformers' interface for experts
+_GATE = "_apply_gate"
 
 
 @dataclass(slots=True)
@@ -196,8 +198,9 @@ def _inverse_root(node: TensorNode) -> TensorNode | None:
     if node.function == "pow" and node.args[1] == -0.5:
         return plain(node.args[0])
     root = plain(node.args[0]) if node.function == "pow" and node.args[1] == -1 else None
-    is_root = isinstance(root, TensorNode) and root.function == "sqrt"
-    return plain(root.args[0]) if is_root else None
+    if isinstance(root, TensorNode) and root.function == "sqrt":
+        return plain(root.args[0])
+    return None
 
 
 def _mean_square(node: TensorNode | None) -> tuple[TensorNode, float] | None:
@@ -348,7 +351,7 @@ def experts_of(module: Any, dtype: torch.dtype) -> ExpertStacks | None:
 
     The interface says how the stacks lie; what is between them is a method, which is traced.
     """
-    stacks = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    stacks: list[Any] = [getattr(module, name, None) for name in _STACKS]
     if not hasattr(type(module).forward, "__wrapped__") or not hasattr(module, "is_transposed"):
         return None
     facts = module.has_gate, module.is_concatenated, not module.has_bias
@@ -361,5 +364,5 @@ def experts_of(module: Any, dtype: torch.dtype) -> ExpertStacks | None:
         return None
     gate_up, down = stacks
     cols = gate_up.shape[2 if module.is_transposed else 1]
-    act = gate_function(module._apply_gate, cols)  # noqa: SLF001 - of the interface
+    act = gate_function(getattr(module, _GATE), cols)
     return None if act is None else ExpertStacks(gate_up, down, act, module.is_transposed)

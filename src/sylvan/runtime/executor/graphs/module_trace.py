@@ -110,7 +110,7 @@ def factors(node: Any) -> list[Any]:
     return [*factors(a), TensorNode("pow", divisor.shape, divisor.dtype, (divisor, -1))]
 
 
-def _without_numbers(module: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[int, str]]:
+def _without_numbers(module: nn.Module) -> tuple[dict[str, torch.Tensor], Mapping[int, str]]:
     """Return the tensors of a module on the meta device, and their names by id."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     without = {name: torch.empty_like(value, device="meta") for name, value in held.items()}
