@@ -93,6 +93,14 @@ LATENT = EXPERTS | {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+CHUNKED = EXPERTS | {
+    "num_experts_per_tok": 1,
+    "intermediate_size": 304,
+    "intermediate_size_mlp": 4864,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 1024,
+    "head_dim": 64,
+}
 HYBRID = {
     "num_local_experts": 0,
     "layer_types": ["mamba", "mamba", "mamba", "attention"] * 6,
@@ -126,6 +134,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "phi3": ("Phi3Config", {}),
     "cohere": ("CohereConfig", {}),
     "opt": ("OPTConfig", {"ffn_dim": 4864, "word_embed_proj_dim": 896}),
+    "llama4": ("Llama4TextConfig", CHUNKED),
     "apertus": ("ApertusConfig", {}),
     "ministral3": ("Ministral3Config", {"head_dim": 64}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 64}),
@@ -140,6 +149,7 @@ TINY_CHANGES = {
     "num_key_value_heads": 4,
     "word_embed_proj_dim": 64,
     "ffn_dim": 96,
+    "intermediate_size_mlp": 96,
     "num_heads": 2,
     "mamba_n_heads": 2,
     "layer_types": ["mamba", "attention"],

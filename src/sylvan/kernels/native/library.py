@@ -158,6 +158,7 @@ def _is_stale(dll: ctypes.CDLL) -> bool:
         "sylvan_pack_rows",
         "sylvan_ngram_match",
         "sylvan_run_in_background",
+        "sylvan_program_check",
     )
     if not all(hasattr(dll, name) for name in newest):
         return True
@@ -175,6 +176,11 @@ def _open(folder: Path, name: str) -> Library:
     dll = ctypes.CDLL(str(path))
     dll.sylvan_program_new.restype = ctypes.c_void_p
     dll.sylvan_program_new.argtypes = [ctypes.c_void_p, ctypes.c_int] * 2
+    dll.sylvan_program_check.argtypes = [
+        *([ctypes.c_void_p, ctypes.c_int] * 2),
+        *([ctypes.c_int] * 2),
+        *(ctypes.c_char_p, ctypes.c_int),
+    ]
     dll.sylvan_program_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     dll.sylvan_program_bind.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     dll.sylvan_program_bind.restype = None

@@ -19,13 +19,38 @@ class NativePart:
         library: The library that runs them.
         records: Of `binding.OP`.
         memory: Of each entry of the ops' buffer table; must stay alive.
+        most_rows: Rows of a step, and outputs of it, that the memory must hold; the caller vouches
+          for entries without memory, which it binds.
 
     Attributes:
         handle: For the library.
     """
 
-    def __init__(self, library: Library, records: np.ndarray, memory: Sequence[Bytes]) -> None:
+    def __init__(
+        self,
+        library: Library,
+        records: np.ndarray,
+        memory: Sequence[Bytes],
+        most_rows: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Check the operands of all ops.
+
+        Raises:
+            ValueError: an op would read or write beyond its memory, or is none that the library
+              has; the message names the op and the operand.
+        """
         records = np.ascontiguousarray(records)
+        sizes, why = (
+            np.array([m.nbytes for m in memory], np.int64),
+            ctypes.create_string_buffer(256),
+        )
+        if not library.dll.sylvan_program_check(
+            *(records.ctypes.data, len(records)),
+            *(sizes.ctypes.data, len(memory)),
+            *most_rows,
+            *(why, len(why)),
+        ):
+            raise ValueError(why.value.decode())
         table = (ctypes.c_void_p * len(memory))(*(m.ctypes.data for m in memory))
         self.handle: int = library.dll.sylvan_program_new(
             records.ctypes.data, len(records), ctypes.addressof(table), len(memory)

@@ -188,5 +188,7 @@ class _ChosenOps(NativePart):
     """Some ops of a program."""
 
     def __init__(self, library: Library, layout: ProgramLayout, chosen: Sequence[int]) -> None:
-        super().__init__(library, layout.records_of(chosen), layout.memory)
+        limits = layout.limits
+        most_rows = limits.max_tokens, limits.max_outputs
+        super().__init__(library, layout.records_of(chosen), layout.memory, most_rows)
         self.ops = [layout.ops[i] for i in chosen]

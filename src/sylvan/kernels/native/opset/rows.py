@@ -170,10 +170,10 @@ class Linear(Op):
     input parts whose products are summed over a tree; dense matrices only.
     """
 
-    x: Annotated[int, reads("row", "T, C")]
+    x: Annotated[int, reads("row", "T, C or bytes")]
     weight: Annotated[int, reads("packed", "outputs, C")]
     bias: Annotated[BufferRef, reads("f32", "outputs")] = None
-    out: Annotated[int, writes("row", "T, outputs")]
+    out: Annotated[int, writes("row", "T, outputs or a stack of them")]
     row_scale: Annotated[BufferRef, reads("f32", "T")] = None
     col_scale: Annotated[BufferRef, reads("f32", "outputs (int8) or G, outputs (int4)")] = None
     sums: Annotated[BufferRef, reads("i32", "outputs (int8) or T, G (int4)")] = None

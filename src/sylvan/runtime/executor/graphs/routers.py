@@ -19,20 +19,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor
+from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.executor.graphs.module_patterns import takes
+from sylvan.runtime.executor.graphs.module_trace import PARAMETER, plain, products_of, takes
 from sylvan.runtime.executor.graphs.native_modules import (
     MOST_ROWS,
     NativeRowsModule,
     RowProgram,
     tile_rows,
 )
-from sylvan.runtime.models.skeleton import UNTRACEABLE
 
 _TRIED_ROWS = 19  # in two blocks
 _BLOCK = 16  # rows
@@ -125,21 +124,6 @@ class _Product(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Products(TorchFunctionMode):
-    """Mode that records the arguments of products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[torch.Tensor, ...]] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.linear:
-            self.seen.append((*args, *(kwargs or {}).values()))
-        return func(*args, **(kwargs or {}))
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     name: str
@@ -190,17 +174,14 @@ def _some_rows(weight: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
 
 def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> torch.dtype | None:
     """Type of the rows that a router multiplies by its weight; None if it does anything else."""
-    products = _Products()
     try:
-        with torch.inference_mode(), products:
-            router(_some_rows(weight, dtype))
-    except UNTRACEABLE:
+        (product,) = products_of(router, weight.shape[1], dtype)
+    except (Unsupported, ValueError):
         return None
-    if len(products.seen) != 1 or len(products.seen[0]) != 2:
-        return None
-    x, matrix = products.seen[0]
-    same = matrix.shape == weight.shape and torch.equal(matrix.float(), weight.float())
-    return x.dtype if same and x.dtype == matrix.dtype else None
+    x, matrix = product.args[:2]
+    is_own = len(product.args) == 2 and plain(matrix).function == PARAMETER
+    known = is_own and matrix.shape == weight.shape and not product.options
+    return x.dtype if known and x.dtype == matrix.dtype else None
 
 
 def _by_rows(made: NativeRouter, x: torch.Tensor) -> bool:

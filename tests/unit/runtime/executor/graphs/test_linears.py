@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, Qwen3MoeConfig
+from transformers import GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen3MoeConfig
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXMLP
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from sylvan.kernels.native.library import LibraryMissing, load
@@ -16,6 +18,7 @@ from sylvan.runtime.executor.graphs.native_modules import (
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
+    NativeNorm,
     NativeRowsModule,
 )
 
@@ -188,6 +191,65 @@ def test_norms_and_gated_products_are_replaced_as_a_whole(
     assert not list(model.mlp.children())
     assert (found - expected).float().norm() <= bound * expected.float().norm()
     assert torch.equal(found[:1, :20], alone)
+
+
+class Plain(nn.Module):
+    """A layer norm, an MLP without a gate and one whose gate is stored with what it opens."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.norm = nn.LayerNorm(64)
+        self.first = GPTNeoXMLP(GPTNeoXConfig(hidden_size=64, intermediate_size=72))
+        self.second = Phi3MLP(Phi3Config(hidden_size=64, intermediate_size=80))
+        for parameter in self.parameters():
+            parameter.data += torch.rand_like(parameter) * 0.1
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.first(self.norm(x))
+        return x + self.second(self.norm(x))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_layer_norms_and_other_mlps_are_replaced_too(dtype: torch.dtype, bound: float) -> None:
+    model, x = Plain(dtype), torch.randn(1, 70, 64).to(dtype)
+    with torch.inference_mode():
+        expected = model(x)
+        assert use_native_linears(model, dtype, threads=2) is not None
+        found = model(x)
+        alone = torch.cat([model(x[:, i : i + 1]) for i in range(9)], 1)
+    kinds = type(model.norm), type(model.first), type(model.second)
+    assert kinds == (NativeNorm, NativeRowsModule, NativeRowsModule)
+    assert (found - expected).float().norm() <= bound * expected.float().norm()
+    assert torch.equal(found[:, :9], alone)
+
+
+class Tied(nn.Module):
+    """A head within a module that could be replaced, with the weight of an embedding outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Embedding(50, 32)
+        self.head = LlamaMLP(LlamaConfig(hidden_size=32, intermediate_size=50))
+        self.head.up_proj.weight = self.embed.weight
+        self.parts = nn.Sequential(nn.Linear(32, 32), nn.SiLU())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.parts[1](self.parts[0](self.embed(ids))))
+
+
+def test_parts_that_something_else_uses_are_replaced_alone() -> None:
+    model, ids = Tied(), torch.arange(50)
+    with torch.inference_mode():
+        expected = model(ids)
+        assert use_native_linears(model, torch.float32, threads=1) is not None
+        found = model(ids)
+    assert type(model.head) is LlamaMLP
+    assert type(model.head.up_proj) is NativeLinear
+    assert type(model.parts[0]) is NativeLinear
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_norm_takes_other_types_and_answers_for_what_it_stands_for() -> None:
