@@ -40,8 +40,11 @@ def model_dir(tmp_path, monkeypatch):
 def packed(monkeypatch):
     """Matrices that were packed, by their order."""
     count: list[object] = []
-    real = weights.pack
-    monkeypatch.setattr(weights, "pack", lambda *args: count.append(args[0]) or real(*args))
+    for name in ("pack", "pack_plain"):
+        real = getattr(weights, name)
+        monkeypatch.setattr(
+            weights, name, lambda *args, real=real: count.append(args[0]) or real(*args)
+        )
     return count
 
 
