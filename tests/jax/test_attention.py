@@ -131,12 +131,16 @@ def test_rows_are_stored_where_their_slots_are():
 
 @pytest.mark.parametrize("rows", [1, 16], ids=["decode", "extend"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("blocks", [None, BlockPattern(size=64, near=16, stride=8, step=1)])
+@pytest.mark.parametrize(
+    "also",
+    [{}, {"chunk": 64}, {"blocks": BlockPattern(size=64, near=16, stride=8, step=1)}],
+    ids=["plain", "chunk", "blocks"],
+)
 @pytest.mark.parametrize("heads", [(14, 2, 64, 64), (32, 8, 128, 128), (16, 1, 576, 512)])
-def test_kernels_are_lowered_for_tpus(heads, blocks, dtype, rows):
+def test_kernels_are_lowered_for_tpus(heads, also, dtype, rows):
     count, kv, dim, value = heads
     spec = HeadSpec(
-        num_heads=count, num_kv_heads=kv, head_dim=dim, value_dim=value, scale=0.1, blocks=blocks
+        num_heads=count, num_kv_heads=kv, head_dim=dim, value_dim=value, scale=0.1, **also
     )
     q, keys, values, tiles = case(spec, rows, dtype)
 

@@ -66,9 +66,9 @@ FOREIGN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""By setting: what to do in place of a name."""
+"""By setting: the way out for each name."""
 
 
 def instead_of(path: str, value: object) -> str:
-    """What to do in place of a value; empty: nothing is known about it."""
+    """The way out for a value that is not here; empty: nothing is known about it."""
     return FOREIGN.get(path, {}).get(str(value), "")

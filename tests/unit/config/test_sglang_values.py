@@ -72,7 +72,7 @@ KNOWN = {
     "device": ("cpu", "cuda", "rocm", "xpu", "mps"),
     "grammar.backend": ("llguidance",),
 }
-"""What is there of the settings whose values are names of modules."""
+"""Values of settings whose values are names of modules."""
 
 
 def complaint(flag, value):

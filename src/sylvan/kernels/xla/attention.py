@@ -159,17 +159,20 @@ def _of_distance(biases_KGE: Array, distance_NBL: Array) -> Array:
 
 
 def sees(places: tuple[Any, Any], ends: Any, spec: HeadSpec, shifts: Array | None) -> Array:
-    """Whether a row sees a token; `places` are those of the token and of the row."""
-    key, own = places
+    """Whether a row sees a token; `places` are those of the token and of the row.
+
+    Kernels divide by `lax`: for the signs of `//`, Pallas must know the chip.
+    """
+    div, (key, own) = jax.lax.div, places
     seen = key < ends
     if spec.window:
         seen &= key > own - spec.window
     if spec.chunk:
-        seen &= key // spec.chunk == own // spec.chunk
+        seen &= div(key, spec.chunk) == div(own, spec.chunk)
     if spec.blocks is not None and shifts is not None:
-        block = key // spec.blocks.size
-        far = (block + shifts) % spec.blocks.stride == 0
-        seen &= far | (own // spec.blocks.size - block < spec.blocks.near)
+        block = div(key, spec.blocks.size)
+        far = jax.lax.rem(block + shifts, spec.blocks.stride) == 0
+        seen &= far | (div(own, spec.blocks.size) - block < spec.blocks.near)
     return seen
 
 
