@@ -68,6 +68,12 @@ def _unknown_options(case: RuleCase) -> Sequence[str]:
     return lines
 
 
+def _foreign_device(case: RuleCase) -> bool:
+    """Whether another message names the device and the way out."""
+    known, name = case.facts.options.get("device"), case.config.device
+    return known is not None and name not in known and bool(instead_of("device", name))
+
+
 def _memory_message(case: RuleCase) -> str:
     plan, missing = case.resolved.plan, case.missing_bytes
     return (
@@ -350,7 +356,7 @@ RULES = (
     Rule(
         "no such device",
         ("device",),
-        lambda c: c.device is None and not instead_of("device", c.config.device),
+        lambda c: c.device is None and not _foreign_device(c),
         lambda c: "{device}: " + c.facts.absent.get(c.config.device, _NO_DEVICE),
     ),
     Rule(

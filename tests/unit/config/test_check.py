@@ -498,6 +498,12 @@ def test_a_device_that_is_not_there_says_why():
     assert "device=cuda: no NVIDIA driver is loaded; choose device=cpu" in text.splitlines()
 
 
+def test_a_device_of_an_installed_package_says_why_it_is_not_there():
+    facts = make_facts(options={"device": ("cpu", "npu")}, absent={"npu": "no driver shows one"})
+
+    assert complaint({"device": "npu"}, facts) == "device=npu: no driver shows one"
+
+
 def test_all_broken_rules_are_reported_at_once(facts):
     disagg = DisaggConfig(role="prefill")
     text = complaint(

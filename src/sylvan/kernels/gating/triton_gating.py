@@ -60,6 +60,8 @@ def gated(gate, up, alpha, limit, KIND: tl.constexpr, CLAMP: tl.constexpr):
     elif CLAMP == "outputs":
         y = tl.minimum(_act(gate, KIND), limit) * up
     else:
+        if CLAMP != "":
+            tl.static_assert(CLAMP == "inputs")
         y = _act(gate, KIND) * up
     return y
 
