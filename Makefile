@@ -53,9 +53,9 @@ stores: $(VENV)/.dev  ## test stores of KV that need packages: S3 (moto), Moonca
 	$(PIP) install --quiet --upgrade --no-deps --target build/stores mooncake-transfer-engine-non-cuda nixl-cu12
 	PYTHONPATH=build/stores $(BIN)/python -m pytest tests/contract/test_stores.py $(ARGS)
 
-jax: $(VENV)/.dev  ## run step programs through JAX: on this CPU, on two virtual devices, and lowered for TPUs; under build/jax
+jax: $(VENV)/.dev  ## run step programs through JAX: on this CPU, on two virtual devices, and lowered for TPUs; ARGS="-m sample" runs a minute of it
 	$(PIP) install --quiet --upgrade --no-deps --target build/jax jax jaxlib ml_dtypes opt_einsum scipy
-	PYTHONPATH=build/jax $(BIN)/python -m pytest tests/jax $(ARGS)
+	PYTHONPATH=build/jax $(BIN)/python -m pytest $(if $(filter tests/%,$(ARGS)),,tests/jax) $(ARGS)
 
 fuzz: $(VENV)/.dev  ## attack parsers, files, messages and grammars with made-up inputs; ARGS="--seconds 3600 gguf" chooses
 	$(BIN)/python -m tests.fuzz.run $(ARGS)

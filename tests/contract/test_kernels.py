@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import LinearWeight
+from sylvan.kernels.api import ClampForm, Clamping, LinearWeight
 from sylvan.kernels.matmul.codes import Code, bits_of, paired
 from sylvan.kernels.matmul.weights import CodedWeight, Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import StepRun
@@ -342,6 +342,19 @@ def test_non_linearities_equal_reference(library: Library, dtype: torch.dtype, k
 
     assert_close(gated, ops.glu(x, kind), dtype)
     assert_close(plain, ops.activation(x, kind), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limit", [1.5, float("inf")])
+@pytest.mark.parametrize("form", ["gpt_oss", "inputs", "outputs"])
+def test_clamped_glu_equals_reference(
+    library: Library, dtype: torch.dtype, form: ClampForm, limit: float
+) -> None:
+    x, clamping = random(9, 144, dtype=dtype, scale=4.0), Clamping(limit, form, 1.7)
+
+    got = native(library, dtype, lambda r, v: ops.glu(v, "silu", clamping), [x])
+
+    assert_close(got, ops.glu(x, "silu", clamping), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

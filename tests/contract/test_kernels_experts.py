@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.api import ClampForm, Clamping, ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts import reference
 from sylvan.kernels.matmul.weights import DeferredWeight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import StepRun
@@ -103,11 +103,12 @@ def test_rows_go_to_the_experts_of_the_reference(
     assert torch.equal(counts - 1, wanted_load)
 
 
+@pytest.mark.parametrize("form", ["gpt_oss", "inputs", "outputs"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clamped_experts_with_biases_equal_the_reference(
-    library: Library, dtype: torch.dtype
+    library: Library, dtype: torch.dtype, form: ClampForm
 ) -> None:
-    weights = replace(stacks(dtype, 40, biased=True), alpha=1.702, limit=1.5)
+    weights = replace(stacks(dtype, 40, biased=True), clamping=Clamping(1.5, form, 1.702))
     routing = ROUTINGS["of the chosen"]
     x, logits = inputs(dtype, 33)
     want, _ = reference.experts(x, logits, routing, weights)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from jax import export
 
-from sylvan.kernels.api import AttentionLayer
+from sylvan.kernels.api import AttentionLayer, BlockPattern
 from sylvan.kernels.paged import reference
 from sylvan.kernels.xla.attention import Biases, HeadSpec, Tiles, attend, store
 from sylvan.kernels.xla.pallas import PallasAttend
@@ -23,6 +23,7 @@ SPECS = {
     "window": dataclasses.replace(SPEC, window=13),
     "chunk": dataclasses.replace(SPEC, chunk=20),
     "softcap": dataclasses.replace(SPEC, softcap=2.0),
+    "blocks": dataclasses.replace(SPEC, blocks=BlockPattern(size=4, near=3, stride=4, step=1)),
     "latent": dataclasses.replace(SPEC, num_kv_heads=1, value_dim=16),
 }
 LENGTHS = 41, 1, 16  # of three requests
@@ -51,12 +52,15 @@ def biases(spec, name):
     rng = np.random.default_rng(5)
     some = jnp.asarray(rng.normal(size=spec.num_heads), jnp.float32)
     far = jnp.asarray(rng.normal(size=(spec.num_heads, 9)), jnp.float32)
-    return {
+    found = {
         "none": Biases(),
         "sinks": Biases(sinks=some),
         "slopes": Biases(slopes=jnp.abs(some)),
         "distances": Biases(distances=far),
     }[name]
+    if spec.blocks is None:
+        return found
+    return found._replace(shifts=jnp.asarray(spec.blocks.shifts(spec.num_heads), jnp.int32))
 
 
 @pytest.mark.parametrize("rows", [1, 8], ids=["decode", "extend"])
@@ -74,11 +78,11 @@ def test_kernels_compute_what_jnp_computes(name, bias, rows):
 
 
 @pytest.mark.parametrize("bias", ["none", "sinks", "slopes", "distances"])
-@pytest.mark.parametrize("name", [name for name in SPECS if name != "chunk"])
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in {"chunk", "blocks"}])
 def test_jnp_computes_what_pytorch_computes(name, bias):
     spec, (q, keys, values, tiles) = SPECS[name], case(SPECS[name], 8)
     given = biases(spec, bias)
-    sinks, slopes, far = (None if x is None else torch.tensor(np.asarray(x)) for x in given)
+    sinks, slopes, far = (None if x is None else torch.tensor(np.asarray(x)) for x in given[:3])
     layer = AttentionLayer(
         index=0,
         num_heads=spec.num_heads,
@@ -127,15 +131,22 @@ def test_rows_are_stored_where_their_slots_are():
 
 @pytest.mark.parametrize("rows", [1, 16], ids=["decode", "extend"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize(
+    "also",
+    [{}, {"chunk": 64}, {"blocks": BlockPattern(size=64, near=16, stride=8, step=1)}],
+    ids=["plain", "chunk", "blocks"],
+)
 @pytest.mark.parametrize("heads", [(14, 2, 64, 64), (32, 8, 128, 128), (16, 1, 576, 512)])
-def test_kernels_are_lowered_for_tpus(heads, dtype, rows):
+def test_kernels_are_lowered_for_tpus(heads, also, dtype, rows):
     count, kv, dim, value = heads
-    spec = HeadSpec(num_heads=count, num_kv_heads=kv, head_dim=dim, value_dim=value, scale=0.1)
+    spec = HeadSpec(
+        num_heads=count, num_kv_heads=kv, head_dim=dim, value_dim=value, scale=0.1, **also
+    )
     q, keys, values, tiles = case(spec, rows, dtype)
 
     def run(q, keys, values, places, ends, tables):
         tiled = Tiles(tiles.rows, places, ends, tables)
-        return PallasAttend(interpret=False)(q, keys, values, tiled, spec, Biases())
+        return PallasAttend(interpret=False)(q, keys, values, tiled, spec, biases(spec, "none"))
 
     given = q, keys, values, tiles.places, tiles.ends, tiles.tables
     made = export.export(jax.jit(run), platforms=["tpu"])(*given)

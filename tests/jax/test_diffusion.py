@@ -6,7 +6,7 @@ import pytest
 
 from sylvan.kernels.native.library import describe
 from tests.parity.blocks import NEW, Blocks, prompts
-from tests.parity.published_blocks import FILLING, filling
+from tests.parity.published_blocks import FILLING, WHOLE, filling
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,7 +15,7 @@ pytestmark = [
 OPTIONS = {"device": "jax", "dtype": "float32", "max_samples": 64}
 
 
-@pytest.mark.parametrize("name", FILLING)
+@pytest.mark.parametrize("name", [*FILLING, *WHOLE])
 def test_blocks_are_filled_as_on_the_cpu(name, tmp_path):
     filling(name, tmp_path)
     given = prompts()[:3]

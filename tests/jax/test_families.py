@@ -13,7 +13,7 @@ from sylvan.protocol.errors import ConfigError
 from tests.jax.serving import on_cpu, on_jax
 from tests.parity import checkpoints, rare
 from tests.parity.checkpoints import VOCAB, write
-from tests.parity.published_blocks import FILLING
+from tests.parity.published_blocks import FILLING, WHOLE
 from tests.parity.published_models import PUBLISHED
 from tests.parity.reading import READING, START, ReadingServing, pair
 from tests.parity.serving import Serving
@@ -29,8 +29,11 @@ CONFIGS = {**checkpoints.FAMILIES, **rare.ALL}
 NATIVE = [
     name
     for name, row in TABLE.items()
-    if row["path"] == "native" and "cosine" not in row and name not in FILLING
+    if row["path"] == "native" and "cosine" not in row and name not in {**FILLING, **WHOLE}
 ]
+"""All that generate token by token; others are compared by test_vectors and test_diffusion."""
+SAMPLE = "deepseek-v2", "jamba", "phi3-small", "qwen3", "step3.5"
+DIVIDED_SAMPLE = ("qwen3",)
 NEW = 12
 LENGTHS = 40, 3, 17
 
@@ -47,6 +50,11 @@ def written(name, folder):
     return Serving, []
 
 
+def families(sample):
+    """All native families; `sample` are those that CI runs."""
+    return [pytest.param(n, marks=pytest.mark.sample) if n in sample else n for n in NATIVE]
+
+
 def runner_of(name):
     return "program" if TABLE[name]["runner"] == "program" else "auto"
 
@@ -55,9 +63,10 @@ def test_the_table_has_all_kinds():
     for kind in (CONFIGS, READING, PUBLISHED):
         assert any(name in kind for name in NATIVE)
     assert len(NATIVE) > 140
+    assert {*SAMPLE, *DIVIDED_SAMPLE} <= {*NATIVE}
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", families(SAMPLE))
 def test_greedy_tokens_are_those_of_the_native_program(name, tmp_path):
     serve, start = written(name, tmp_path)
     rng = np.random.default_rng(7)
@@ -83,7 +92,7 @@ def test_greedy_tokens_are_those_of_the_native_program(name, tmp_path):
     assert wrong == {}
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", families(DIVIDED_SAMPLE))
 def test_two_devices_give_the_tokens_of_one(name, tmp_path):
     serve, start = written(name, tmp_path)
     prompts = [start + [5, 6, 7, 8] * 6, start + [9, 10] * 8]

@@ -14,6 +14,7 @@ from sylvan.runtime.sampling.draw import draw
 from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch, SamplingSlots
 from sylvan.runtime.sampling.philox import uniform
 
+pytestmark = pytest.mark.sample
 ROWS, VOCAB = 64, 500
 
 

@@ -105,7 +105,8 @@ def check_devices() -> Iterable[Finding]:
     for row in sorted(rows, key=lambda row: bool(row.missing)):
         name = f"device {row.name}"
         if row.missing:
-            yield Finding("ok", name, f"not here: {row.missing} ({row.how})")
+            needs = f" ({row.how})" if row.how else ""
+            yield Finding("ok", name, f"not here: {row.missing}{needs}")
         else:
             cells = (f"{column}: {cell or 'none'}" for column, cell in row.cells.items())
             yield Finding("ok", name, f"{row.state}; {'; '.join(cells)}")

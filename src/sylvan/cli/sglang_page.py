@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sylvan.config.aliases import Alias, aliases, own_names
 from sylvan.config.fields import fields
+from sylvan.config.foreign import FOREIGN
 
 _INTRO = """\
 # SGLang's flags
@@ -14,6 +17,11 @@ Every flag of SGLang 0.5.23 is known here, in files and as a keyword of `sylvan.
 sets the field that is named; or it has no effect, and the start says why; or it asks for something
 that is not there, and the start is refused by name. Where a flag is refused, SGLang's default is
 accepted, since it asks for nothing. Fields: [configuration](config.md)."""
+_VALUES = """\
+## Values
+
+Backends, formats and devices that SGLang has by name and that are refused here, with what to use
+instead."""
 
 
 def markdown() -> str:
@@ -21,7 +29,16 @@ def markdown() -> str:
     answers = {name: f"sets `{name}`" for name in SAME}
     answers |= {name: _answer(a) for name, a in aliases().items() if name not in own_names()}
     rows = [f"| `--{name.replace('_', '-')}` | {answers[name]} |" for name in sorted(answers)]
-    return "\n".join([_INTRO, "", "| flag | here |", "|---|---|", *rows]) + "\n"
+    lines = [_INTRO, "", "| flag | here |", "|---|---|", *rows, "", _VALUES, ""]
+    lines += ["| field | value | instead |", "|---|---|---|", *_values()]
+    return "\n".join(lines) + "\n"
+
+
+def _values() -> Iterator[str]:
+    for path, known in FOREIGN.items():
+        for way in dict.fromkeys(known.values()):
+            names = ", ".join(f"`{name}`" for name in known if known[name] == way)
+            yield f"| `{path}` | {names} | {way} |"
 
 
 def _answer(alias: Alias) -> str:

@@ -389,7 +389,7 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "model_impl": ("choosing the model's implementation", "auto", "sglang"),
     "json_model_override_args": ("changes to the model's config.json", "{}", {}),
     "num_continuous_decode_steps": ("several decode steps in one", 1),
-    "sampling_backend": ("choosing the sampler", "pytorch", "auto"),
+    "sampling_backend": ("choosing the sampler (each device has one)", "pytorch", "auto"),
 }
 
 _REFUSED_SWITCHES = {

@@ -9,8 +9,8 @@ from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
 from sylvan.config.facts import KEEPS_CODES, Facts
 from sylvan.config.fields import get, nearest, size_text
-from sylvan.config.foreign import FOREIGN
-from sylvan.config.jax_rules import JAX_RULES
+from sylvan.config.foreign import instead_of
+from sylvan.config.jax_rules import JAX_RULES, KEYS_ON_JAX
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.quantization import ROUNDED_ROWS, STORED
@@ -60,12 +60,18 @@ def _unknown_options(case: RuleCase) -> Sequence[str]:
         known = case.facts.options.get(path)
         value = str(get(case.config, path))
         if known is not None and value not in (*known, "auto", "none"):
-            if way := FOREIGN.get(path, {}).get(value):
+            if way := instead_of(path, value):
                 lines.append(f"{path}={value} is not here: {way}")
                 continue
             hint = nearest(value, known) or f"; there is {', '.join(known) or 'none yet'}"
             lines.append(f"{path}: unknown {value!r}{hint}")
     return lines
+
+
+def _foreign_device(case: RuleCase) -> bool:
+    """Whether another message names the device and the way out."""
+    known, name = case.facts.options.get("device"), case.config.device
+    return known is not None and name not in known and bool(instead_of("device", name))
 
 
 def _memory_message(case: RuleCase) -> str:
@@ -350,7 +356,7 @@ RULES = (
     Rule(
         "no such device",
         ("device",),
-        lambda c: c.device is None,
+        lambda c: c.device is None and not _foreign_device(c),
         lambda c: "{device}: " + c.facts.absent.get(c.config.device, _NO_DEVICE),
     ),
     Rule(
@@ -411,13 +417,18 @@ RULES = (
     Rule(
         "runner not on this device",
         ("runner", "device"),
-        lambda c: c.device is not None and c.config.runner not in c.device.runners,
+        lambda c: c.device is not None and c.config.runner not in ("auto", *c.device.runners),
         "{runner} does not work with {device} here; leave runner at auto",
     ),
     Rule(
         "no attention fits",
         ("attention", "device", "runner", "cache.page_size", "cache.dtype"),
-        lambda c: c.device is not None and c.config.attention == "auto",
+        lambda c: (
+            c.device is not None
+            and c.config.attention == "auto"
+            and c.config.runner in ("auto", *c.device.runners)
+            and not KEYS_ON_JAX.broken(c)
+        ),
         "no attention backend fits {device}, {runner}, {cache.page_size} and {cache.dtype}; leave "
         "one of them at auto, or cache.dtype at model",
     ),
@@ -430,7 +441,11 @@ RULES = (
     Rule(
         "attention not with this runner",
         ("attention", "runner"),
-        lambda c: c.attention is not None and c.config.runner not in c.attention.runners,
+        lambda c: (
+            c.device is not None
+            and c.attention is not None
+            and c.config.runner not in ("auto", *c.attention.runners)
+        ),
         "{attention} is not part of {runner}; leave one of them at auto",
     ),
     Rule(

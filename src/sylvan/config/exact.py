@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sylvan.config.facts import DeviceFacts, Facts
+from sylvan.config.facts import ON_JAX, DeviceFacts, Facts
 from sylvan.config.tree import Config
 
 
@@ -51,7 +51,8 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
 
 def _without_kernels(device: DeviceFacts) -> DeterminismBlocker:
     if device.kind != "cpu":
-        cause = f"PyTorch multiplies matrices on {device.kind}, and its results depend on the batch"
+        library = "XLA" if device.kind in ON_JAX else "PyTorch"
+        cause = f"{library} multiplies matrices on {device.kind}, and results depend on the batch"
         return DeterminismBlocker(cause, "serve on device=cpu, or leave deterministic at auto")
     cause = "no native kernels are compiled here, and PyTorch's results depend on the batch"
     way = "install g++ and run python -m sylvan.kernels.build, or leave deterministic at auto"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from sylvan.config.facts import ON_JAX
 from sylvan.config.rules import Rule
 
+KEYS_ON_JAX = Rule(
+    "8-bit keys on JAX",
+    ("device", "cache.dtype"),
+    lambda c: c.config.cache.dtype != "model" and c.config.device in ON_JAX,
+    "{device}: pages of {cache.dtype} have no lowering to JAX; leave cache.dtype at model",
+)
 JAX_RULES: tuple[Rule, ...] = (
+    KEYS_ON_JAX,
     Rule(
         "devices of one process",
         ("parallel.devices", "device"),
@@ -22,11 +29,5 @@ JAX_RULES: tuple[Rule, ...] = (
         ),
         "{parallel.attention_dp}: {parallel.devices} on {device} do not divide into that many "
         "groups; choose a parallel.attention_dp that divides parallel.devices",
-    ),
-    Rule(
-        "8-bit keys on JAX",
-        ("device", "cache.dtype"),
-        lambda c: c.config.cache.dtype != "model" and c.config.device in ON_JAX,
-        "{device}: pages of {cache.dtype} have no lowering to JAX; leave cache.dtype at model",
     ),
 )

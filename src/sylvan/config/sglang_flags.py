@@ -141,10 +141,12 @@ REFUSED: Mapping[str, str] = {
     "several replicas": (
         "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
     ),
-    "expert parallelism": (
+    "choosing how rows reach experts of other ranks (--ep alone divides experts)": (
         "moe_a2a_backend=none deepep_mode=auto deepep_v2_mode=direct deepep_config= "
         "deepep_dispatcher_output_dtype=auto flashinfer_a2a_dispatch_type= fuseep_mode=2 "
-        "ep_dispatch_algorithm= "
+        "ep_dispatch_algorithm="
+    ),
+    "expert parallelism": (
         "eplb_algorithm=auto "
         "eplb_rebalance_layers_per_chunk= eplb_min_rebalancing_utilization_threshold=1.0 "
         "expert_distribution_recorder_mode= expert_distribution_recorder_buffer_size= "
@@ -160,14 +162,14 @@ REFUSED: Mapping[str, str] = {
         "enable_quant_communications flashinfer_allreduce_fusion_backend= "
         "enable_aiter_allreduce_fusion enable_fused_moe_sum_all_reduce"
     ),
-    "choosing kernels of experts": (
+    "choosing kernels of experts (they follow from the format, the rows and the chip)": (
         "moe_runner_backend=auto enable_w4a4_mxfp4_megamoe flashinfer_mxfp4_moe_precision=default"
     ),
-    "choosing kernels of matrices": (
+    "choosing kernels of matrices (they follow from the format, the rows and the chip)": (
         "fp8_gemm_runner_backend=auto fp8_gemm_backend=auto fp4_gemm_runner_backend=auto "
         "fp4_gemm_backend=auto bf16_gemm_backend=auto enable_tf32_matmul="
     ),
-    "attention kernels by kind of step": (
+    "attention kernels by kind of step (each backend has one for either)": (
         "prefill_attention_backend= decode_attention_backend= triton_attention_num_kv_splits=8 "
         "triton_attention_split_tile_size= flashinfer_mla_disable_ragged enable_lean_attention="
     ),
@@ -182,34 +184,40 @@ REFUSED: Mapping[str, str] = {
         "enable_scattered_sconv"
     ),
     "a head that multiplies in float32": "enable_fp32_lm_head",
-    "graphs other than by runner": (
+    "graphs other than by runner (graph captures whole steps, eager none)": (
         "cuda_graph_config= cuda_graph_backend_decode= cuda_graph_backend_prefill= "
         "cuda_graph_max_bs_decode= cuda_graph_max_bs_prefill= cuda_graph_bs_decode*= "
         "cuda_graph_bs_prefill= cuda_graph_max_seq_len_prefill= cuda_graph_prefill_max_context= "
         "disable_decode_cuda_graph disable_prefill_cuda_graph debug_cuda_graph "
         "enable_profile_cuda_graph enable_torch_compile_debug_mode torch_compile_max_bs=32"
     ),
+    "choosing kernels of linear attention (each device has one)": (
+        "linear_attn_backend=triton linear_attn_decode_backend= linear_attn_prefill_backend= "
+        "linear_attn_verify_backend="
+    ),
     "choosing kernels and forms of recurrent states": (
         "mamba_backend=triton mamba_ssm_dtype= mamba_max_states_per_path=-1 "
         "enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds=0 "
         "mamba_radix_cache_strategy=auto mamba_track_interval=256 enable_int8_mamba_checkpoint "
-        "int8_mamba_ckpt_size= linear_attn_backend=triton linear_attn_decode_backend= "
-        "linear_attn_prefill_backend= linear_attn_verify_backend= enable_linear_replayssm "
-        "linear_replayssm_cache_len=16 enable_linear_replayssm_spec"
+        "int8_mamba_ckpt_size= enable_linear_replayssm linear_replayssm_cache_len=16 "
+        "enable_linear_replayssm_spec"
     ),
     "diffusion language models": "dllm_algorithm= dllm_algorithm_config= dllm_fdfo=true",
+    "choosing kernels of the draft model (they are those of the served one)": (
+        "speculative_draft_attention_backend= speculative_moe_a2a_backend= "
+        "speculative_moe_runner_backend="
+    ),
     "speculative decoding of this kind": (
         "speculative_accept_threshold_acc=1.0 speculative_accept_threshold_single=1.0 "
         "speculative_adaptive_config= speculative_attention_mode=prefill "
         "speculative_dflash_block_size= speculative_domino_candidate_pool_size=2048 "
-        "speculative_draft_attention_backend= speculative_draft_kv_cache_dtype= "
+        "speculative_draft_kv_cache_dtype= "
         "speculative_draft_load_format= speculative_draft_model_quantization= "
         "speculative_draft_model_revision= speculative_draft_sink_size= "
         "speculative_draft_window_size= speculative_dsa_topk_backend=sgl-kernel "
         "speculative_dspark_align_verify_tokens_to_graph_tier speculative_dspark_block_size= "
         "speculative_dspark_confidence_sts_path= speculative_dspark_sps_table_path= "
-        "speculative_enable_w4a4_mxfp4_megamoe= speculative_moe_a2a_backend= "
-        "speculative_moe_runner_backend= speculative_ngram_capacity=10000000 "
+        "speculative_enable_w4a4_mxfp4_megamoe= speculative_ngram_capacity=10000000 "
         "speculative_ngram_external_sam_budget=0 "
         "speculative_ngram_match_type=BFS speculative_ngram_max_bfs_breadth=10 "
         "speculative_ngram_min_bfs_breadth=1 "
@@ -231,12 +239,13 @@ REFUSED: Mapping[str, str] = {
         "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 "
         "pdmux_config_path= sm_group_num=8"
     ),
+    "choosing attention of encoders (each device has one)": "mm_attention_backend=",
     "images, audio and video": (
         "encoder_only language_only language_model_only encoder_urls*=[] "
         "encoder_transfer_backend=auto encoder_bootstrap_port=8997 encoder_register_urls=[] "
         "enable_adaptive_dispatch_to_encoder enable_encoder_swa_bounded_replay "
         "enable_decoder_swa_bounded_replay= limit_mm_data_per_request= mm_process_config= "
-        "allowed_media_domains*=[] mm_enable_dp_encoder mm_attention_backend= "
+        "allowed_media_domains*=[] mm_enable_dp_encoder "
         "enable_broadcast_mm_inputs_process enable_prefix_mm_cache enable_mm_global_cache "
         "mm_global_cache_backend=mooncake mm_feature_transport= "
         "enable_precise_embedding_interpolation"

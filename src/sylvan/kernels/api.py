@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from sylvan.kernels.adapters import LoraLayer
 Dtype = Literal["f32", "bf16", "i32"]
 Rows = Literal["tokens", "outputs"]
 RouterScores = Literal["softmax", "softmax_chosen", "sigmoid", "sqrt_softplus", "sparsemixer"]
-Clamp = Literal["gpt_oss", "inputs", "outputs"]
+ClampForm = Literal["gpt_oss", "inputs", "outputs"]
 ActivationKind = Literal[
     "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu"
 ]
@@ -89,6 +89,30 @@ class KVScales:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPattern:
+    """Which blocks of `size` tokens a row sees (Phi-3-small).
+
+    Its own and the `near` - 1 before it, and of the others those whose number plus the `shift` of
+    the head is a multiple of `stride`. `first_head` is that of this rank.
+    """
+
+    size: int
+    near: int
+    stride: int
+    step: int
+    first_head: int = 0
+
+    @property
+    def dense(self) -> int:
+        """Longest text of which every row sees everything."""
+        return self.size * self.near
+
+    def shifts(self, heads: int) -> list[int]:
+        """The shift of each head of this rank."""
+        return [(self.first_head + head) * self.step + 1 for head in range(heads)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayer:
     """Definition of an attention layer; constant over the life of a model.
 
@@ -96,7 +120,7 @@ class AttentionLayer:
     `causal`, the window also covers later tokens. `kv_scales`: for pages of e4m3.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
-    those of an `AttentionVariant`, set only for backends that compute them.
+    those of an `AttentionVariant`; they and `blocks` are set only for backends that compute them.
     """
 
     index: int
@@ -112,6 +136,7 @@ class AttentionLayer:
     chunk: int | None = None
     slopes: torch.Tensor | None = None
     biases: torch.Tensor | None = None
+    blocks: BlockPattern | None = None
     kv_scales: KVScales | None = None
 
     @property
@@ -249,12 +274,26 @@ class ExpertRanks:
         return self.ranks.all_sum(every)
 
 
+class Clamping(NamedTuple):
+    """Keeps both factors of act(gate) * up within `limit`; gates are clamped from above only.
+
+    Attributes:
+        limit: May be infinite.
+        form: Clamps before the activation (`inputs`: DeepSeek V4) or after it (`outputs`: Step
+            3.5); `gpt_oss`: before it, and the product is (up + 1) gate sigmoid(alpha gate).
+        alpha: Of `gpt_oss`.
+    """
+
+    limit: float
+    form: ClampForm
+    alpha: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertWeights:
     """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
-    A quantised stack is one of quantised matrices. `limit` None: act(gate) * up; else a clamped
-    form of it, see `gating.reference.clamped_glu`. `lora` holds the adapters of `gate_up` and
+    A quantised stack is one of quantised matrices. `lora` holds the adapters of `gate_up` and
     `down`. `spread` says which ranks hold the other experts; None: all experts are here.
     """
 
@@ -263,16 +302,9 @@ class ExpertWeights:
     gate_up_bias: LinearWeight | None = None  # (E, 2 F), never quantised
     down_bias: LinearWeight | None = None  # (E, D)
     act: ActivationKind = "silu"
-    alpha: float = 1.0
-    limit: float | None = None
-    clamp: Clamp = "gpt_oss"
+    clamping: Clamping | None = None
     lora: tuple[LoraLayer, LoraLayer] | None = None
     spread: ExpertRanks | None = None
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels compute this form, besides the reference."""
-        return self.limit is None or self.clamp == "gpt_oss"
 
     @property
     def num_experts(self) -> int:
@@ -414,7 +446,9 @@ class Tracer(Protocol):
         """`ids` is the batch's ids."""
         ...
 
-    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor: ...
+    def glu(
+        self, gate_up: TracedTensor, kind: ActivationKind, clamping: Clamping | None
+    ) -> TracedTensor: ...
 
     def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor: ...
 

@@ -233,7 +233,7 @@ BROKEN = {
     ),
     "runner not on this device": ({"runner": "program"}, "runner=program does not work"),
     "no attention fits": (
-        {"runner": "program"},
+        {"cache.dtype": "int8"},
         "no attention backend fits",
     ),
     "attention not on this device": ({"attention": "elsewhere"}, "does not run on device=cpu"),
@@ -455,6 +455,21 @@ def test_formats_that_keep_rows_are_for_gpus_too():
     assert "quantization=w8a8 rounds rows to 8 bits, which only the CPU does" in text
 
 
+def test_8_bit_pages_on_jax_are_one_sentence():
+    jax = DeviceFacts(
+        kind="jax",
+        runners=("program",),
+        fast_dtypes=frozenset({"bfloat16"}),
+        available_bytes=1 << 34,
+    )
+    facts = make_facts(devices=make_facts().devices | {"jax": jax})
+    text = complaint({"device": "jax", "cache.dtype": "int8"}, facts)
+
+    assert text == (
+        "device=jax: pages of cache.dtype=int8 have no lowering to JAX; leave cache.dtype at model"
+    )
+
+
 def test_int8_pages_need_an_attention_that_reads_them(facts):
     assert "and cache.dtype=int8; leave one" in complaint({"cache.dtype": "int8"}, facts)
 
@@ -481,6 +496,12 @@ def test_a_device_that_is_not_there_says_why():
     text = complaint({"device": "cuda"}, facts)
 
     assert "device=cuda: no NVIDIA driver is loaded; choose device=cpu" in text.splitlines()
+
+
+def test_a_device_of_an_installed_package_says_why_it_is_not_there():
+    facts = make_facts(options={"device": ("cpu", "npu")}, absent={"npu": "no driver shows one"})
+
+    assert complaint({"device": "npu"}, facts) == "device=npu: no driver shows one"
 
 
 def test_all_broken_rules_are_reported_at_once(facts):
@@ -538,6 +559,11 @@ def inexact(**changes):
             {"device": "cuda", "attention": "elsewhere"},
             make_facts(devices={"cuda": DeviceFacts(kind="cuda", available_bytes=1 << 34)}),
             "PyTorch multiplies matrices on cuda",
+        ),
+        (
+            {"device": "jax"},
+            make_facts(devices={"jax": DeviceFacts(kind="jax", available_bytes=1 << 34)}),
+            "XLA multiplies matrices on jax",
         ),
     ],
 )

@@ -22,6 +22,8 @@ class AscendKind:
         dtypes=frozenset({"float32", "float16", "bfloat16"}),
         collective="hccl",
         automatic=True,
+        state="never run",
+        how="Ascend's driver, CANN, and torch-npu with its torch",
         opener="sylvan_ascend.device:open_npu",
     )
 

@@ -13,12 +13,20 @@ from functools import partial
 import torch
 
 from sylvan.kernels.adapters import DeviceRows, LoraLayer, LoraRows, LoraShape
-from sylvan.kernels.api import AttentionLayer, ExpertWeights, HeadNorm, KVScales, Rope, Routing
+from sylvan.kernels.api import (
+    AttentionLayer,
+    Clamping,
+    ExpertWeights,
+    HeadNorm,
+    KVScales,
+    Rope,
+    Routing,
+)
 from sylvan.kernels.collective.triton_sum import PeerBuffers, one_shot, two_shot
 from sylvan.kernels.copy.triton_copy import copy_pages, gather_pages, scatter_pages
 from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.experts.triton_route import route
-from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
+from sylvan.kernels.gating.triton_gating import activation, glu
 from sylvan.kernels.lora.triton_lora import grouped
 from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.triton_linear import gated_linear, linear
@@ -37,6 +45,7 @@ from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.triton_scan import TritonScans
 from sylvan.kernels.sparse.triton_sparse import attend_slots, choose_tokens
 
+GPT_OSS, STEP = Clamping(7.0, "gpt_oss", 1.702), Clamping(7.0, "outputs")
 BF16, F16, F32, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
 
@@ -314,7 +323,8 @@ def _row_cases() -> list[CompileCase]:
         CompileCase("silu glu", lambda: glu(wide, "silu"), sample=True),
         CompileCase("gelu glu", lambda: glu(wide, "gelu")),
         CompileCase("gelu tanh glu", lambda: glu(wide, "gelu_tanh")),
-        CompileCase("clamped glu", lambda: clamped_glu(wide, 1.702, 7.0)),
+        CompileCase("clamped glu", lambda: glu(wide, "silu", GPT_OSS)),
+        CompileCase("clamped outputs", lambda: glu(wide, "silu", STEP)),
         CompileCase("gelu", lambda: activation(wide, "gelu")),
         CompileCase("embedding", lambda: gather(_empty(151936, 4096), ids, 2.0, F32)),
         CompileCase("take rows", lambda: take_rows(stream, ids)),
@@ -356,14 +366,20 @@ def _sample_cases() -> list[CompileCase]:
     ]
 
 
-def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> object:
+def _experts(
+    rows: int,
+    dtype: torch.dtype = BF16,
+    *,
+    gpt_oss: bool = False,
+    clamping: Clamping | None = None,
+) -> object:
     dim, inner, count, top_k = (2880, 2880, 32, 4) if gpt_oss else (2048, 768, 128, 8)
     weights = ExpertWeights(
         gate_up=_empty(count, 2 * inner, dim, dtype=dtype),
         down=_empty(count, dim, inner, dtype=dtype),
         gate_up_bias=_empty(count, 2 * inner, dtype=dtype) if gpt_oss else None,
         down_bias=_empty(count, dim, dtype=dtype) if gpt_oss else None,
-        limit=7.0 if gpt_oss else None,
+        clamping=clamping,
     )
     routing = Routing(top_k=top_k, scale_inputs=gpt_oss)
     logits = _empty(rows, count, dtype=F32)
@@ -373,12 +389,13 @@ def _experts(rows: int, dtype: torch.dtype = BF16, *, gpt_oss: bool = False) -> 
 def _expert_cases() -> list[CompileCase]:
     return [
         CompileCase("experts, 1 row", lambda: _experts(1), sample=True),
-        CompileCase("experts, 1 row, gpt-oss", lambda: _experts(1, gpt_oss=True)),
+        CompileCase("experts, 1 row, gpt-oss", lambda: _experts(1, gpt_oss=True, clamping=GPT_OSS)),
         CompileCase("experts, 64 rows", lambda: _experts(64), sample=True),
         CompileCase("experts, 512 rows", lambda: _experts(512)),
         CompileCase("experts, 2048 rows", lambda: _experts(2048)),
         CompileCase("experts, 8192 rows", lambda: _experts(8192)),
-        CompileCase("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True)),
+        CompileCase("experts, gpt-oss", lambda: _experts(8192, gpt_oss=True, clamping=GPT_OSS)),
+        CompileCase("experts, step 3.5", lambda: _experts(8192, clamping=STEP)),
         CompileCase("experts, fp32", lambda: _experts(64, F32)),
     ]
 

@@ -39,7 +39,7 @@ def experts(
     assert isinstance(logits, torch.Tensor)
     stacks = weights.gate_up, weights.down
     known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
-    known = known and routing.has_kernels and weights.has_kernels
+    known = known and routing.has_kernels
     spread = weights.spread
     if spread is not None:
         known = known and not spread.all_to_all and weights.lora is None and x.device.type != "cpu"

@@ -10,7 +10,6 @@ from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.exchange import sum_by_owner
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
-from sylvan.kernels.gating.reference import clamped_glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
 from sylvan.kernels.matmul.reference import linear
 from sylvan.kernels.matmul.weights import QuantisedWeight
@@ -41,7 +40,7 @@ def experts(
     gate_up = _linear(inputs, weights.gate_up, weights.gate_up_bias, counts)
     if into is not None:
         lora_experts(inputs, gate_up, pairs, into)
-    inner = _gated(gate_up, weights)
+    inner = glu(gate_up, weights.act, weights.clamping)
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
@@ -56,13 +55,6 @@ def experts(
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
     total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
     return total_TD.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
-
-
-def _gated(gate_up: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """The gated activation between the two products. Shape: (P, 2 F) -> (P, F)."""
-    if weights.limit is None:
-        return glu(gate_up, weights.act)
-    return clamped_glu(gate_up, weights.act, weights.limit, weights.clamp, weights.alpha)
 
 
 def _linear(

@@ -17,11 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.api import ActivationKind, ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.api import ActivationKind, Clamping, ExpertWeights, LinearWeight, Routing
 from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_route import route
 from sylvan.kernels.experts.triton_row import row_experts
-from sylvan.kernels.gating.triton_gating import clamped_glu, gated, glu
+from sylvan.kernels.gating.triton_gating import clamp_arguments, gated, glu
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -57,7 +57,7 @@ def _product_kernel(
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    CLAMP: tl.constexpr,
     WHOLE: tl.constexpr,
     CODE: tl.constexpr,
     FOUR: tl.constexpr,
@@ -133,7 +133,7 @@ def _product_kernel(
         y = acc.to(y_ptr.dtype.element_ty)
         if GATE != "":
             gate, up = tl.split(tl.reshape(y.to(tl.float32), [ROWS, COLS // 2, 2]))
-            passed = gated(gate, up, alpha, limit, GATE, CLAMPED).to(y_ptr.dtype.element_ty)
+            passed = gated(gate, up, alpha, limit, GATE, CLAMP).to(y_ptr.dtype.element_ty)
             out = col_tile * (COLS // 2) + tl.arange(0, COLS // 2)
             out_at = y_ptr + pair[:, None] * (outputs // 2) + out[None, :]
             tl.store(out_at, passed, mask=real[:, None] & (out < outputs // 2)[None, :])
@@ -170,11 +170,10 @@ def _sum_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """The gated activation: act(gate) * up, or the clamped form if there is a limit."""
+    """The gated activation: act(gate) * up, within limits or not."""
 
     act: ActivationKind
-    alpha: float
-    limit: float | None
+    clamping: Clamping | None
 
 
 def experts(
@@ -200,7 +199,7 @@ def experts(
     places = ExpertTiles.of(ids_TK, num_experts, sizes.rows)
     x_TD = x_TD.contiguous()
     scaled = weights_TK if routing.scale_inputs else None
-    gate = _Gate(weights.act, weights.alpha, weights.limit)
+    gate = _Gate(weights.act, weights.clamping)
     into = (weights.gate_up, weights.gate_up_bias)
     out_of = (weights.down, weights.down_bias)
     if weights.lora is not None and has_adapters:
@@ -210,10 +209,7 @@ def experts(
         if scaled is not None:
             x_PD = (x_PD.float() * scaled.flatten()[:, None]).to(x_TD.dtype)
         lora_experts(x_PD, gate_up, pairs, weights.lora[0])
-        if weights.limit is None:
-            h_PF = glu(gate_up, weights.act)
-        else:
-            h_PF = clamped_glu(gate_up, weights.alpha, weights.limit)
+        h_PF = glu(gate_up, weights.act, weights.clamping)
         pairs_PD = _product(h_PF, out_of, places, sizes, 1)
         lora_experts(h_PF, pairs_PD, pairs, weights.lora[1])
     else:
@@ -256,7 +252,7 @@ def _spread_experts(
     places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
     places.owners.masked_fill_(places.owners == count, -1)
     scaled = weights_TK if routing.scale_inputs else None
-    gate = _Gate(weights.act, weights.alpha, weights.limit)
+    gate = _Gate(weights.act, weights.clamping)
     into, out_of = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
     h_PF = _product(x_TD.contiguous(), into, places, sizes, top_k, shares=scaled, gate=gate)
     pairs_PD = _product(h_PF, out_of, places, sizes, 1)
@@ -303,7 +299,7 @@ def _product(
     if isinstance(stack, CodedWeight) and stack.order is not None:
         x = x.index_select(-1, stack.order)
     assert matrix.is_contiguous()
-    limit = None if gate is None else gate.limit
+    alpha, limit, form = clamp_arguments(None if gate is None else gate.clamping)
     y = x.new_empty(len(x) * pairs_of_row, outputs if gate is None else outputs // 2)
     launch_early(
         _product_kernel,
@@ -319,15 +315,15 @@ def _product(
         outputs,
         inputs,
         x.stride(0),
-        gate.alpha if gate is not None else 1.0,
-        0.0 if limit is None else limit,
+        alpha,
+        limit,
         *coded,
         groups,
         PAIRS_OF_ROW=pairs_of_row,
         SCALED=shares is not None,
         BIAS=bias is not None,
         GATE="" if gate is None else gate.act,
-        CLAMPED=limit is not None,
+        CLAMP=form,
         WHOLE=inputs % sizes.inner == 0,
         **constants,
         ROWS=sizes.rows,

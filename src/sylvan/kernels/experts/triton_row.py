@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.api import ExpertWeights, Routing
-from sylvan.kernels.gating.triton_gating import gated
+from sylvan.kernels.gating.triton_gating import clamp_arguments, gated
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, power_of_two, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -35,7 +35,7 @@ def _gate_kernel(
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    CLAMP: tl.constexpr,
     WHOLE: tl.constexpr,
     COLS: tl.constexpr,
     INNER: tl.constexpr,
@@ -66,7 +66,7 @@ def _gate_kernel(
     # round where the reference stores
     gate = gate.to(h_ptr.dtype.element_ty).to(tl.float32)
     up = up.to(h_ptr.dtype.element_ty).to(tl.float32)
-    h = gated(gate, up, alpha, limit, GATE, CLAMPED)
+    h = gated(gate, up, alpha, limit, GATE, CLAMP)
     tl.store(h_ptr + nth * inner + col, h.to(h_ptr.dtype.element_ty), mask=wanted)
 
 
@@ -141,6 +141,7 @@ def row_experts(
     arch = arch_of(x_1D)
     into, out_of = tile("row gate", outputs, 2, arch), tile("row down", inner, 2, arch)
     h_KF = x_1D.new_empty(len(ids_K), inner)
+    alpha, limit, form = clamp_arguments(weights.clamping)
     launch_early(
         _gate_kernel,
         (ceil_div(inner, into.cols), len(ids_K)),
@@ -152,12 +153,12 @@ def row_experts(
         h_KF,
         inner,
         outputs,
-        weights.alpha,
-        weights.limit or 0.0,
+        alpha,
+        limit,
         SCALED=routing.scale_inputs,
         BIAS=weights.gate_up_bias is not None,
         GATE=weights.act,
-        CLAMPED=weights.limit is not None,
+        CLAMP=form,
         WHOLE=outputs % into.inner == 0 and inner % into.cols == 0,
         COLS=into.cols,
         INNER=into.inner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import ActivationKind, TracedTensor, X
+from sylvan.kernels.api import ActivationKind, Clamping, TracedTensor, X
 from sylvan.kernels.gating import reference
 from sylvan.kernels.gpu.choice import KernelDispatch
 
@@ -12,11 +12,11 @@ _glu = KernelDispatch("gating.glu", reference.glu)
 _activation = KernelDispatch("gating.activation", reference.activation)
 
 
-def glu(gate_up: X, kind: ActivationKind) -> X:
+def glu(gate_up: X, kind: ActivationKind, clamping: Clamping | None = None) -> X:
     """act(gate) * up of rows [gate | up]. Shape: (T, 2 F) to (T, F); rounded once."""
     if isinstance(gate_up, TracedTensor):
-        return gate_up.tracer.glu(gate_up, kind)
-    return _glu.on(gate_up)(gate_up, kind)
+        return gate_up.tracer.glu(gate_up, kind, clamping)
+    return _glu.on(gate_up)(gate_up, kind, clamping)
 
 
 def activation(x: X, kind: ActivationKind) -> X:

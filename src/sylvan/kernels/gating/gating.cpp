@@ -40,15 +40,23 @@ template <class T> void glu(const Glu& op, const Step& s, int64_t r) {
     int cols = op.cols;
     const T *gate = at<T>(op.gate_up, s) + r * stride(2 * cols), *up = gate + cols;
     T* out = at<T>(op.out, s) + r * stride(cols);
-    if (op.clamped) {  // both halves clamped, up plus one, the sigmoid of alpha times gate
-        vf limit = splat(op.limit), alpha = splat(op.alpha);
+    vf limit = splat(op.limit), alpha = splat(op.alpha);
+    auto within = [=](const T* x) { return min(max(get(x), -limit), limit); };
+    if (op.clamp == ClampForm::GPT_OSS)
         each(out, cols, [=](int i) {
-            vf g = min(get(gate + i), limit), u = min(max(get(up + i), -limit), limit);
-            return (u + 1.f) * g * sigmoid(g * alpha);
+            vf g = min(get(gate + i), limit);
+            return (within(up + i) + 1.f) * g * sigmoid(g * alpha);
         });
-    } else
+    else
         by_function(op.function, [=](auto f) {
-            each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); });
+            if (op.clamp == ClampForm::INPUTS)
+                each(out, cols,
+                     [=](int i) { return f(min(get(gate + i), limit)) * within(up + i); });
+            else if (op.clamp == ClampForm::OUTPUTS)
+                each(out, cols,
+                     [=](int i) { return min(f(get(gate + i)), limit) * within(up + i); });
+            else
+                each(out, cols, [=](int i) { return f(get(gate + i)) * get(up + i); });
         });
     quantise_row(op.quantised, cols, s, r, out);
 }

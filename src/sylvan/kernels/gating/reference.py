@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch.nn import functional as F
 
-from sylvan.kernels.api import ActivationKind, Clamp
+from sylvan.kernels.api import ActivationKind, Clamping
 
 _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
@@ -24,30 +24,18 @@ _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyT
 )
 
 
-def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    gate, up = gate_up.float().chunk(2, -1)
-    return (_FUNCTIONS[kind](gate) * up).to(gate_up.dtype)
-
-
-def clamped_glu(
-    gate_up: torch.Tensor,
-    kind: ActivationKind,
-    limit: float,
-    clamp: Clamp,
-    alpha: float = 1.0,
+def glu(
+    gate_up: torch.Tensor, kind: ActivationKind, clamping: Clamping | None = None
 ) -> torch.Tensor:
-    """`glu` with both factors within `limit`. Shape: (T, 2 F) -> (T, F).
-
-    Gates are clamped from above only. `clamp` says when: `inputs` before the activation
-    (DeepSeek V4), `outputs` after it (Step 3.5); `gpt_oss` before, and (up + 1) is multiplied by
-    gate * sigmoid(alpha * gate).
-    """
     gate, up = gate_up.float().chunk(2, -1)
+    if clamping is None:
+        return (_FUNCTIONS[kind](gate) * up).to(gate_up.dtype)
+    limit, form, alpha = clamping
     up = up.clamp(-limit, limit)
-    if clamp == "outputs":
+    if form == "outputs":
         return (_FUNCTIONS[kind](gate).clamp(max=limit) * up).to(gate_up.dtype)
     gate = gate.clamp(max=limit)
-    if clamp == "inputs":
+    if form == "inputs":
         return (_FUNCTIONS[kind](gate) * up).to(gate_up.dtype)
     return ((up + 1) * gate * torch.sigmoid(gate * alpha)).to(gate_up.dtype)
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.api import ActivationKind
+from sylvan.kernels.api import ActivationKind, Clamping
 from sylvan.kernels.gpu.launch import launch_early
 from sylvan.kernels.gpu.tiles import ceil_div
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -49,13 +49,19 @@ def _act(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gated(gate, up, alpha, limit, KIND: tl.constexpr, CLAMPED: tl.constexpr):
-    """act(gate) * up, or GPT-OSS's clamped form of it; float32."""
-    if CLAMPED:
-        gate = tl.minimum(gate, limit)
+def gated(gate, up, alpha, limit, KIND: tl.constexpr, CLAMP: tl.constexpr):
+    """act(gate) * up, clamped as `Clamping.form` says unless that is empty; float32."""
+    if CLAMP != "":
         up = tl.minimum(tl.maximum(up, -limit), limit)
+        if CLAMP != "outputs":
+            gate = tl.minimum(gate, limit)
+    if CLAMP == "gpt_oss":
         y = (up + 1.0) * gate * _sigmoid(gate * alpha)
+    elif CLAMP == "outputs":
+        y = tl.minimum(_act(gate, KIND), limit) * up
     else:
+        if CLAMP != "":
+            tl.static_assert(CLAMP == "inputs")
         y = _act(gate, KIND) * up
     return y
 
@@ -69,7 +75,7 @@ def _glu_kernel(
     alpha,
     limit,
     KIND: tl.constexpr,
-    CLAMPED: tl.constexpr,
+    CLAMP: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -79,7 +85,7 @@ def _glu_kernel(
     inside = col < width
     gate = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + width + col, mask=inside, other=0.0).to(tl.float32)
-    y = gated(gate, up, alpha, limit, KIND, CLAMPED)
+    y = gated(gate, up, alpha, limit, KIND, CLAMP)
     tl.store(y_ptr + row * width + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -93,24 +99,15 @@ def _activation_kernel(
     tl.store(y_ptr + i, _act(x, KIND).to(y_ptr.dtype.element_ty), mask=i < total)
 
 
-def glu(gate_up: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
-    return _glu(gate_up, kind, None)
-
-
-def clamped_glu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """GPT-OSS's form: both halves clamped, up plus one, sigmoid of alpha times gate."""
-    return _glu(gate_up, "silu", (alpha, limit))
-
-
-def _glu(
-    gate_up: torch.Tensor, kind: ActivationKind, clamp: tuple[float, float] | None
+def glu(
+    gate_up: torch.Tensor, kind: ActivationKind, clamping: Clamping | None = None
 ) -> torch.Tensor:
     rows = gate_up.reshape(-1, gate_up.shape[-1])
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     width = rows.shape[1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
-    alpha, limit = clamp or (1.0, 0.0)
+    alpha, limit, form = clamp_arguments(clamping)
     launch_early(
         _glu_kernel,
         (len(rows), ceil_div(width, _BLOCK)),
@@ -121,10 +118,17 @@ def _glu(
         alpha,
         limit,
         KIND=kind,
-        CLAMPED=clamp is not None,
+        CLAMP=form,
         BLOCK=_BLOCK,
     )
     return out
+
+
+def clamp_arguments(clamping: Clamping | None) -> tuple[float, float, str]:
+    """Alpha, limit and form, as kernels take them."""
+    if clamping is None:
+        return 1.0, 0.0, ""
+    return clamping.alpha, clamping.limit, clamping.form
 
 
 def activation(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:

@@ -94,7 +94,7 @@ def _row_kernel(
         # round as if they had been stored in between
         gate = y.to(y_ptr.dtype.element_ty).to(tl.float32)
         up = up.to(y_ptr.dtype.element_ty).to(tl.float32)
-        y = gated(gate, up, 1.0, 0.0, GATE, False)
+        y = gated(gate, up, 1.0, 0.0, GATE, "")
     tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=wanted)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from sylvan.kernels.api import (
     ActivationKind,
+    Clamping,
     Dtype,
     LinearWeight,
     Rows,
@@ -23,8 +24,8 @@ from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.copies import VectorCopy
 from sylvan.kernels.native.graph import Graph, ProgramLimits
-from sylvan.kernels.native.opset import Function, Linear
-from sylvan.kernels.native.schema import Op
+from sylvan.kernels.native.opset import ClampForm, Function, Glu, Linear
+from sylvan.kernels.native.schema import BufferRef, Op
 
 MOST_PARTS = 8
 """Maximum number of equal input parts of a product, summed over a tree; see `PART_LEVELS`."""
@@ -39,6 +40,28 @@ def padded(cols: int) -> int:
 def function_of(kind: ActivationKind) -> Function:
     """Return the library's function for an activation."""
     return Function[kind.upper()]
+
+
+def glu_of(
+    gate_up: TracedTensor,
+    out: TracedTensor,
+    kind: ActivationKind,
+    clamping: Clamping | None,
+    *,
+    groups: BufferRef = None,
+) -> Glu:
+    """The op of a gated activation."""
+    limit, form, alpha = clamping or (0.0, "none", 1.0)
+    return Glu(
+        gate_up=gate_up.id,
+        groups=groups,
+        out=out.id,
+        cols=out.cols,
+        function=function_of(kind),
+        clamp=ClampForm[form.upper()],
+        alpha=alpha,
+        limit=limit,
+    )
 
 
 class ProgramBuilder:

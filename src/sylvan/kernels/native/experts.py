@@ -19,13 +19,12 @@ from sylvan.kernels.api import (
     Unsupported,
 )
 from sylvan.kernels.memory import Bytes, allocate
-from sylvan.kernels.native.builder import ELEMENT_BYTES, ProgramBuilder, function_of, padded
+from sylvan.kernels.native.builder import ELEMENT_BYTES, ProgramBuilder, glu_of, padded
 from sylvan.kernels.native.lora import trace_lora_pairs, trace_lora_rows
 from sylvan.kernels.native.opset import (
     ExpertCombine,
     ExpertSum,
     GatherRows,
-    Glu,
     MoeAlign,
     RankMemory,
     Route,
@@ -143,17 +142,7 @@ def _experts(
     if weights.lora and tables:
         trace_lora_rows(builder, read, gate_up, weights.lora[0], tables[0])
     inner = builder.new(gate_up.cols // 2, None, gate_up)
-    glu = Glu(
-        gate_up=gate_up.id,
-        groups=some,
-        out=inner.id,
-        cols=inner.cols,
-        function=function_of(weights.act),
-        clamped=weights.limit is not None,
-        alpha=weights.alpha,
-        limit=weights.limit or 0.0,
-    )
-    builder.emit(glu, inner)
+    builder.emit(glu_of(gate_up, inner, weights.act, weights.clamping, groups=some), inner)
     written = _linear(builder, inner, weights.down, weights.down_bias, align.groups)
     if weights.lora and tables:
         trace_lora_rows(builder, inner, written, weights.lora[1], tables[1])
@@ -226,8 +215,6 @@ def _check_sizes(
     builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
 ) -> None:
     builder.expect(x, "experts")
-    if not weights.has_kernels:
-        raise Unsupported(f"experts with clamped {weights.clamp}")
     num_experts, most = weights.num_experts, builder.constants
     if num_experts > most.max_experts or most_chosen > most.max_chosen:
         raise Unsupported(

@@ -13,6 +13,7 @@ from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
     AttentionVariant,
+    Clamping,
     Communicator,
     Dtype,
     ExpertWeights,
@@ -30,7 +31,7 @@ from sylvan.kernels.api import (
 from sylvan.kernels.matmul.pack import as_bytes
 from sylvan.kernels.memory import Bytes, allocate
 from sylvan.kernels.native.binding import Constants
-from sylvan.kernels.native.builder import ProgramBuilder, function_of, padded
+from sylvan.kernels.native.builder import ProgramBuilder, function_of, glu_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
 from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
@@ -45,7 +46,6 @@ from sylvan.kernels.native.opset import (
     Cast,
     Clamp,
     Embed,
-    Glu,
     KVPages,
     LayerNorm,
     PageFormat,
@@ -235,11 +235,12 @@ class NativeTracer:
             raise Unsupported("adapters on ids that are not those of a step")
         return trace_lora_embedding(self._builder, y, layer)
 
-    def glu(self, gate_up: TracedTensor, kind: ActivationKind) -> TracedTensor:
+    def glu(
+        self, gate_up: TracedTensor, kind: ActivationKind, clamping: Clamping | None
+    ) -> TracedTensor:
         self._builder.expect(gate_up, "glu")
         out = self._builder.new(gate_up.cols // 2, None, gate_up)
-        op = Glu(gate_up=gate_up.id, out=out.id, cols=out.cols, function=function_of(kind))
-        self._builder.emit(op, out)
+        self._builder.emit(glu_of(gate_up, out, kind, clamping), out)
         return out
 
     def activation(self, x: TracedTensor, kind: ActivationKind) -> TracedTensor:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from sylvan.kernels.api import BlockPattern
+
 Array: TypeAlias = jax.Array
 
 
@@ -57,6 +59,7 @@ class HeadSpec:
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    blocks: BlockPattern | None = None
 
     @property
     def group(self) -> int:
@@ -65,17 +68,19 @@ class HeadSpec:
 
 
 class Biases(NamedTuple):
-    """Additions to scores, float32; None: nothing.
+    """Numbers of heads that change scores, float32, or hide tokens; None: nothing.
 
     Attributes:
         sinks: A logit of each head that takes part in the softmax but carries no value (H,).
         slopes: Amount by which a head's scores decrease per token of distance (H,).
         distances: Bias at distances 0 to E - 1; the last one also applies beyond (H, E).
+        shifts: Where `BlockPattern` shows far blocks, int32 (H,).
     """
 
     sinks: Array | None = None
     slopes: Array | None = None
     distances: Array | None = None
+    shifts: Array | None = None
 
 
 class Attend(Protocol):
@@ -121,13 +126,15 @@ def attend(
     q = q_NBHD.reshape(tiles_N, rows_B, kv, group, spec.head_dim).astype(jnp.float32)
     exact = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("nbkgd,nkld->nkgbl", q, k_NKLD.astype(jnp.float32), precision=exact)
-    sinks, slopes, distances = (None if x is None else x.reshape(kv, group, 1, -1) for x in biases)
+    sinks, slopes, distances, shifts = (
+        None if x is None else x.reshape(kv, group, 1, -1) for x in biases
+    )
     own, ends = tiles.places[:, None, None, :, None], tiles.ends[:, None, None, :, None]
     key = jnp.arange(k_NKLD.shape[2], dtype=jnp.int32)
     scores = biased(scores * spec.scale, (key, own), spec, slopes)
     if distances is not None:
         scores = scores + _of_distance(distances, tiles.places[:, :, None] - key)
-    seen = sees(key, own, ends, spec)
+    seen = sees((key, own), ends, spec, shifts)
     weights = softmax(jnp.where(seen, scores, -jnp.inf), sinks)
     out = jnp.einsum("nkgbl,nklv->nbkgv", weights, v_NKLV.astype(jnp.float32), precision=exact)
     return out.reshape(tiles_N, rows_B, spec.num_heads, spec.value_dim).astype(q_NBHD.dtype)
@@ -151,13 +158,21 @@ def _of_distance(biases_KGE: Array, distance_NBL: Array) -> Array:
     return found.reshape(found.shape[0], *biases_KGE.shape[:2], *found.shape[2:])
 
 
-def sees(key: Any, own: Any, ends: Any, spec: HeadSpec) -> Array:
-    """Whether a row at place `own` sees a token at place `key`."""
+def sees(places: tuple[Any, Any], ends: Any, spec: HeadSpec, shifts: Array | None) -> Array:
+    """Whether a row sees a token; `places` are those of the token and of the row.
+
+    Kernels divide by `lax`: for the signs of `//`, Pallas must know the chip.
+    """
+    div, (key, own) = jax.lax.div, places
     seen = key < ends
     if spec.window:
         seen &= key > own - spec.window
     if spec.chunk:
-        seen &= key // spec.chunk == own // spec.chunk
+        seen &= div(key, spec.chunk) == div(own, spec.chunk)
+    if spec.blocks is not None and shifts is not None:
+        block = div(key, spec.blocks.size)
+        far = jax.lax.rem(block + shifts, spec.blocks.stride) == 0
+        seen &= far | (div(own, spec.blocks.size) - block < spec.blocks.near)
     return seen
 
 

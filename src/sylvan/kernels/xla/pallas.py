@@ -35,6 +35,7 @@ def _kernel(
     ends_ref: Any,
     sinks_ref: Any,
     slopes_ref: Any,
+    shifts_ref: Any,
     out_ref: Any,
     top_ref: Any,
     total_ref: Any,
@@ -65,7 +66,7 @@ def _kernel(
         own, ends = places_ref[0], ends_ref[0]  # (R, 1)
         key = page * page_size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         scores = biased(scores * spec.scale, (key, own), spec, slopes_ref[0])
-        seen = sees(key, own, ends, spec)
+        seen = sees((key, own), ends, spec, shifts_ref[0])
         scores = jnp.where(seen, scores, _LEAST)
         before = top_ref[...]
         top = jnp.maximum(before, scores.max(-1, keepdims=True))
@@ -147,8 +148,10 @@ def _attend(
     count, heads, rows, _ = q_NKRD.shape
     page_size, most = keys.shape[2], tiles.tables.shape[1]
     repeated = (jnp.repeat(x, spec.group, axis=1)[..., None] for x in (tiles.places, tiles.ends))
-    sinks, slopes = (
-        _of_rows(x, spec, rows, low) for x, low in zip(biases[:2], (_LEAST, 0.0), strict=True)
+    by_row = (
+        _of_rows(biases.sinks, spec, rows, jnp.float32(_LEAST)),
+        _of_rows(biases.slopes, spec, rows, jnp.float32(0)),
+        _of_rows(biases.shifts, spec, rows, jnp.int32(0)),
     )
     index = _Index(most)
     page = pl.BlockSpec((1, 1, page_size, keys.shape[3]), index.page)
@@ -158,7 +161,7 @@ def _attend(
         in_specs.append(pl.BlockSpec((1, 1, page_size, values.shape[3]), index.page))
         given.append(values)
     in_specs += [pl.BlockSpec((1, rows, 1), index.row)] * 2
-    in_specs += [pl.BlockSpec((1, rows, 1), index.head)] * 2
+    in_specs += [pl.BlockSpec((1, rows, 1), index.head)] * len(by_row)
     kernel = functools.partial(_kernel, spec=spec, page_size=page_size)
     if values is None:
         kernel = _without_values(kernel)
@@ -178,7 +181,7 @@ def _attend(
         out_shape=jax.ShapeDtypeStruct((count, heads, rows, spec.value_dim), q_NKRD.dtype),
         interpret=interpret,
     )
-    return call(tiles.tables, _spans(tiles, spec, page_size), *given, *repeated, sinks, slopes)
+    return call(tiles.tables, _spans(tiles, spec, page_size), *given, *repeated, *by_row)
 
 
 class _Index:
@@ -238,10 +241,10 @@ def _rows(out_NKRV: Array, rows: int, spec: HeadSpec) -> Array:
     return out.transpose(0, 2, 1, 3, 4).reshape(count, rows, spec.num_heads, spec.value_dim)
 
 
-def _of_rows(x_H: Array | None, spec: HeadSpec, rows: int, absent: float) -> Array:
-    """Numbers of heads for each row of a tile: float32 (K, R, 1)."""
+def _of_rows(x_H: Array | None, spec: HeadSpec, rows: int, absent: Array) -> Array:
+    """Numbers of heads for each row of a tile, of the type of `absent`: (K, R, 1)."""
     if x_H is None:
-        return jnp.full((spec.num_kv_heads, rows, 1), absent, jnp.float32)
-    by_head = x_H.astype(jnp.float32).reshape(spec.num_kv_heads, 1, spec.group)
+        return jnp.full((spec.num_kv_heads, rows, 1), absent)
+    by_head = x_H.astype(absent.dtype).reshape(spec.num_kv_heads, 1, spec.group)
     shape = spec.num_kv_heads, rows // spec.group, spec.group
     return jnp.broadcast_to(by_head, shape).reshape(spec.num_kv_heads, rows, 1)

@@ -18,6 +18,7 @@ from sylvan.kernels.native.opset import (
     Add,
     Cast,
     Clamp,
+    ClampForm,
     Embed,
     Function,
     Glu,
@@ -124,9 +125,14 @@ def glu(v: Values, op: Glu) -> None:
     """A function of the first half of each row, times the second half."""
     halves = v.parts(op.gate_up, (op.cols, op.cols))
     gate, up = (half.astype(jnp.float32) for half in halves)
-    if op.clamped:
-        gate, up = jnp.minimum(gate, op.limit), jnp.clip(up, -op.limit, op.limit)
+    if op.clamp != ClampForm.NONE:
+        up = jnp.clip(up, -op.limit, op.limit)
+    if op.clamp in {ClampForm.GPT_OSS, ClampForm.INPUTS}:
+        gate = jnp.minimum(gate, op.limit)
+    if op.clamp == ClampForm.GPT_OSS:
         out = (up + 1) * gate * jax.nn.sigmoid(gate * op.alpha)
+    elif op.clamp == ClampForm.OUTPUTS:
+        out = jnp.minimum(FUNCTIONS[op.function](gate), op.limit) * up
     else:
         out = FUNCTIONS[op.function](gate) * up
     v.put(op.out, out, op)

@@ -32,7 +32,7 @@ class AttentionCaps:
     machine. Backends that call PyTorch or cuBLAS, which choose kernels by shape, or that have a
     separate decode kernel, cannot promise this. `row_ends`: rows may see later tokens
     (`ForwardBatch.row_ends`). `variants`: it computes `chunk` and `slopes` of a layer;
-    `biases`: it also computes `biases` of a layer. `runners`: step runners that it works with.
+    `biases`, `blocks`: it also computes these. `runners`: step runners that it works with.
     `kv_dtypes`: values of `cache.dtype` that it reads; `dtypes` and `max_head_dim`: what it
     computes with; None: anything. `from_projection`: it is a `FusedAttention`. `kv_scales`: it
     stores and reads by the scales of a layer.
@@ -45,6 +45,7 @@ class AttentionCaps:
     row_ends: bool = False
     variants: bool = False
     biases: bool = False
+    blocks: bool = False
     graph_capture: bool = False
     runners: frozenset[str] = frozenset({"eager"})
     kv_dtypes: frozenset[str] = frozenset({"model"})

@@ -7,12 +7,12 @@ Shapes: T rows of a request, N query heads, K key heads, H columns, S tokens of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
+from sylvan.kernels.api import AttentionLayer, BlockPattern, Rope, TracedTensor, Unsupported, X
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -20,40 +20,12 @@ from sylvan.runtime.layers.attention import PagedAttention
 _MOST = 1 << 24  # scores at a time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockPattern:
-    """Which blocks of `size` tokens a row sees.
-
-    Its own and the `near` - 1 before it, and of the others those whose number plus 1 plus `step`
-    times that of the head is a multiple of `stride`. `first_head` is that of this rank.
-    """
-
-    size: int
-    near: int
-    stride: int
-    step: int
-    first_head: int = 0
-
-    @property
-    def dense(self) -> int:
-        """Longest text of which every row sees everything."""
-        return self.size * self.near
-
-    def hidden(self, first: int, rows: int, length: int, heads: int) -> torch.Tensor:
-        """Which tokens rows from position `first` on do not see. Shape: bool (N, rows, S)."""
-        own, tokens = torch.arange(first, first + rows)[:, None], torch.arange(length)
-        shift_N1 = (self.first_head + torch.arange(heads))[:, None] * self.step + 1
-        block = tokens // self.size
-        passed = (block + shift_N1) % self.stride != 0
-        return (tokens > own) | ((own // self.size - block >= self.near) & passed[:, None])
-
-
 class BlockSparseAttention(PagedAttention):
     """Texts that are short enough are attended to by the backend, as a whole."""
 
     def __init__(self, layer: AttentionLayer, rope: Rope | None, pattern: BlockPattern) -> None:
         super().__init__(layer, rope)
-        self._pattern = pattern
+        self._pattern, self._with_blocks = pattern, replace(layer, blocks=pattern)
 
     @property
     def reads_pages(self) -> bool:
@@ -70,6 +42,8 @@ class BlockSparseAttention(PagedAttention):
     def _attended(self, qkv: Any, batch: ForwardBatch) -> torch.Tensor:
         layer, positions_T = self.layer, batch.positions_T
         heads = reference.split_heads(qkv, layer, positions_T, self.rope, (None, None))
+        if batch.attention.caps.blocks:
+            return batch.attention.run(self._with_blocks, *heads, batch).flatten(1)
         if int(batch.kv_lens_R.max()) <= self._pattern.dense:
             return batch.attention.run(layer, *heads, batch).flatten(1)
         q_TNH, k_TKH, v_TKH = heads
@@ -96,8 +70,17 @@ class BlockSparseAttention(PagedAttention):
         step = max(1, _MOST // (q_TNH.shape[1] * length))
         for start in range(0, len(q_TNH), step):
             q_NTH = q_TNH[start : start + step].float().transpose(0, 1)
-            hidden = self._pattern.hidden(first + start, q_NTH.shape[1], length, len(q_NTH))
+            hidden = self._hidden(first + start, q_NTH.shape[1], length, len(q_NTH))
             scores_NTS = q_NTH @ k_NHS * self.layer.scale
             scores_NTS = scores_NTS.masked_fill(hidden.to(scores_NTS.device), float("-inf"))
             parts.append((scores_NTS.softmax(-1) @ v_NSH).transpose(0, 1))
         return torch.cat(parts)
+
+    def _hidden(self, first: int, rows: int, length: int, heads: int) -> torch.Tensor:
+        """Which tokens rows from position `first` on do not see. Shape: bool (N, rows, S)."""
+        pattern = self._pattern
+        own, tokens = torch.arange(first, first + rows)[:, None], torch.arange(length)
+        shift_N11 = torch.tensor(pattern.shifts(heads))[:, None, None]
+        block = tokens // pattern.size
+        passed = (block + shift_N11) % pattern.stride != 0
+        return (tokens > own) | ((own // pattern.size - block >= pattern.near) & passed)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import ActivationKind, Clamp, TracedTensor, Unsupported, X
-from sylvan.kernels.gating.reference import clamped_glu
+from sylvan.kernels.api import ActivationKind, Clamping, X
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import ColumnParallel, RowParallel
 
@@ -28,13 +27,13 @@ class GatedMLP(nn.Module):
 
 
 class ClampedMLP(GatedMLP):
-    """A gated mlp whose factors lie within a limit; see `gating.reference.clamped_glu`.
+    """A gated mlp whose factors lie within a limit; see `Clamping`.
 
     Args:
         build: Build options.
         sizes: D, and columns of a factor.
         act: Activation of the gate.
-        clamping: Limit, form and alpha.
+        clamping: The limit, and how it is applied.
         bias: Whether the products have biases.
     """
 
@@ -43,19 +42,16 @@ class ClampedMLP(GatedMLP):
         build: Build,
         sizes: tuple[int, int],
         act: ActivationKind,
-        clamping: tuple[float, Clamp, float],
+        clamping: Clamping,
         *,
         bias: bool = False,
     ) -> None:
         super().__init__(build, *sizes, act, bias=bias)
-        self._clamped = clamping
+        self._clamping = clamping
 
     def forward(self, x_TD: X) -> X:
         """Shape: (T, D) -> (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("a clamped mlp")
-        gate_up = self.gate_up_proj(x_TD)
-        return self.down_proj(clamped_glu(gate_up, self._act, *self._clamped))
+        return self.down_proj(ops.glu(self.gate_up_proj(x_TD), self._act, self._clamping))
 
 
 class MLP(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 
 from sylvan.kernels import ops
 from sylvan.kernels.adapters import LoraLayer
-from sylvan.kernels.api import ActivationKind, Clamp, LinearWeight, X
+from sylvan.kernels.api import ActivationKind, ClampForm, Clamping, LinearWeight, X
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
@@ -38,8 +38,13 @@ class MoEShape:
     alpha: float = 1.0
     limit: float | None = None
     shared_limit: float | None = None
-    clamp: Clamp = "gpt_oss"
+    clamp: ClampForm = "gpt_oss"
     layer: int = 0
+
+    @property
+    def clamping(self) -> Clamping | None:
+        """Limits of routed experts."""
+        return None if self.limit is None else Clamping(self.limit, self.clamp, self.alpha)
 
 
 class Router(Linear):
@@ -94,9 +99,7 @@ class Experts(nn.Module):
             gate_up_bias=self.gate_up_proj_bias,
             down_bias=self.down_proj_bias if self._adds_bias else None,
             act=self._shape.act,
-            alpha=self._shape.alpha,
-            limit=self._shape.limit,
-            clamp=self._shape.clamp,
+            clamping=self._shape.clamping,
             lora=self.lora,
             spread=self.spread,
         )
@@ -124,8 +127,8 @@ class MoE(nn.Module):
         self.experts = Experts(build, shape)
         self.shared_experts = self.shared_expert_gate = None
         if shape.shared and shape.shared_limit is not None:
-            sizes, limit = (shape.dim, shape.shared), shape.shared_limit
-            self.shared_experts = ClampedMLP(build, sizes, shape.act, (limit, shape.clamp, 1.0))
+            sizes, clamping = (shape.dim, shape.shared), Clamping(shape.shared_limit, shape.clamp)
+            self.shared_experts = ClampedMLP(build, sizes, shape.act, clamping)
         elif shape.shared:
             self.shared_experts = GatedMLP(build, shape.dim, shape.shared, shape.act)
         if shape.shared_gate:

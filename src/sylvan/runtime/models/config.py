@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from sylvan.checkpoints.formats import with_quantization_config
-from sylvan.kernels.api import ActivationKind, Clamp, RouterScores
+from sylvan.kernels.api import ActivationKind, ClampForm, RouterScores
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.rope import RopeParams, parse_rope
 from sylvan.utils.json_files import read_json
@@ -63,7 +63,7 @@ class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 1.0
     limit: float | None = None
     shared_limit: float | None = None
-    clamp: Clamp = "gpt_oss"
+    clamp: ClampForm = "gpt_oss"
 
 
 class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):

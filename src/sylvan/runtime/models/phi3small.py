@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from sylvan.kernels.api import Clamp
+from sylvan.kernels.api import BlockPattern, Clamping
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.layers.block_sparse import BlockPattern, BlockSparseAttention
+from sylvan.runtime.layers.block_sparse import BlockSparseAttention
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.mlp import ClampedMLP
@@ -116,7 +116,7 @@ class Phi3SmallBlock(PreNorm):
         limit = config.raw.get("gegelu_limit")
         limit = math.inf if limit is None else float(limit)
         sizes = config.hidden_size, config.intermediate_size
-        clamping: tuple[float, Clamp, float] = limit, "gpt_oss", _ALPHA
+        clamping = Clamping(limit, "gpt_oss", _ALPHA)
         self.mlp = ClampedMLP(build, sizes, config.hidden_act, clamping, bias=True)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import nn
 
-from sylvan.kernels.api import TracedTensor, Unsupported, X
+from sylvan.kernels.api import Clamping, TracedTensor, Unsupported, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -167,7 +167,7 @@ class StepBlock(PreNorm):
         self.self_attn = HeadGateAttention(_of_heads(config, layer), build, layer, ropes)
         if layer not in moe.layers and shared is not None:
             sizes = config.hidden_size, config.intermediate_size
-            self.mlp = ClampedMLP(build, sizes, config.hidden_act, (shared, "outputs", 1.0))
+            self.mlp = ClampedMLP(build, sizes, config.hidden_act, Clamping(shared, "outputs"))
 
 
 class StepDecoder(Decoder):

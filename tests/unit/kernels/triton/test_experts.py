@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
+from sylvan.kernels.api import Clamping
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
 from tests.support import tensors
@@ -32,8 +33,7 @@ def biased(weights: ExpertWeights) -> ExpertWeights:
         weights,
         gate_up_bias=random(5, 2 * 40, dtype=dtype, seed=3),
         down_bias=random(5, 36, dtype=dtype, seed=4),
-        alpha=1.7,
-        limit=0.3,
+        clamping=Clamping(0.3, "gpt_oss", 1.7),
     )
 
 

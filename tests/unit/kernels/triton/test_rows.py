@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sylvan.kernels.api import ClampForm, Clamping
 from sylvan.kernels.embed import reference as embed
 from sylvan.kernels.embed.triton_embed import embedding
 from sylvan.kernels.gating import reference as gating
-from sylvan.kernels.gating.triton_gating import activation, clamped_glu, glu
+from sylvan.kernels.gating.triton_gating import activation, glu
 from sylvan.kernels.matmul.weights import quantise_int8
 from sylvan.kernels.norm import reference as norm
 from sylvan.kernels.norm.triton_norm import layer_norm, rms_norm
@@ -90,7 +91,19 @@ def test_clamped_glu_is_gpt_oss() -> None:
     gate, up = x.chunk(2, -1)
     gate, up = gate.clamp(max=2.0), up.clamp(-2.0, 2.0)
 
-    close(clamped_glu(x, 1.7, 2.0), (up + 1) * gate * torch.sigmoid(gate * 1.7))
+    found = glu(x, "silu", Clamping(2.0, "gpt_oss", 1.7))
+
+    close(found, (up + 1) * gate * torch.sigmoid(gate * 1.7))
+
+
+@pytest.mark.parametrize("form", ["gpt_oss", "inputs", "outputs"])
+def test_glu_is_clamped_as_the_reference(form: ClampForm) -> None:
+    x, clamping = 5 * random(2, 64), Clamping(2.0, form, 1.7)
+
+    found, wanted = glu(x, "gelu", clamping), gating.glu(x, "gelu", clamping)
+
+    close(found, wanted)
+    assert not torch.equal(home(wanted), home(gating.glu(x, "gelu")))
 
 
 @EACH_DTYPE

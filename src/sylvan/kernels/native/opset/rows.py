@@ -24,6 +24,15 @@ class Function(IntEnum):
     QUICK_GELU = 7
 
 
+class ClampForm(IntEnum):
+    """How a gated activation is clamped; see `sylvan.kernels.api.Clamping`."""
+
+    NONE = 0
+    GPT_OSS = 1
+    INPUTS = 2
+    OUTPUTS = 3
+
+
 class Source(IntEnum):
     """The step input that an embedding looks up."""
 
@@ -242,7 +251,6 @@ class TakeColumns(Op):
 class Glu(Op):
     """Applies a function to the first half of each row and multiplies by the second half.
 
-    `clamped`: GPT-OSS's form: both halves clamped at `limit`, the sigmoid of alpha times the gate.
     Rows after the last of `groups` stay unchanged.
     """
 
@@ -252,7 +260,7 @@ class Glu(Op):
     quantised: QuantisedRows = NOT_QUANTISED
     cols: int
     function: Function
-    clamped: bool = False
+    clamp: ClampForm = ClampForm.NONE
     alpha: float = 1.0
     limit: float = 0.0
 

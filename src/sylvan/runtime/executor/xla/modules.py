@@ -250,7 +250,7 @@ class XlaBatch:
 class XlaAttention:
     """Replaces an attention backend while JAX traces a step."""
 
-    caps: ClassVar = replace(JnpAttention.caps, variants=True, biases=True)
+    caps: ClassVar = replace(JnpAttention.caps, variants=True, biases=True, blocks=True)
 
     def __init__(self, values: Values, groups: Mapping[int, int], lowering: TorchLowering) -> None:
         self._values, self._groups, self._lowering = values, groups, lowering
@@ -284,6 +284,7 @@ class XlaAttention:
             window=spec.window or 0,
             chunk=spec.chunk or 0,
             softcap=spec.softcap or 0.0,
+            blocks=spec.blocks,
         )
         sinks, slopes, distances = (
             None if x is None else leaf(x).astype("float32")
@@ -291,6 +292,7 @@ class XlaAttention:
         )
         if distances is not None:
             distances = distances.reshape(spec.num_heads, -1)
-        biases, q = Biases(sinks, slopes, distances), leaf(q_THD)
+        shifts = spec.blocks and jax.numpy.array(spec.blocks.shifts(spec.num_heads), "int32")
+        biases, q = Biases(sinks, slopes, distances, shifts), leaf(q_THD)
         found = values.attend(tiles.gather(q), keys, held, tiles, own, biases)
         return JaxTensor(tiles.scatter(found, q.shape[0]))
