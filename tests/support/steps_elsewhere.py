@@ -9,7 +9,6 @@ import numpy as np
 
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import load
-from sylvan.runtime.core.states import StateWork
 from sylvan.runtime.executor import build
 from sylvan.runtime.executor.options import LocalOptions
 
@@ -31,10 +30,7 @@ def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) 
     executor, _ = build.build_executor(model_dir, options)
     [(runner, pool)] = made
     batch = executor._worker._backend.batch
-    _fill(batch, runner._traced.logits.cols)
-    states = runner._states
-    if states is not None:  # slot 0 is where states start
-        batch.state_work = StateWork(np.array([1, 2], np.int32), saves=((0, 7, 3),))
+    _fill(batch)
     run = runner._step(batch)
     [group] = pool.groups
     pages = group.memory.numpy().reshape(-1)
@@ -56,8 +52,7 @@ def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) 
             inside = memory.ctypes.data - pages.ctypes.data
             put(*((~inside,) if 0 <= inside < pages.nbytes else (memory.nbytes, memory)))
         put(len(layout.records), layout.records.nbytes, layout.records)
-        held = [*vars(batch.host).values(), *(vars(states).values() if states else ())]
-        arrays = {x.ctypes.data: x for x in held if isinstance(x, np.ndarray)}
+        arrays = {array.ctypes.data: array for array in vars(batch.host).values()}
         fields = {name: getattr(run, name) for name, _ in StepRun._fields_}
         pointed = {n: arrays[v] for n, v in fields.items() if v in arrays}
         put(ctypes.sizeof(run), run, len(pointed))
@@ -69,10 +64,10 @@ def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) 
     return found
 
 
-def _fill(batch, vocab: int) -> None:
+def _fill(batch) -> None:
     host, tokens = batch.host, sum(LENGTHS)
     rows = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    host.input_ids[:tokens] = np.random.default_rng(3).integers(0, min(250, vocab), tokens)
+    host.input_ids[:tokens] = np.random.default_rng(3).integers(0, 250, tokens)
     host.positions[:tokens] = np.concatenate([np.arange(length) for length in LENGTHS])
     host.page_tables[0][:2, :2] = [[1, 2], [3, 4]]
     host.req_slots[:2], host.kv_lens[:2] = [0, 1], LENGTHS
