@@ -58,6 +58,7 @@ def parse(raw: Raw) -> ModelConfig:
     )
     shapes = [shape for layer in layout.layers if layer for shape in layer.state]
     found = {
+        "raw": raw,
         "rope": main,
         "layer_windows": (layout.window,) * len(layout.layers),
         "latent": LatentConfig(

@@ -51,6 +51,7 @@ def parse(raw: Raw) -> ModelConfig:
         "head_dim": raw.get("head_dim", 256),
     }
     fields = {
+        "raw": raw,
         "rope": _rope(raw, _FULL),
         "local_rope": _rope(raw, _NEAR),
         "layer_windows": sliding_windows({"sliding_window": 512} | raw | sizes, default_on=True),
