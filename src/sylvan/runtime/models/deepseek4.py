@@ -246,6 +246,7 @@ class DeepseekV4(Decoder):
         name = super().rename(name).replace(".attn.norm.", ".attn.kv_norm.")
         name = name.replace("hc_head.hc_", "hc_head_")
         name = re.sub(r"^embed\.", "embed_tokens.", re.sub(r"^head\.", "lm_head.", name))
+        name = re.sub(r"\.scale$", ".weight_scale_inv", name)  # of a quantised matrix
         return name.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")
 
     def source_name(self, source: str) -> str:
