@@ -75,7 +75,7 @@ class _Pages:
         return self.rows_PS1C[self.table_P[positions // size], positions % size, 0].float()
 
 
-class Indexer(nn.Module):
+class EntryIndexer(nn.Module):
     """Scores entries for rows with a few small heads; the same on every rank."""
 
     def __init__(
@@ -151,7 +151,7 @@ class CompressedAttention(nn.Module):
             rate, state = kept.layer.rate, kept.layer.state[0]
             self.compressor = Compressor(build, dim, rate, state, kept.part, shape.eps)
             if kept.layer.index:
-                self.indexer = Indexer(build, dim, shape, kept.layer, kept.part + 1)
+                self.indexer = EntryIndexer(build, dim, shape, kept.layer, kept.part + 1)
 
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D), the same on every rank."""
@@ -267,8 +267,8 @@ class CompressedAttention(nn.Module):
             return every_1E, hidden_TE
         q_TJI, weight_TJ = asking
         key_EI = self._read(far, every_1E, layer, index=True)[0]
-        score_TJE = torch.einsum("tji,ei->tje", q_TJI, key_EI).relu()
-        score_TE = torch.einsum("tje,tj->te", score_TJE, weight_TJ)
+        score_TJE = (q_TJI @ key_EI.T).relu()
+        score_TE = (score_TJE * weight_TJ[..., None]).sum(1)
         score_TE = score_TE.masked_fill(hidden_TE, float("-inf"))
         order_TE = score_TE.sort(dim=-1, descending=True, stable=True).indices
         chosen_TK = order_TE[:, : self._shape.top_k]
