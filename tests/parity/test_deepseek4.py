@@ -28,11 +28,11 @@ def prompt(length: int, seed: int = 7) -> list[int]:
 
 
 def test_chunks_and_shared_prefixes_change_nothing(tmp_path):
-    """Prompts part in the middle of a page, of an entry of 4 and of one of 32."""
+    """Prompts part within a page and within entries; a hit ends within an entry of 32 tokens."""
     model = write(ALL["deepseek-v4"](), 11, tmp_path)
     assert check_tensors(load_config(tmp_path), tmp_path)
-    first = prompt(70)
-    second = first[:41] + prompt(20, 8)
+    first = prompt(60)
+    second = first[:50] + prompt(20, 8)
     whole = Serving(tmp_path, runner="eager")
     pieces = Serving(tmp_path, runner="eager", chunk_tokens=7, max_batch_tokens=19)
 

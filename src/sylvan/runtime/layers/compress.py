@@ -149,9 +149,11 @@ class Compressor(Recurrent):
         held_F = state_S[slots]
         held_F[~cut.inherits_F] = _empty(held_F)
         kept = torch.tensor([slot for _, _, slot, _ in cut.kept], device=state_S.device)
+        ends = torch.tensor([end for _, _, _, end in cut.kept], device=state_S.device)
+        ends = ends[:, None, None]
         if not self.overlaps:
             saved = _add(held_F[:, 0], logit_TC, value_TC, cut)
-            state_S[kept] = saved[:, None]
+            state_S[kept] = torch.where(ends, _empty(saved), saved)[:, None]
             return self._entries(held_F[cut.done, 0], cut, rope)
         (value, mine), (logit, gate) = value_TC.chunk(2, -1), logit_TC.chunk(2, -1)
         early = held_F[:, 0]
@@ -159,8 +161,6 @@ class Compressor(Recurrent):
         before = torch.cat((early[:1], early[:-1]))
         now = torch.where(cut.follows_F[:, None, None], before, held_F[:, 1])
         saved_now = _add(now, gate, mine, cut)
-        ends = torch.tensor([end for _, _, _, end in cut.kept], device=state_S.device)
-        ends = ends[:, None, None]
         empty = _empty(saved_early)
         state_S[kept] = torch.stack(
             (
