@@ -18,6 +18,7 @@ from tests.parity.compare import EVERYTHING, compare
 from tests.parity.rare import ALL
 from tests.parity.rounding import Exact
 from tests.parity.serving import Serving
+from tests.support.guesser import Guesser
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FP8 = ("wq_a", "wq_b", "wo_a", "wo_b", "wkv")
@@ -56,6 +57,21 @@ def test_every_mode_equals_transformers(tmp_path):
 
     assert not found.modes
     assert found.excess <= 1
+
+
+@pytest.mark.slow
+def test_rejected_guesses_leave_no_trace(tmp_path):
+    """Entries and sums go back to where guesses were right."""
+    write(ALL["deepseek-v4"](), 11, tmp_path)
+    prompts = [prompt(length, length) for length in (30, 5, 61)]
+    answers = Serving(tmp_path, runner="eager").generate(prompts, max_new_tokens=40)
+    known = {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
+    guesser = Guesser(known, VOCAB, right=0.6, tree=False, count=5)
+
+    found = Serving(tmp_path, runner="eager", capabilities=(guesser,))
+
+    assert found.generate(prompts, max_new_tokens=40) == answers
+    assert 0.2 < found.scheduler.load().accept_rate < 0.9
 
 
 def test_pages_that_would_cut_entries_are_refused(tmp_path):

@@ -11,20 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 from sylvan.protocol.errors import ConfigError
 
-Kind = Literal["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
-
 MODEL_TYPE = "deepseek_v4"
-SPARSE: Kind = "compressed_sparse_attention"
-HEAVY: Kind = "heavily_compressed_attention"
+SPARSE = "compressed_sparse_attention"
+HEAVY = "heavily_compressed_attention"
 
-_WINDOW: Kind = "sliding_attention"
+_WINDOW = "sliding_attention"
 _BLOCK = 16  # most tokens over which an entry is spread; pages hold a multiple of them
-_RATIOS: Mapping[int, Kind] = {0: _WINDOW, 4: SPARSE, 128: HEAVY}
-_RATES: Mapping[Kind, int] = {SPARSE: 4, HEAVY: 128}
+_RATIOS: Mapping[int, str] = {0: _WINDOW, 4: SPARSE, 128: HEAVY}
+_RATES: Mapping[str, int] = {SPARSE: 4, HEAVY: 128}
 _LARGEST_RATE = 4096
 
 
@@ -109,7 +107,7 @@ def compressed_layout(config: Mapping[str, Any]) -> CompressedLayout:
     rates = {kind: _rate(config, kind) for kind in _RATES}
     index = {SPARSE: _size(config, "index_head_dim", 128), HEAVY: 0}
     blocks = {kind: math.gcd(rate, _BLOCK) for kind, rate in rates.items()}
-    columns = dict[Kind, int]()
+    columns = dict[str, int]()
     for kind in _RATES:
         if head_dim % blocks[kind] or index[kind] % blocks[kind]:
             raise ConfigError(
@@ -144,16 +142,18 @@ def compressed_layout(config: Mapping[str, Any]) -> CompressedLayout:
     )
 
 
-def _kinds(config: Mapping[str, Any]) -> list[Kind]:
+def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Kind of each layer: as transformers writes it, or as published (`compress_ratios`)."""
     count = _size(config, "num_hidden_layers")
-    kinds, ratios = config.get("layer_types"), config.get("compress_ratios")
-    if kinds is None and isinstance(ratios, list):
-        kinds = [_RATIOS.get(ratio) if isinstance(ratio, int) else None for ratio in ratios]
-    if kinds is None:
-        kinds = [SPARSE if i % 2 and i > 1 else HEAVY for i in range(count)]
-    kinds = list(kinds)[:count] if isinstance(kinds, list) else []
-    if len(kinds) != count or any(kind not in _RATIOS.values() for kind in kinds):
+    given, ratios = config.get("layer_types"), config.get("compress_ratios")
+    if given is None and isinstance(ratios, list):
+        numbers = cast("list[object]", ratios)
+        given = [_RATIOS.get(n, "") if isinstance(n, int) else "" for n in numbers]
+    if given is None:
+        given = [SPARSE if i % 2 and i > 1 else HEAVY for i in range(count)]
+    listed = cast("list[object]", given) if isinstance(given, list) else []
+    kinds = [kind for kind in listed[:count] if isinstance(kind, str) and kind in _RATIOS.values()]
+    if len(kinds) != count:
         raise ConfigError(
             f"config.json: layer_types must name one of {', '.join(_RATIOS.values())} for each of "
             f"{count} layers"
@@ -161,12 +161,12 @@ def _kinds(config: Mapping[str, Any]) -> list[Kind]:
     return kinds
 
 
-def _rate(config: Mapping[str, Any], kind: Kind) -> int:
+def _rate(config: Mapping[str, Any], kind: str) -> int:
     old = "compress_rate_csa" if kind == SPARSE else "compress_rate_hca"
     given = config.get("compress_rates")
+    rates = cast("dict[str, object]", given) if isinstance(given, dict) else {}
     rate = config.get(old)
-    if rate is None:
-        rate = given.get(kind, _RATES[kind]) if isinstance(given, dict) else _RATES[kind]
+    rate = rates.get(kind, _RATES[kind]) if rate is None else rate
     if not isinstance(rate, int) or not 1 <= rate <= _LARGEST_RATE:
         raise ConfigError(
             f"config.json: compress_rates of {kind} must be in 1..{_LARGEST_RATE}, it is {rate!r}"
