@@ -34,7 +34,7 @@ NEEDED = "config.json, *.safetensors and tokenizer.json"
 _COMPRESSED = frozenset(
     {
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"),
-        *("deepseek_v32", "glm_moe_dsa", "longcat_flash"),
+        *("deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral4"),
     }
 )
 _OLD_NAMES = {
@@ -119,7 +119,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     kinds = len(config.get("layers_block_type") or ()) or None  # Nemotron-H lists only this
     layers, hidden = _number(config, "num_hidden_layers", kinds), _number(config, "hidden_size")
     attending, state = attending_and_state(config, layers)
-    attending *= _number(config, "num_loops", 1)
+    attending *= _passes(config)
     heads = _number(config, "num_attention_heads", None if attending else 1)
     kv_heads = _number(config, "num_key_value_heads", heads)
     head_dim = _number(config, "head_dim", hidden // heads)
@@ -226,6 +226,14 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
         return _number(config, "kv_lora_rank") + turning + (index if isinstance(index, int) else 0)
     head = _number(config, "qk_nope_head_dim", 128) + turning
     return 2 * _number(config, "num_attention_heads") * head
+
+
+def _passes(config: dict[str, Any]) -> int:
+    """How often all layers run (Nanbeige); each time they keep keys and values of their own."""
+    weights = config.get("loop_loss_weights")
+    if isinstance(weights, list) and weights:
+        return len(cast("list[object]", weights)) + 1
+    return _number(config, "num_loops", 1)
 
 
 def _compressed(config: dict[str, Any]) -> CompressedLayout | None:
