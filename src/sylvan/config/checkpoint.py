@@ -237,7 +237,7 @@ def _passes(config: dict[str, Any]) -> int:
 
 
 def _compressed(config: dict[str, Any]) -> CompressedLayout | None:
-    """What the layers of compressed attention keep; None: the model has none."""
+    """Layout of the KV of compressed attention; None: the model has none."""
     return compressed_layout(config) if config.get("model_type") == MODEL_TYPE else None
 
 

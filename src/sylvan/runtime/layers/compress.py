@@ -131,7 +131,7 @@ class Compressor(Recurrent):
         super().__init__()
         self.state_shapes = {part: state}
         self._part, self._rate = part, rate
-        self.overlaps, self.width = state[0] == 2, state[2]
+        self.overlaps, self.width = state[0] > 1, state[2]
         columns = state[0] * self.width
         self.wkv = Linear(build, dim, (columns,), bias=False)
         self.wgate = Linear(build, dim, (columns,), bias=False)

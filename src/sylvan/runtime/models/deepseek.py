@@ -212,7 +212,10 @@ class MistralLarge3(Deepseek):
         return re.sub(r"\.feed_forward\.(gate|experts|shared_experts)\.", r".\1.", source)
 
 
-def MODEL(config: ModelConfig, build: Build) -> Decoder:  # noqa: N802 - the name families share
+def _model(config: ModelConfig, build: Build) -> Decoder:
     """Select the class that matches the tensor names of the checkpoint."""
     kind = MistralLarge3 if config.architecture == "MistralLarge3ForCausalLM" else Deepseek
     return kind(config, build)
+
+
+MODEL = _model

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sylvan.config.compressed import CompressedLayout, compressed_layout
-from sylvan.kernels.api import Rope, TracedTensor, Unsupported, X
+from sylvan.kernels.api import Rope, RouterScores, TracedTensor, Unsupported, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -36,7 +36,11 @@ from sylvan.runtime.models.rope import RopeParams, parse_rope
 
 Raw = dict[str, Any]
 
-_SCORES = {"sqrtsoftplus": "sqrt_softplus", "sigmoid": "sigmoid", "softmax": "softmax"}
+_SCORES: Mapping[str, RouterScores] = {
+    "sqrtsoftplus": "sqrt_softplus",
+    "sigmoid": "sigmoid",
+    "softmax": "softmax",
+}
 _HASHED = 3  # layers that choose experts by the token, unless config.json says otherwise
 _TURNING = 64
 _STREAMS = re.compile(r"\bhc_(attn|ffn|head)_(fn|base|scale)$")
@@ -110,7 +114,7 @@ def _mixture(raw: Raw, inner: int) -> MoEConfig:
         num_experts=raw.get("n_routed_experts") or 256,
         top_k=raw.get("num_experts_per_tok") or 6,
         inner=inner,
-        scores=_SCORES[kind],  # type: ignore[arg-type] - names of the op
+        scores=_SCORES[kind],
         normalise=True,
         scale=raw.get("routed_scaling_factor", 1.5),
         correction=True,
