@@ -59,6 +59,9 @@ LEFT_HEAD = """
 
 Other causal models of the installed transformers: refused at the start, or not compared yet.
 """
+REFUSED_HEAD = """
+Of the models that transformers does not have, these are refused by name:
+"""
 BLOCK_COLUMNS = ("family", "architecture", "path", "runner", "block", "greedy", "KV B/token")
 VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = (
@@ -79,7 +82,7 @@ def main() -> int:
     """Run what is named, keep the results, write the page."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--check" in sys.argv:
-        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left())
+        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left(), _refused())
         sys.stderr.write("models.md does not fit the results: run parity_table.py\n" * stale)
         return int(stale)
     results = run(names, _results())
@@ -89,7 +92,7 @@ def main() -> int:
 def keep(results: Mapping[str, Row]) -> None:
     """Write results and page."""
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(results, _left()))
+    PAGE.write_text(page(results, _left(), _refused()))
 
 
 def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
@@ -220,8 +223,8 @@ def _vectors(name: str) -> Row:
         }
 
 
-def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
-    """The page as text; `left` are architectures that are not served, and why."""
+def page(results: Mapping[str, Row], left: Mapping[str, str], refused: Mapping[str, str]) -> str:
+    """The page as text; `left` and `refused` are architectures that are not served, and why."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
@@ -245,6 +248,8 @@ def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
             lines.append(_row([*cells, f"{row['cosine']:.7f}", row["kv_bytes"]]))
     lines += [LEFT_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
     lines += [_row((f"`{name}`", why)) for name, why in sorted(left.items())]
+    lines += [REFUSED_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
+    lines += [_row((f"`{name}`", why)) for name, why in sorted(refused.items())]
     return "\n".join([*lines, *_counts(results)])
 
 
@@ -270,6 +275,12 @@ def _left() -> Mapping[str, str]:
     from tests.parity.left import LEFT
 
     return LEFT
+
+
+def _refused() -> Mapping[str, str]:
+    from sylvan.runtime.models.refused import REFUSED
+
+    return REFUSED
 
 
 def _results() -> dict[str, Row]:

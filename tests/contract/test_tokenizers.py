@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from sylvan.checkpoints.vocab.build import CL100K, QWEN
 from sylvan.checkpoints.vocab.tiktoken import KIMI
 from sylvan.config.checkpoint import model_dir
+from sylvan.protocol.errors import ConfigError
 from sylvan.text.detokenizer import DetokenizerOptions, IncrementalDetokenizer
 from sylvan.text.tokenizer import Tokenizer
 from tests.support import vocabularies
-from tests.support.vocabularies import Encode, folder, tekken_file, tiktoken_file
+from tests.support.vocabularies import (
+    Encode,
+    folder,
+    longest_first,
+    tekken_file,
+    tiktoken_file,
+    world_file,
+)
 
 TEXTS = [
     "Hello world, how are you today?",
@@ -130,6 +138,15 @@ def _gguf_pairs(path: Path, pre: str, pattern: str) -> Kind:
     return Kind(Tokenizer.load(model_dir(str(path / "pairs.gguf"))), library.encode_ordinary)
 
 
+def _world(path: Path) -> Kind:
+    """Ranks of a byte-pair encoding as tokens, and some whose beginnings are no tokens."""
+    ranks = vocabularies.train_ranks(CL100K, 340)
+    more = [b"are you today?", "\u4f60\u597d".encode()[:5], b"))]|*", b"\\n'\"", b"  \n\n\t"]
+    tokens = {token: number + 1 for number, token in enumerate([*ranks, *more])}
+    made = folder(path, {"rwkv_vocab_v1.txt": world_file(tokens)}, model_type="rwkv6")
+    return Kind(Tokenizer.load(made), lambda text: longest_first(tokens, text))
+
+
 # As the models' own tokenizer.json have them.
 QWEN_3_5 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
@@ -159,6 +176,7 @@ KINDS = {
     ),
     "tiktoken glm4": lambda p: _ranks(p, "tokenizer.model", CL100K, "chatglm", ["<|endoftext|>"]),
     "tekken": _tekken,
+    "rwkv world": _world,
     "gguf llama": _gguf_pieces,
     "gguf qwen2": lambda p: _gguf_pairs(p, "qwen2", QWEN),
     "gguf llama-bpe": lambda p: _gguf_pairs(p, "llama-bpe", CL100K),
@@ -309,3 +327,29 @@ def test_broken_files_are_named(tmp_path, name, content, words):
     assert type(error.value).__name__ == "ConfigError"
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"1 'a' 1\n2 'b' 2\n", "line 2 is not an id, a token and its length in bytes"),
+        (b"1 'a' 1\nx\n", "line 2 is not"),
+        (b"1 'a' 1\n", "the byte 0 has no token of its own"),
+    ],
+)
+def test_broken_vocabularies_of_rwkv_are_named(content, reason, tmp_path):
+    made = folder(tmp_path, {"rwkv_vocab_v1.txt": content}, model_type="rwkv7")
+
+    with pytest.raises(ConfigError, match=f"rwkv_vocab_v1.txt cannot be used: {reason}"):
+        Tokenizer.load(made)
+
+
+def test_the_end_token_of_rwkv_is_the_one_that_the_checkpoint_names(tmp_path):
+    tokens = {bytes([byte]): byte + 1 for byte in range(256)}
+    files = {"vocab.txt": world_file(tokens), "tokenizer_config.json": '{"eos_token": "<s>"}'}
+
+    tokenizer = Tokenizer.load(folder(tmp_path, files, model_type="rwkv7"))
+
+    assert tokenizer.eos_ids == (0,)
+    assert tokenizer.encode("a<s>") == [98, 0]
+    assert tokenizer.encode_user("<s>") == [61, 116, 63]

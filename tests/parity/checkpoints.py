@@ -72,6 +72,11 @@ def write(
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:  # transformers starts them at 0 and 1
             parameter.data += torch.randn_like(parameter) * 0.1
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):  # experts by token: transformers starts all at 0
+            table.copy_(
+                torch.rand(len(table), config.n_routed_experts).argsort()[:, : table.shape[1]]
+            )
     model.eval().save_pretrained(path, **saving)
     _tokenizer().save_pretrained(path)
     return model

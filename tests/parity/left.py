@@ -19,7 +19,6 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "BltForCausalLM": "cuts bytes into patches by a model of its own",
         "CohereCompassForCausalLM": "its layers have types that its masks do not know",
         "CpmAntForCausalLM": OWN_ATTENTION,
-        "DeepseekV4ForCausalLM": INDEXED,
         "DogeForCausalLM": MASKS,
         "Dots3NoteForCausalLM": INDEXED,
         "Emu3ForCausalLM": IMAGES,

@@ -74,29 +74,26 @@ def sdar(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
         h = attend(q, k, v, block=raw["block_size"])
         x = x + F.linear(h, w(at + "self_attn.o_proj.weight", dim, queries))
         h = rms(x, w(at + "post_attention_layernorm.weight", dim), eps)
-        x = x + _feed_forward(raw, w, at + "mlp.", h)
+        x = x + _feed_forward(raw, w, at + "mlp.", h, i)
     x = rms(x, w("model.norm.weight", dim), eps)
     return F.linear(x, w("lm_head.weight", VOCAB, dim))
 
 
-def _feed_forward(raw: Raw, w: Tensors, at: str, h: torch.Tensor) -> torch.Tensor:
+def _feed_forward(raw: Raw, w: Tensors, at: str, h: torch.Tensor, layer: int) -> torch.Tensor:
     dim = raw["hidden_size"]
+    inner = raw.get("moe_intermediate_size") or raw.get("expert_intermediate_size")
 
     def one(name: str, inner: int) -> torch.Tensor:
         shapes = (("gate", (inner, dim)), ("up", (inner, dim)), ("down", (dim, inner)))
         return gated(h, *(w(f"{at}{name}{part}_proj.weight", *shape) for part, shape in shapes))
 
-    if "num_experts" not in raw:
+    if "num_experts" not in raw or not raw.get("moe_layer_freq", [1] * 3)[layer]:
         return one("", raw["intermediate_size"])
     logits = F.linear(h, w(at + "gate.weight", raw["num_experts"], dim))
     best = logits.softmax(-1).topk(raw["num_experts_per_tok"], -1)
-    shares = torch.zeros_like(logits).scatter(
-        1, best.indices, best.values / best.values.sum(-1, keepdim=True)
-    )
-    parts = [
-        one(f"experts.{e}.", raw["moe_intermediate_size"]) * shares[:, e, None]
-        for e in range(raw["num_experts"])
-    ]
+    total = best.values.sum(-1, keepdim=True) if raw.get("norm_topk_prob") else 1.0
+    shares = torch.zeros_like(logits).scatter(1, best.indices, best.values / total)
+    parts = [one(f"experts.{e}.", inner) * shares[:, e, None] for e in range(raw["num_experts"])]
     return torch.stack(parts).sum(0)
 
 
@@ -160,8 +157,31 @@ def seeing_all(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
     return linear(top + "ff_out", "lm_head", x, VOCAB)
 
 
+LLADA_MOE: Raw = SIZES | {
+    "architectures": ["LLaDAMoEModelLM"],
+    "model_type": "llada",
+    "rope_theta": 50_000.0,
+    "qk_layernorm": True,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "expert_intermediate_size": 24,
+    "dense_intermediate_size": 112,
+    "moe_layer_freq": [0, 1, 1],
+    "mask_token_id": MASK,
+}
+
+
+def llada_moe(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
+    """Qwen 3's layers with experts, whose tokens see the whole text."""
+    return sdar(raw | {"block_size": len(ids), "head_dim": 16}, w, ids)
+
+
 FILLING = {"sdar": (SDAR, sdar), "sdar-moe": (SDAR_MOE, sdar), "llada2": (LLADA2, bailing)}
-WHOLE = {"llada": (LLADA, seeing_all), "dream": (DREAM, seeing_all)}
+WHOLE = {
+    "llada": (LLADA, seeing_all),
+    "llada-moe": (LLADA_MOE, llada_moe),
+    "dream": (DREAM, seeing_all),
+}
 """Models whose tokens see the whole answer."""
 
 

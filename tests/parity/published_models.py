@@ -29,6 +29,7 @@ from tests.parity.published import (
     rms,
     turned,
 )
+from tests.parity.published_later import LATER
 from tests.parity.published_more import MORE
 from tests.parity.published_rwkv import RWKV7, rwkv7
 from tests.parity.published_xlstm import XLSTM, xlstm
@@ -672,6 +673,6 @@ PUBLISHED: Mapping[str, Family] = MappingProxyType(
         "xlstm": Family(XLSTM | {"vocab_size": VOCAB}, xlstm),
         "xverse": _renamed("XverseForCausalLM", _PLAIN),
         "yi": _renamed("YiForCausalLM", Names(first_norm="ln1", second_norm="ln2")),
-        **{name: Family(raw, run) for name, (raw, run) in MORE.items()},
+        **{name: Family(raw, run) for name, (raw, run) in (MORE | LATER).items()},
     }
 )

@@ -99,7 +99,7 @@ def step(raw: Raw, w: Tensors, ids: torch.Tensor) -> torch.Tensor:
         q = turned(norm(at + "self_attn.q_norm", q), base, part)
         k = turned(norm(at + "self_attn.k_norm", k), base, part)
         window = raw["sliding_window"] if near else len(ids)
-        seen = heads(_within(q, k, v, window), size)
+        seen = heads(within(q, k, v, window), size)
         seen = seen * linear(at + "self_attn.g_proj", h, count).sigmoid()[..., None]
         x = x + linear(at + "self_attn.o_proj", seen.flatten(1), dim)
         h = norm(at + "post_attention_layernorm", x)
@@ -128,7 +128,7 @@ def _step_experts(
     return experts(h, shares, one)
 
 
-def _within(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
+def within(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
     """Attention to the newest `window` tokens. Shape: (T, N H)."""
     times, at = q.shape[1] // k.shape[1], torch.arange(len(q))
     k, v = (x.repeat_interleave(times, 1).transpose(0, 1) for x in (k, v))

@@ -17,6 +17,7 @@ from tests.parity.families import (
     SCALED,
     SHARED,
     SLIDING,
+    YARN,
     old,
     shape,
 )
@@ -179,6 +180,7 @@ GEMMA_SHARED = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
 }
+HEAVY = "heavily_compressed_attention"
 INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 24, "head_dim": 8}
 
 
@@ -247,6 +249,24 @@ MORE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(
         ),
         "gemma4-shared": shape(
             "Gemma4TextConfig", **GEMMA_SHARED, global_head_dim=32, use_double_wide_mlp=True
+        ),
+        "deepseek-v4": shape(
+            "DeepseekV4Config",
+            **{name: size for name, size in EXPERTS.items() if name != "num_experts"},
+            head_dim=32,
+            partial_rotary_factor=0.25,
+            q_lora_rank=24,
+            sliding_window=12,
+            num_key_value_heads=1,
+            layer_types=["sliding_attention", "compressed_sparse_attention", HEAVY],
+            compress_rates={"compressed_sparse_attention": 4, HEAVY: 32},
+            mlp_layer_types=["hash_moe", "moe", "moe"],
+            o_groups=2,
+            o_lora_rank=16,
+            index_n_heads=8,
+            index_head_dim=16,
+            index_topk=6,
+            rope_scaling=YARN,
         ),
         "deepseek-v32": shape("DeepseekV32Config", **LATENT | INDEX),
         "glm-moe-dsa": shape(

@@ -68,6 +68,29 @@ def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
     return b"".join(base64.b64encode(t) + b" %d\n" % rank for t, rank in ranks.items())
 
 
+def world_file(tokens: dict[bytes, int]) -> bytes:
+    """A vocabulary file of RWKV: texts as Python literals, other bytes as literals of bytes."""
+
+    def literal(token: bytes) -> str:
+        try:
+            return repr(token.decode())
+        except UnicodeDecodeError:
+            return repr(token)
+
+    lines = (f"{number} {literal(token)} {len(token)}\n" for token, number in tokens.items())
+    return "".join(lines).encode()
+
+
+def longest_first(tokens: dict[bytes, int], text: str) -> list[int]:
+    """Ids of the longest token at each place."""
+    data, found = text.encode(), list[int]()
+    while data:
+        token = max((t for t in tokens if data.startswith(t)), key=len)
+        found.append(tokens[token])
+        data = data[len(token) :]
+    return found
+
+
 def tekken_file(ranks: dict[bytes, int], pattern: str, special: int = 20) -> str:
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
     config = {

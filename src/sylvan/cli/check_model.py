@@ -18,7 +18,14 @@ from sylvan.config.tree import Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.text.tokenizer import Tokenizer
 
-_TOKENIZERS = ("tokenizer.json", "tekken.json", "*.tiktoken", "tiktoken.model", "tokenizer.model")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tekken.json",
+    "*.tiktoken",
+    "tiktoken.model",
+    "tokenizer.model",
+    "rwkv_vocab*.txt",
+)
 
 
 def check_model(directory: str, args: Parsed) -> Iterable[Finding]:

@@ -20,6 +20,7 @@ from sylvan.checkpoints.formats import (
 from sylvan.checkpoints.gguf.view import gguf_file, gguf_view, read_index
 from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
+from sylvan.config.compressed import MODEL_TYPE, CompressedLayout, compressed_layout
 from sylvan.config.env import cache_dir
 from sylvan.config.facts import DTYPE_BYTES, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
@@ -33,7 +34,7 @@ NEEDED = "config.json, *.safetensors and tokenizer.json"
 _COMPRESSED = frozenset(
     {
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"),
-        *("deepseek_v32", "glm_moe_dsa", "longcat_flash"),
+        *("deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral4"),
     }
 )
 _OLD_NAMES = {
@@ -118,6 +119,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     kinds = len(config.get("layers_block_type") or ()) or None  # Nemotron-H lists only this
     layers, hidden = _number(config, "num_hidden_layers", kinds), _number(config, "hidden_size")
     attending, state = attending_and_state(config, layers)
+    attending *= _passes(config)
     heads = _number(config, "num_attention_heads", None if attending else 1)
     kv_heads = _number(config, "num_key_value_heads", heads)
     head_dim = _number(config, "head_dim", hidden // heads)
@@ -128,6 +130,10 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     packed = _stored_bits(config.get("quantization_config") or {"bits": 4})
     stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)], packed))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
+    windows, entries = _layer_windows(config, attending), 0
+    if compressed := _compressed(config):
+        kept, entries = compressed.numbers, compressed.entry_numbers
+        windows, state = (compressed.window,) * attending, compressed.state_numbers
     return CheckpointInfo(
         name=model,
         context_len=_number(config, "max_position_embeddings", 2048),
@@ -137,7 +143,8 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
         num_linear_params=min(linear, stored) if stored else linear,
         kv_per_token=max(1, kept),
         head_dim=_head_dim(config, head_dim),
-        layer_windows=_layer_windows(config, attending),
+        layer_windows=windows,
+        kv_entries=entries,
         state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=_stored_quantization(config),
@@ -219,6 +226,19 @@ def _kept(config: dict[str, Any], ordinary: int) -> int:
         return _number(config, "kv_lora_rank") + rope_dim + (index if isinstance(index, int) else 0)
     head = _number(config, "qk_nope_head_dim", 128) + rope_dim
     return 2 * _number(config, "num_attention_heads") * head
+
+
+def _passes(config: dict[str, Any]) -> int:
+    """How often all layers run (Nanbeige); each time they keep keys and values of their own."""
+    weights = config.get("loop_loss_weights")
+    if isinstance(weights, list) and weights:
+        return len(cast("list[object]", weights)) + 1
+    return _number(config, "num_loops", 1)
+
+
+def _compressed(config: dict[str, Any]) -> CompressedLayout | None:
+    """Layout of the KV of compressed attention; None: the model has none."""
+    return compressed_layout(config) if config.get("model_type") == MODEL_TYPE else None
 
 
 def _head_dim(config: dict[str, Any], ordinary: int) -> int:

@@ -72,6 +72,8 @@ class CheckpointInfo:
         head_dim: Numbers in one key head; 0 if unknown.
         layer_windows: Window of each layer with keys and values, if config.json lists the kinds of
           layers; None: no window. Empty: all layers attend to everything.
+        kv_entries: Numbers of `kv_per_token` that belong to no layer of these, and to no window:
+          entries of compressed attention.
         quantization: Format of its matrices; None if they are not quantised.
         weights: Kind of its weight files; None if there are none.
         tasks: Supported tasks, its main one first.
@@ -89,6 +91,7 @@ class CheckpointInfo:
     state_numbers: int = 0
     head_dim: int = 0
     layer_windows: tuple[int | None, ...] = ()
+    kv_entries: int = 0
     quantization: str | None = None
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")

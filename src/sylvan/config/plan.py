@@ -40,14 +40,18 @@ class PlannedLoad:
 
 
 def group_bytes(
-    bytes_per_token: int, layer_windows: Sequence[int | None] = ()
+    bytes_per_token: int, layer_windows: Sequence[int | None] = (), entry_bytes: int = 0
 ) -> tuple[GroupBytes, ...]:
     """KV groups of a model: full attention first, then windows, narrow ones first.
 
     Args:
         bytes_per_token: Bytes of all layers with keys and values, which are equally large.
         layer_windows: Window of each of these layers; empty: none has a window.
+        entry_bytes: Those of `bytes_per_token` that are in none of these layers, nor in a window.
     """
+    if entry_bytes:
+        rest = group_bytes(bytes_per_token - entry_bytes, layer_windows)
+        return (GroupBytes(entry_bytes), *rest)
     windows = sorted(set(layer_windows) or {None}, key=lambda w: (w is not None, w or 0))
     each = bytes_per_token // max(1, len(layer_windows))
     if len(windows) == 1:

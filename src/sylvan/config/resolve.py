@@ -403,7 +403,8 @@ def _plan(state: _State) -> MemoryPlan:
         step_tokens=_number(config.scheduler.max_batch_tokens),
         page_size=page,
     )
-    groups = group_bytes(per_token, model.layer_windows)
+    entries = per_token * model.kv_entries // max(1, model.kv_per_token)
+    groups = group_bytes(per_token, model.layer_windows, entries)
     budget, tokens = _kv_tokens(state, weights, work, groups, load)
     if config.cache.max_tokens != "auto":
         tokens = -(-_number(config.cache.max_tokens) // page) * page

@@ -1,4 +1,4 @@
-"""Converts SentencePiece, tiktoken and tekken files to tokenizer.json when loading.
+"""Converts SentencePiece, tiktoken, tekken and RWKV files to tokenizer.json when loading.
 
 All tokenizers have the same form after that.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from sylvan.checkpoints.gguf.tokenizer import PROBLEM
 from sylvan.checkpoints.vocab.build import AddedToken, Json
+from sylvan.checkpoints.vocab.rwkv import END, PATTERNS, is_rwkv, read_vocabulary, rwkv_json
 from sylvan.checkpoints.vocab.sentencepiece import read_sentencepiece
 from sylvan.checkpoints.vocab.tiktoken import (
     RULES,
@@ -61,7 +62,8 @@ def foreign_tokenizer(
     """
     if PROBLEM in config:
         raise ConfigError(str(config[PROBLEM]))
-    for path in (folder / "tekken.json", *_rank_files(folder), folder / "tokenizer.model"):
+    named = (folder / "tekken.json", *_rank_files(folder), folder / "tokenizer.model")
+    for path in (*named, *_rwkv_files(folder, model)):
         if path.is_file():
             try:
                 made = _rewritten(path, config, model)
@@ -78,8 +80,23 @@ def _rewritten(path: Path, config: Mapping[str, Any], model: Mapping[str, Any]) 
             return tekken_json(json.loads(data))
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from None
+    if path.suffix == ".txt":
+        return _world(data, config)
     if path.suffix == ".tiktoken" or is_tiktoken(data):
         return _by_rank(path, data, config, model)
+    return _by_pieces(data, config)
+
+
+def _world(data: bytes, config: Mapping[str, Any]) -> Json | None:
+    """The tokenizer of an RWKV; None: the file is another vocabulary."""
+    if not is_rwkv(data):
+        return None
+    end = config.get("eos_token") or END
+    end = end.get("content", END) if isinstance(end, dict) else str(end)
+    return rwkv_json(read_vocabulary(data), end)
+
+
+def _by_pieces(data: bytes, config: Mapping[str, Any]) -> Json | None:
     kind = str(config.get("tokenizer_class") or "")
     if kind.startswith(_RENUMBERED):
         return None
@@ -104,6 +121,13 @@ def _by_rank(path: Path, data: bytes, config: Mapping[str, Any], model: Mapping[
         for token, entry in listed.items()
     ]
     return tiktoken_json(read_ranks(data), RULES[name], own)
+
+
+def _rwkv_files(folder: Path, model: Mapping[str, Any]) -> list[Path]:
+    """Files that may hold the vocabulary of an RWKV; `vocab.txt` is that of BERT, too."""
+    if not str(model.get("model_type")).startswith("rwkv"):
+        return []
+    return [path for pattern in PATTERNS for path in sorted(folder.glob(pattern))]
 
 
 def _rank_files(folder: Path) -> list[Path]:

@@ -58,7 +58,8 @@ def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> K
     if options.fill:
         num_tokens = _fitting(groups, shape, options.most_pages, load)
     pages = [1 + max(1, group_tokens(g.window, num_tokens, load) // size) for g in groups]
-    shapes = (GroupShape(g.layers, count) for g, count in zip(groups, pages, strict=True))
+    made = zip(groups, pages, strict=True)
+    shapes = (GroupShape(g.layers, count, g.columns) for g, count in made)
     return replace(shape, num_pages=pages[0], groups=tuple(shapes))
 
 
@@ -75,9 +76,12 @@ def _fitting(
     groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: PlannedLoad
 ) -> int:
     """Number of tokens that fit into all pages, except one padding page per group."""
-    sizes = [GroupBytes(len(group.layers), group.window) for group in groups]  # sizes in layers
-    layer_tokens = (shape.num_pages - 1) * shape.page_size * shape.num_layers
-    found = fitting_tokens(sizes, layer_tokens, load)
+    sizes = [
+        GroupBytes(len(group.layers) * (group.columns or shape.head_dim), group.window)
+        for group in groups
+    ]  # sizes in columns
+    columns = sum(size.bytes_per_token for size in sizes)
+    found = fitting_tokens(sizes, (shape.num_pages - 1) * shape.page_size * columns, load)
     return found if most_pages is None else min(found, (most_pages - 1) * shape.page_size)
 
 
@@ -139,6 +143,11 @@ def tensor_pool(
         raise ConfigError(
             f"cache.dtype={_SMALL[dtype]}: this model keeps latents, which are not kept in it; "
             "leave it at model"
+        )
+    if config.compressed is not None and shape.page_size % config.compressed.block:
+        raise ConfigError(
+            f"cache.page_size={shape.page_size}: this model keeps entries of several tokens, for "
+            f"which a page must hold a multiple of {config.compressed.block}"
         )
     if config.latent is not None:
         return LatentPool(shape, config.latent.latent, dtype, build.device, transfers)

@@ -5,10 +5,11 @@ Shapes: T rows, D hidden, N heads.
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, X
+from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
 from sylvan.kernels.latent import LatentParts, LatentShape
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -39,6 +40,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self._shape, self._layer = shape, layer
         self._rope: Rope | None = None
+        self._scales: torch.Tensor | None = None
         self.row_groups = build.mesh.row_groups
         queries = Split(heads.times(shape.nope + shape.rope_dim))
         self.q_rank = q_rank
@@ -59,6 +61,10 @@ class LatentAttention(nn.Module):
         """Set the rotary table."""
         self._rope = rope
 
+    def scale_by(self, scales: torch.Tensor | None) -> None:
+        """Set factors of queries by position, float32 (positions,)."""
+        self._scales = scales
+
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D), the same on every rank."""
         if self.row_groups is None:
@@ -77,10 +83,14 @@ class LatentAttention(nn.Module):
         )
         kv = self.kv_a_proj_with_mqa(x_TD)
         if isinstance(q, TracedTensor) or isinstance(kv, TracedTensor):
+            if self._scales is not None:
+                raise Unsupported("scaled queries of latents")
             assert isinstance(q, TracedTensor)
             assert isinstance(kv, TracedTensor)
             return self.o_proj(ops.latent_attention(q, kv, parts, self._layer))
         q_TNC, k_T1C = ops.latent_heads(q, kv, parts, batch.positions_T)
+        if self._scales is not None:
+            q_TNC = q_TNC * self._scales[batch.positions_T.long(), None, None].to(q_TNC.dtype)
         value_T1C = k_T1C[..., : self._shape.latent]
         out_TNC = batch.attention.run(self._layer, q_TNC, k_T1C, value_T1C, batch)
         return self.o_proj(ops.latent_output(out_TNC, parts))

@@ -85,6 +85,17 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.latent + self.rope_dim + self.index
 
 
+class CompressedKV(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of the pool after those of attention, which hold entries for several tokens each.
+
+    `columns` per token; pages hold a multiple of `block` tokens. See `sylvan.config.compressed`.
+    """
+
+    layers: int
+    columns: int
+    block: int
+
+
 class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
     """Scales late queries by 1 + strength * log(1 + floor((position + shift) / every)).
 
@@ -204,6 +215,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     sinks: bool = False
     moe: MoEConfig | None = None
     latent: LatentConfig | None = None
+    compressed: CompressedKV | None = None
     path: Literal["native", "transformers"] = "native"
     code: str | None = None  # directory of trusted Python files to run
     causal: bool = True  # False: bidirectional attention, without a KV cache
@@ -248,10 +260,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_layers(self) -> int:
-        """Number of layers with keys and values."""
+        """Number of layers of the KV pool."""
+        entries = 0 if self.compressed is None else self.compressed.layers
         if self.attention_layers is None:
-            return self.num_hidden_layers
-        return len(self.attention_layers)
+            return self.num_hidden_layers + entries
+        return len(self.attention_layers) + entries
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -489,7 +502,10 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str | None = None) -> int:
     per_layer = 2 * config.num_key_value_heads * config.head_dim
     if config.latent is not None:
         per_layer = config.latent.kept
-    return config.kv_layers * per_layer * DTYPE_BYTES[dtype or config.dtype]
+    numbers = config.kv_layers * per_layer
+    if config.compressed is not None:
+        numbers += config.compressed.layers * (config.compressed.columns - per_layer)
+    return numbers * DTYPE_BYTES[dtype or config.dtype]
 
 
 def state_bytes(config: ModelConfig, dtype: str | None = None) -> int:

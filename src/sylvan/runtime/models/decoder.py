@@ -59,11 +59,15 @@ class Ropes:
 
     def of(self, layer: int) -> Rope | None:
         """The table of a layer; None if it has no rotary positions."""
-        config, build = self._config, self._build
+        config = self._config
         if layer in config.nope_layers or config.learned_positions:
             return None
         local = config.local_rope if config.layer_windows[layer] is not None else None
-        params = local or config.rope
+        return self.by(local or config.rope)
+
+    def by(self, params: RopeParams) -> Rope:
+        """The table of a rule."""
+        config, build = self._config, self._build
         if params not in self._made:
             positions = config.max_position_embeddings
             whole = build.device.type != "meta"  # a model on the meta device needs only a few rows

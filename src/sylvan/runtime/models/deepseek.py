@@ -1,15 +1,18 @@
 """DeepSeek V2 and V3 (R1): latent attention with a compressed cache, and many small experts.
 
-GLM-4.7-Flash is the same; Youtu and MiniCPM 3 have no experts, A.X K1 a norm after them.
+GLM-4.7-Flash is the same; Youtu and MiniCPM 3 have no experts, A.X K1 a norm after them. Mistral 4
+and Mistral Large 3 route by softmax, and scale late queries.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import msgspec
 from torch import nn
 
 from sylvan.kernels.api import AttentionLayer, X
@@ -28,7 +31,7 @@ from sylvan.runtime.models.config import (
     make_config,
 )
 from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp, make_norm, scaled
-from sylvan.runtime.models.llama import minicpm_multipliers
+from sylvan.runtime.models.llama import minicpm_multipliers, query_scaling
 from sylvan.runtime.models.moe import grouped_experts, sparse_layers
 from sylvan.runtime.models.rope import RopeParams
 
@@ -62,6 +65,14 @@ def parse(raw: Raw) -> ModelConfig:
 def _first_dense(layers: int) -> Callable[[Raw], Raw]:
     """Version 3's mixture; experts start at a default layer unless config.json names one."""
     return lambda raw: {"moe": grouped_experts(raw, first=_first(raw, layers))}
+
+
+def _mistral4(raw: Raw) -> Raw:
+    moe = grouped_experts(raw, first=_first(raw, 0))
+    return {
+        "moe": msgspec.structs.replace(moe, scores="softmax", correction=False),
+        "query_scaling": query_scaling(raw),
+    }
 
 
 def _youtu(raw: Raw) -> Raw:
@@ -112,6 +123,8 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": _first_dense(1),
         "AXK1ForCausalLM": _first_dense(1),
         "LongcatFlashForCausalLM": lambda raw: {},
+        "Mistral4ForCausalLM": _mistral4,
+        "MistralLarge3ForCausalLM": _mistral4,
         "YoutuForCausalLM": _youtu,
         "MiniCPM3ForCausalLM": _minicpm3,
     }
@@ -149,6 +162,7 @@ class LatentBlock(nn.Module):
         given = config.hidden_size, heads, shape, spec, sizes.q_rank
         self.self_attn = self.attention(build, *given)
         self.self_attn.use_rope(rope)
+        self.self_attn.scale_by(ropes.scales_of(layer))
         self.post_attention_layernorm = make_norm(config, build)
         self.mlp = make_mlp(config, build, layer)
         normed = config.architecture == "AXK1ForCausalLM" and isinstance(self.mlp, MoE)
@@ -172,4 +186,36 @@ class Deepseek(Decoder):
         return LatentBlock(config, build, layer, ropes)
 
 
-MODEL = Deepseek
+class MistralLarge3(Deepseek):
+    """Names of Mistral's own format."""
+
+    fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "embed_tokens": ("tok_embeddings",),
+        "lm_head": ("output",),
+        "input_layernorm": ("attention_norm",),
+        "post_attention_layernorm": ("ffn_norm",),
+        "self_attn": ("attention",),
+        "q_a_proj": ("wq_a",),
+        "q_a_layernorm": ("q_a_norm",),
+        "q_b_proj": ("wq_b",),
+        "kv_a_proj_with_mqa": ("wkv_a_with_mqa",),
+        "kv_a_layernorm": ("kv_a_norm",),
+        "kv_b_proj": ("wkv_b",),
+        "o_proj": ("wo",),
+        "mlp": ("feed_forward",),
+        "gate_up_proj": ("w1", "w3"),
+        "down_proj": ("w2",),
+    }
+
+    def source_name(self, source: str) -> str:
+        """A mixture lies beside the place of an mlp."""
+        return re.sub(r"\.feed_forward\.(gate|experts|shared_experts)\.", r".\1.", source)
+
+
+def _model(config: ModelConfig, build: Build) -> Decoder:
+    """Select the class that matches the tensor names of the checkpoint."""
+    kind = MistralLarge3 if config.architecture == "MistralLarge3ForCausalLM" else Deepseek
+    return kind(config, build)
+
+
+MODEL = _model

@@ -20,11 +20,13 @@ class LayerGroup:
         kind: `window`: only the newest `window` tokens are read again; `latent`: compressed KV.
         layers: Indices among the layers with keys and values.
         window: Number of newest tokens that a token attends to, including itself; None: all.
+        columns: Numbers per token of a layer; 0: as the other groups.
     """
 
     kind: GroupKind
     layers: tuple[int, ...]
     window: int | None = None
+    columns: int = 0
 
 
 def kv_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
@@ -37,12 +39,16 @@ def kv_groups(config: ModelConfig) -> tuple[LayerGroup, ...]:
         return ()
     every = config.attention_layers or range(config.num_hidden_layers)
     windows = [config.layer_windows[layer] for layer in every]
-    return tuple(
+    found = tuple(
         _group(config, tuple(i for i, w in enumerate(windows) if w == window), window)
         for window in sorted(set(windows), key=lambda w: (w is not None, w or 0))
     )
+    if config.compressed is None or not config.compressed.layers:
+        return found
+    entries = tuple(range(len(windows), config.kv_layers))
+    return (LayerGroup("latent", entries, columns=config.compressed.columns), *found)
 
 
 def _group(config: ModelConfig, layers: tuple[int, ...], window: int | None) -> LayerGroup:
-    kind = "latent" if config.latent else "full" if window is None else "window"
+    kind = "window" if window is not None else "latent" if config.latent else "full"
     return LayerGroup(kind, layers, window)

@@ -118,11 +118,15 @@ def _olmo(raw: dict[str, Any]) -> Switches:
     return {"norm": "layer", "norm_weight": False, "rms_norm_eps": 1e-5, "qkv_limit": limit}
 
 
-def _ministral3(raw: dict[str, Any]) -> Switches:
+def query_scaling(raw: dict[str, Any]) -> QueryScaling | None:
+    """How late queries are scaled (`llama_4_scaling_beta`); None: not at all."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     beta, first = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
-    scaling = QueryScaling(every=first, strength=beta) if beta and first else None
-    return _mistral(raw) | {"query_scaling": scaling}
+    return QueryScaling(every=first, strength=beta) if beta and first else None
+
+
+def _ministral3(raw: dict[str, Any]) -> Switches:
+    return _mistral(raw) | {"query_scaling": query_scaling(raw)}
 
 
 def _hunyuan(raw: dict[str, Any]) -> Switches:

@@ -1,7 +1,7 @@
 """Mixture-of-experts variants of dense families.
 
 Mixtral, DeepSeek 1, Phi-3.5-MoE, Qwen2-MoE, Qwen3-MoE and Mellum, OLMoE and FlexOlmo, GLM-4.5,
-Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria, XVERSE.
+Solar Open, dots.llm1, GPT-OSS, ERNIE 4.5, Aria, XVERSE, LLaDA-MoE.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import (
     ModelConfig,
@@ -112,6 +113,28 @@ def _qwen3(raw: Raw) -> Raw:
 
 def _sdar(raw: Raw) -> Raw:
     return _qwen3(raw) | block_diffusion(raw, block=4, mask_id=151669)
+
+
+def _llada(raw: Raw) -> Raw:
+    """LLaDA-MoE, which fills the whole answer by diffusion."""
+    for name in ("shared_expert_intermediate_size", "moe_router_enable_expert_bias"):
+        if raw.get(name):
+            raise ConfigError(f"config.json: {name} {raw[name]!r}, as in no published checkpoint")
+    every = raw.get("moe_layer_freq")
+    layers = sparse_layers(raw)
+    moe = MoEConfig(
+        num_experts=raw.get("num_experts") or 64,
+        top_k=raw.get("num_experts_per_tok") or 8,
+        inner=raw.get("expert_intermediate_size") or 0,
+        normalise=bool(raw.get("norm_topk_prob", False)),
+        scale=raw.get("routed_scaling_factor") or 1.0,
+        layers=tuple(i for i in layers if every[i]) if isinstance(every, list) else layers,
+    )
+    return {
+        "moe": moe,
+        "intermediate_size": raw.get("dense_intermediate_size") or raw.get("intermediate_size"),
+        "qk_norm": "head" if raw.get("qk_layernorm") else "",
+    } | block_diffusion(raw, block=32, mask_id=156895, whole=True)
 
 
 def _deepseek(raw: Raw) -> Raw:
@@ -296,6 +319,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "Qwen2MoeForCausalLM": _qwen2,
         "Qwen3MoeForCausalLM": _qwen3,
         "SDARMoeForCausalLM": _sdar,
+        "LLaDAMoEModelLM": _llada,
         "OlmoeForCausalLM": _olmoe,
         "DeepseekForCausalLM": _deepseek,
         "Glm4MoeForCausalLM": _glm4,

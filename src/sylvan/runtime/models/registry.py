@@ -22,6 +22,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 from sylvan.runtime.models.image_tokens import with_image_token
+from sylvan.runtime.models.refused import REFUSED
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -63,6 +64,7 @@ MODELS: dict[str, str] = {
     "DeepseekV2ForCausalLM": _HERE + "deepseek",
     "DeepseekV32ForCausalLM": _HERE + "sparse_latent",
     "DeepseekV3ForCausalLM": _HERE + "deepseek",
+    "DeepseekV4ForCausalLM": _HERE + "deepseek4",
     "DeepseekVLV2ForCausalLM": _HERE + "published_media",
     "Dots1ForCausalLM": _HERE + "moe",
     "DreamModel": _HERE + "llama",
@@ -115,7 +117,9 @@ MODELS: dict[str, str] = {
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
     "KimiVLForConditionalGeneration": _HERE + "published_media",
+    "K2HorizonForCausalLM": _HERE + "xllm",
     "LLaDA2MoeModelLM": _HERE + "bailing",
+    "LLaDAMoEModelLM": _HERE + "moe",
     "LLaDAModelLM": _HERE + "llada",
     "LlamaForCausalLM": _HERE + "llama",
     "LongcatFlashForCausalLM": _HERE + "longcat",
@@ -139,12 +143,15 @@ MODELS: dict[str, str] = {
     "MiniMaxText01ForCausalLM": _HERE + "minimax",
     "Ministral3ForCausalLM": _HERE + "llama",
     "MinistralForCausalLM": _HERE + "llama",
+    "Mistral4ForCausalLM": _HERE + "deepseek",
     "MistralForCausalLM": _HERE + "llama",
+    "MistralLarge3ForCausalLM": _HERE + "deepseek",
     "MllamaForConditionalGeneration": _HERE + "mllama",
     "MixtralForCausalLM": _HERE + "moe",
     "MptForCausalLM": _HERE + "alibi",
     "MvpForCausalLM": _HERE + "bart",
     "MvpForConditionalGeneration": _HERE + "encoder_decoder",
+    "NanbeigeForCausalLM": _HERE + "nanbeige",
     "NanoChatForCausalLM": _HERE + "variants",
     "NemotronForCausalLM": _HERE + "stablelm",
     "OPTForCausalLM": _HERE + "gpt2",
@@ -188,6 +195,7 @@ MODELS: dict[str, str] = {
     "SmolLM3ForCausalLM": _HERE + "llama",
     "SolarForCausalLM": _HERE + "solar",
     "SolarOpenForCausalLM": _HERE + "moe",
+    "Spark2_5ForCausalLM": _HERE + "spark",
     "StableLmForCausalLM": _HERE + "stablelm",
     "Starcoder2ForCausalLM": _HERE + "stablelm",
     "Step3p5ForCausalLM": _HERE + "step",
@@ -200,6 +208,7 @@ MODELS: dict[str, str] = {
     "XGLMForCausalLM": _HERE + "gptneo",
     "XLMRobertaForCausalLM": _HERE + "bert_decoder",
     "XLMRobertaXLForCausalLM": _HERE + "bert_decoder",
+    "XllmForCausalLM": _HERE + "xllm",
     "XverseForCausalLM": _HERE + "renamed",
     "XverseMoeForCausalLM": _HERE + "moe",
     "YiForCausalLM": _HERE + "renamed",
@@ -344,6 +353,8 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
         ConfigError: neither serves it; one sentence.
     """
     architecture = architecture_of(raw)
+    if (reason := REFUSED.get(architecture)) and code is None and not _plugin(architecture):
+        raise ConfigError(f"{architecture} cannot be served: {reason}")
     lack = "no native file serves it"
     if architecture in MODELS or _plugin(architecture):
         try:

@@ -33,7 +33,8 @@ class LatentPool:
         self._value_dim = value_dim
         self._layers: dict[int, torch.Tensor] = {}
         for group in shape.kv_groups:
-            size = (len(group.layers), group.num_pages, shape.page_size, 1, shape.head_dim)
+            columns = group.head_dim or shape.head_dim
+            size = (len(group.layers), group.num_pages, shape.page_size, 1, columns)
             whole = torch.zeros(size, dtype=dtype, device=device)
             self._layers.update(zip(group.layers, whole, strict=True))
             memory = whole.flatten(2).view(torch.uint8)

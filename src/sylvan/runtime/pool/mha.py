@@ -23,10 +23,14 @@ from sylvan.runtime.pool.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """A KV group: indices of the attention layers that share page numbers, and number of pages."""
+    """A KV group: indices of the attention layers that share page numbers, and number of pages.
+
+    `head_dim`: columns of a head, if they differ from those of other groups (latents only).
+    """
 
     layers: tuple[int, ...]
     num_pages: int
+    head_dim: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@
 transformers write them, or `NAME.weight_scale`: w = weight * scale in both. Scales of what layers
 read (`input_scale`, `activation_scale`) are not needed: rows stay in the type of the model.
 NVFP4 is bytes of two numbers (E2M1) with e4m3 scales of 16 inputs and `NAME.weight_scale_2`.
+Experts of DeepSeek V4 are MXFP4 beside FP8; all its scales are powers of two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.formats.microscaling import mxfp8
+from sylvan.runtime.models.formats.microscaling import mxfp4, mxfp8, powers_of
 from sylvan.runtime.models.formats.stored import Tensors, check_scales
 
 _WEIGHT = ".weight"
@@ -58,6 +59,10 @@ class Fp8:
         weight, scale = tensor(parts[0]), tensor(parts[1])
         if scale.dtype == torch.uint8:
             return mxfp8(parts, weight, scale)
+        if weight.dtype == torch.int8:
+            return mxfp4(parts, weight.view(torch.uint8), scale)
+        if scale.dtype == torch.float8_e8m0fnu:
+            scale = powers_of(parts[1], scale)
         scale = check_scales(parts[1], scale)
         if len(parts) == 3:
             second = check_scales(parts[2], tensor(parts[2]))

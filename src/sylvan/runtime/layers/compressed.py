@@ -1,0 +1,291 @@
+"""Attention to a window of tokens, and to entries that stand for several tokens (DeepSeek V4).
+
+One key of each token is also its value, so outputs are rotated back. Heads are projected to the
+hidden size in groups. Of a layer with an index, rows attend to the entries that score best.
+
+Shapes: T rows, D hidden, N heads, H columns of a head, S tokens of a window, E entries, K selected
+ones, J heads of the index, I their columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sylvan.config.compressed import CompressedLayer
+from sylvan.kernels.api import Rope
+from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.layers.build import Build
+from sylvan.runtime.layers.compress import Compressor, fragments, turned
+from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
+from sylvan.runtime.layers.mesh import Split
+from sylvan.runtime.layers.norm import RMSNorm
+
+_MOST = 1 << 24  # approximate limit of numbers in an intermediate tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedShape:
+    """Sizes of attention of one layer.
+
+    Attributes:
+        heads: N.
+        head_dim: H.
+        window: Tokens whose keys a row reads, its own included.
+        q_rank: Columns of the latent vector of queries.
+        groups: Groups of heads whose outputs are projected together.
+        group_rank: Columns of the projection of a group.
+        index_heads: J.
+        top_k: K.
+        eps: Epsilon of all norms.
+    """
+
+    heads: int
+    head_dim: int
+    window: int
+    q_rank: int
+    groups: int
+    group_rank: int
+    index_heads: int
+    top_k: int
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptEntries:
+    """Entries of a layer: their layout, number of the layer of the pool, and of the first state."""
+
+    layer: CompressedLayer
+    pool: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Where the tokens of one request lie in a layer of the pool, by position."""
+
+    rows_PS1C: torch.Tensor
+    table_P: torch.Tensor
+
+    def read(self, positions: torch.Tensor) -> torch.Tensor:
+        """Columns of tokens, float32. Shape: (..., C)."""
+        size = self.rows_PS1C.shape[1]
+        return self.rows_PS1C[self.table_P[positions // size], positions % size, 0].float()
+
+
+class EntryIndexer(nn.Module):
+    """Scores entries for rows with a few small heads; the same on every rank."""
+
+    def __init__(
+        self, build: Build, dim: int, shape: CompressedShape, layer: CompressedLayer, part: int
+    ) -> None:
+        super().__init__()
+        self._heads = shape.index_heads
+        self.wq_b = Linear(build, shape.q_rank, (shape.index_heads * layer.index,), bias=False)
+        self.weights_proj = Linear(build, dim, (shape.index_heads,), bias=False)
+        state = layer.state[1]
+        self.compressor = Compressor(build, dim, layer.rate, state, part, shape.eps)
+
+    def queries(
+        self, x_TD: torch.Tensor, latent_TQ: torch.Tensor, positions_T: torch.Tensor, rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and weights of heads. Shapes: float32 (T, J, I), (T, J)."""
+        q_TJI = self.wq_b(latent_TQ).float().unflatten(-1, (self._heads, -1))
+        return turned(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
+
+
+class GroupedLinear(nn.Module):
+    """A product for each group of columns. Shape: (T, G F) -> (T, G R)."""
+
+    def __init__(self, build: Build, inputs: int, outputs: Split) -> None:
+        super().__init__()
+        self.weight = build.empty(outputs, inputs)
+        self._groups = 1
+
+    def divide(self, groups: int) -> None:
+        """Set the number of groups of this rank."""
+        self._groups = groups
+
+    def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
+        """Shape: (T, G F) -> (T, G R)."""
+        x_TGF = x_TC.unflatten(-1, (self._groups, -1))
+        weight_GRF = self.weight.unflatten(0, (self._groups, -1))
+        return torch.einsum("tgf,grf->tgr", x_TGF, weight_GRF).flatten(1)
+
+
+class CompressedAttention(nn.Module):
+    """One layer. `keys`: number of the layer of the pool for the keys of tokens."""
+
+    def __init__(
+        self,
+        build: Build,
+        dim: int,
+        shape: CompressedShape,
+        rope: Rope,
+        keys: int,
+        kept: KeptEntries | None,
+    ) -> None:
+        super().__init__()
+        self._shape, self._rope, self._keys = shape, rope, keys
+        self._entries = None if kept is None else kept.layer
+        self._pool = keys if kept is None else kept.pool
+        groups = build.mesh.share(shape.groups, "o_groups")
+        heads = build.mesh.query_heads(shape.heads)
+        self.wq_a = Linear(build, dim, (shape.q_rank,), bias=False)
+        self.q_norm = RMSNorm(build, shape.q_rank, shape.eps)
+        self.wq_b = ColumnParallel(build, shape.q_rank, Split(heads.times(shape.head_dim)))
+        self.wkv = Linear(build, dim, (shape.head_dim,), bias=False)
+        self.kv_norm = RMSNorm(build, shape.head_dim, shape.eps)
+        self.attn_sink = build.empty(Split(heads))
+        inputs, outputs = (
+            shape.heads * shape.head_dim // shape.groups,
+            groups.times(shape.group_rank),
+        )
+        self.wo_a = GroupedLinear(build, inputs, Split(outputs))
+        self.wo_a.divide(groups.size)
+        self.wo_b = RowParallel(build, outputs, dim)
+        self.compressor = self.indexer = None
+        if kept is not None:
+            rate, state = kept.layer.rate, kept.layer.state[0]
+            self.compressor = Compressor(build, dim, rate, state, kept.part, shape.eps)
+            if kept.layer.index:
+                self.indexer = EntryIndexer(build, dim, shape, kept.layer, kept.part + 1)
+
+    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Shape: (T, D) -> (T, D), the same on every rank."""
+        shape, positions_T = self._shape, batch.positions_T
+        latent_TQ = self.q_norm(self.wq_a(x_TD))[0]
+        q_TNH = self.wq_b(latent_TQ).float().unflatten(-1, (-1, shape.head_dim))
+        q_TNH = q_TNH * torch.rsqrt(q_TNH.square().mean(-1, keepdim=True) + shape.eps)
+        q_TNH = turned(q_TNH, positions_T, self._rope)
+        k_T1H = self.kv_norm(self.wkv(x_TD))[0].float()[:, None]
+        k_T1H = turned(k_T1H, positions_T, self._rope).to(x_TD.dtype)
+        batch.kv.store(self._keys, batch.slots_of(self._keys), k_T1H, k_T1H)
+        if self._entries is not None:
+            self._store_entries(x_TD, batch, self._entries)
+        asking = None
+        if self.indexer is not None:
+            asking = self.indexer.queries(x_TD, latent_TQ, positions_T, self._rope)
+        out_TNH = turned(self._attended(q_TNH, asking, batch), positions_T, self._rope, back=True)
+        return self.wo_b(self.wo_a(out_TNH.to(x_TD.dtype).flatten(1)))
+
+    def _store_entries(
+        self, x_TD: torch.Tensor, batch: ForwardBatch, layer: CompressedLayer
+    ) -> None:
+        """Write the entries that are complete after this step into their last tokens."""
+        assert self.compressor is not None
+        cut = fragments(batch, layer.rate)
+        made = [self.compressor(x_TD, batch, cut, self._rope)]
+        if self.indexer is not None:
+            made.append(self.indexer.compressor(x_TD, batch, cut, self._rope))
+        if not len(cut.done):
+            return
+        positions_EB = _spread(cut.entry_F[cut.done], layer)
+        slots_E = batch.req_slots_R[cut.request_F[cut.done]].long()
+        size, table = batch.kv.page_size, batch.table_of(self._pool)
+        rows_PS1C = batch.kv.layer(self._pool)[0]
+        pages_EB = table[slots_E[:, None], positions_EB // size].long()
+        parts = [entry.unflatten(-1, (layer.block, -1)) for entry in made]
+        here = slice(layer.column, layer.column + layer.columns)
+        rows_PS1C[pages_EB, positions_EB % size, 0, here] = torch.cat(parts, -1).to(rows_PS1C.dtype)
+
+    def _attended(
+        self,
+        q_TNH: torch.Tensor,
+        asking: tuple[torch.Tensor, torch.Tensor] | None,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        out_TNH, starts = torch.empty_like(q_TNH), batch.q_starts_R.tolist()
+        keys, pool = batch.kv.layer(self._keys)[0], batch.kv.layer(self._pool)[0]
+        reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
+        for r, (slot, length) in enumerate(reqs):
+            near = _Pages(keys, batch.table_of(self._keys)[slot].long())
+            far = _Pages(pool, batch.table_of(self._pool)[slot].long())
+            for rows in self._steps(starts[r], starts[r + 1], length):
+                mine = None if asking is None else (asking[0][rows], asking[1][rows])
+                first = length - starts[r + 1] + rows.start
+                out_TNH[rows] = self._of_rows(q_TNH[rows], mine, first, near, far)
+        return out_TNH
+
+    def _steps(self, start: int, end: int, length: int) -> list[slice]:
+        """Rows at a time, so that scores and selected entries stay small."""
+        shape, count = self._shape, 0
+        if self._entries is not None:
+            count = length // self._entries.rate
+        numbers = max(shape.heads, shape.index_heads) * (shape.window + count)
+        if count > shape.top_k:
+            numbers = max(numbers, shape.top_k * shape.head_dim)
+        step = max(1, min(shape.window, _MOST // numbers))
+        return [slice(at, min(at + step, end)) for at in range(start, end, step)]
+
+    def _of_rows(
+        self,
+        q_TNH: torch.Tensor,
+        asking: tuple[torch.Tensor, torch.Tensor] | None,
+        first: int,
+        near: _Pages,
+        far: _Pages,
+    ) -> torch.Tensor:
+        """Attention of rows of one request, from position `first` on. Shape: float32 (T, N, H)."""
+        shape, device = self._shape, q_TNH.device
+        own_T1 = first + torch.arange(len(q_TNH), device=device)[:, None]
+        seen_S = torch.arange(max(0, first - shape.window + 1), first + len(q_TNH), device=device)
+        key_SH = near.read(seen_S)
+        hidden_TS = (seen_S > own_T1) | (seen_S <= own_T1 - shape.window)
+        score = torch.einsum("tnh,sh->tns", q_TNH, key_SH) * shape.head_dim**-0.5
+        scores = [score.masked_fill(hidden_TS[:, None], float("-inf"))]
+        sink_TN1 = self.attn_sink.float()[None, :, None].expand(len(q_TNH), -1, 1)
+        entry_TKH = None
+        if self._entries is not None:
+            chosen_TK, hidden_TK = self._chosen(asking, own_T1, far, self._entries)
+            entry_TKH = self._read(far, chosen_TK, self._entries)
+            score = torch.einsum("tnh,tkh->tnk", q_TNH, entry_TKH.expand(len(q_TNH), -1, -1))
+            score = score * shape.head_dim**-0.5
+            scores.append(score.masked_fill(hidden_TK[:, None], float("-inf")))
+        shares = torch.cat((*scores, sink_TN1), -1).softmax(-1)
+        out_TNH = torch.einsum("tns,sh->tnh", shares[..., : len(seen_S)], key_SH)
+        if entry_TKH is not None:
+            far_TNK = shares[..., len(seen_S) : -1]
+            wide = entry_TKH.expand(len(q_TNH), -1, -1)
+            out_TNH = out_TNH + torch.einsum("tnk,tkh->tnh", far_TNK, wide)
+        return out_TNH
+
+    def _chosen(
+        self,
+        asking: tuple[torch.Tensor, torch.Tensor] | None,
+        own_T1: torch.Tensor,
+        far: _Pages,
+        layer: CompressedLayer,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries of each row, and which of them it does not see. Shapes: (T or 1, K), (T, K)."""
+        complete_T1 = (own_T1 + 1) // layer.rate
+        every_1E = torch.arange(int(complete_T1.max()), device=own_T1.device)[None]
+        hidden_TE = every_1E >= complete_T1
+        if asking is None or every_1E.shape[1] <= self._shape.top_k:
+            return every_1E, hidden_TE
+        q_TJI, weight_TJ = asking
+        key_EI = self._read(far, every_1E, layer, index=True)[0]
+        score_TJE = (q_TJI @ key_EI.T).relu()
+        score_TE = (score_TJE * weight_TJ[..., None]).sum(1)
+        score_TE = score_TE.masked_fill(hidden_TE, float("-inf"))
+        order_TE = score_TE.sort(dim=-1, descending=True, stable=True).indices
+        chosen_TK = order_TE[:, : self._shape.top_k]
+        return chosen_TK, chosen_TK >= complete_T1
+
+    def _read(
+        self, far: _Pages, entry_TK: torch.Tensor, layer: CompressedLayer, *, index: bool = False
+    ) -> torch.Tensor:
+        """Keys of entries, or those by which they are selected. Shape: (..., K, H or I)."""
+        columns_TKBC = far.read(_spread(entry_TK, layer))
+        width = layer.width // layer.block
+        first = layer.column + (width if index else 0)
+        last = layer.column + (layer.columns if index else width)
+        return columns_TKBC[..., first:last].flatten(-2)
+
+
+def _spread(entry_E: torch.Tensor, layer: CompressedLayer) -> torch.Tensor:
+    """Positions of the tokens that hold an entry. Shape: (..., block)."""
+    last = torch.arange(layer.rate - layer.block, layer.rate, device=entry_E.device)
+    return entry_E[..., None] * layer.rate + last

@@ -1,0 +1,45 @@
+"""Architectures that are known by name and not served, with the reason.
+
+Causal models of transformers that cannot be served refuse for reasons of their own; these are the
+others that people ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "BailingMoeV2_5ForCausalLM": (
+            "it mixes latent attention with lightning attention, whose output is gated and normed "
+            "by groups, in one model"
+        ),
+        "GigaChat35ForCausalLM": (
+            "it mixes latent attention with gated delta nets, and norms after each of them"
+        ),
+        "Grok1ForCausalLM": (
+            "the checkpoint of Grok 2 is cut for 8 GPUs: 8 files hold tensors of the same name"
+        ),
+        "IQuestLoopCoderForCausalLM": (
+            "in its second pass over the layers, heads mix two attentions, one to the keys of the "
+            "first pass"
+        ),
+        "IQuestQ1ForCausalLM": (
+            "the sink of a head is a key, so its score depends on the query, which no attention "
+            "kernel takes"
+        ),
+        "JetNemotronForCausalLM": "the taps of its convolutions are computed from the rows",
+        "KimiK3LinearForCausalLM": (
+            "layers attend to the outputs of earlier layers, and experts compute in a latent space"
+        ),
+        "MiniCPMSALAForCausalLM": (
+            "some layers select blocks of tokens by scores of means of keys (InfLLM v2)"
+        ),
+        "MindSporeForCausalLM": "it stands for any model on another framework, MindSpore",
+        "MuseGlimmerForCausalLM": "transformers has it only together with its image encoder",
+        "NemotronHPuzzleForCausalLM": (
+            "each layer has its own number and width of experts; transformers has them all alike"
+        ),
+    }
+)
