@@ -96,7 +96,8 @@ class AttentionLayer:
     `causal`, the window also covers later tokens. `kv_scales`: for pages of e4m3.
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
-    those of an `AttentionVariant`, set only for backends that compute them.
+    those of an `AttentionVariant`, set only for backends that compute them. Without `row_ends` the
+    layer is causal where others heed `ForwardBatch.row_ends`.
     """
 
     index: int
@@ -108,6 +109,7 @@ class AttentionLayer:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     causal: bool = True
+    row_ends: bool = True
     v_head_dim: int | None = None
     chunk: int | None = None
     slopes: torch.Tensor | None = None

@@ -58,8 +58,9 @@ def media_text(raw: Raw) -> MediaText | None:
     text = config.get_text_config()
     if type(text) not in CAUSAL:
         raise ConfigError(f"transformers has no causal model of {type(text).__name__}")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise ConfigError("the tokens of its images see each other in layers with a window only")
+    both_ways = getattr(text, "use_bidirectional_attention", None)
+    if both_ways not in {None, "vision"}:
+        raise ConfigError(f"it has use_bidirectional_attention {both_ways!r}")
     said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
     model: Any = CAUSAL[type(text)]
     found: Raw = text.to_dict() | said | {"architectures": [model.__name__]}
@@ -68,4 +69,10 @@ def media_text(raw: Raw) -> MediaText | None:
         for kind, token in placeholders(raw).items()
         if raw.get("audio_config" if kind == "audio" else "vision_config")
     }
-    return MediaText(found, ModelMedia(architecture=architecture_of(raw), token_ids=kinds))
+    media = ModelMedia(
+        architecture=architecture_of(raw),
+        token_ids=kinds,
+        whole=both_ways == "vision",
+        windows_only=both_ways == "vision",
+    )
+    return MediaText(found, media)
