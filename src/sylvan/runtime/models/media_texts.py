@@ -19,6 +19,12 @@ Raw = dict[str, Any]
 
 SERVED = frozenset({"gemma4", "gemma4_unified"})
 """Model types whose vectors take the places of embeddings and change nothing else."""
+TEXT_ONLY = frozenset({"gemma3n"})
+"""Model types of which only texts are served.
+
+The eyes of Gemma 3n are a network of timm, and its markers of images and sounds have embeddings in
+tables of their own.
+"""
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         r"^(model\.)?language_model\.lm_head\.": "lm_head.",
@@ -45,7 +51,7 @@ def media_text(raw: Raw) -> MediaText | None:
         ConfigError: transformers has no causal model of the text part, or items do more than
             replace embeddings.
     """
-    if raw.get("model_type") not in SERVED or not raw.get("text_config"):
+    if raw.get("model_type") not in SERVED | TEXT_ONLY or not raw.get("text_config"):
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
@@ -68,6 +74,7 @@ def media_text(raw: Raw) -> MediaText | None:
         kind: token
         for kind, token in placeholders(raw).items()
         if raw.get("audio_config" if kind == "audio" else "vision_config")
+        and raw["model_type"] in SERVED
     }
     media = ModelMedia(
         architecture=architecture_of(raw),
