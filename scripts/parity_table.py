@@ -59,6 +59,12 @@ LEFT_HEAD = """
 
 Other causal models of the installed transformers: refused at the start, or not compared yet.
 """
+MEDIA_HEAD = """
+## Models that see or hear
+
+Names in SGLang; `tests/parity/test_media_names.py` holds the answers. What is served is compared
+with transformers or published code; [how to serve them](../howto/multimodal.md) lists more.
+"""
 BLOCK_COLUMNS = ("family", "architecture", "path", "runner", "block", "greedy", "KV B/token")
 VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = (
@@ -79,7 +85,7 @@ def main() -> int:
     """Run what is named, keep the results, write the page."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--check" in sys.argv:
-        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left())
+        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left(), _media())
         sys.stderr.write("models.md does not fit the results: run parity_table.py\n" * stale)
         return int(stale)
     results = run(names, _results())
@@ -89,7 +95,7 @@ def main() -> int:
 def keep(results: Mapping[str, Row]) -> None:
     """Write results and page."""
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(results, _left()))
+    PAGE.write_text(page(results, _left(), _media()))
 
 
 def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
@@ -220,8 +226,8 @@ def _vectors(name: str) -> Row:
         }
 
 
-def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
-    """The page as text; `left` are architectures that are not served, and why."""
+def page(results: Mapping[str, Row], left: Mapping[str, str], media: Mapping[str, str]) -> str:
+    """The page as text; `left`: what is not served, and why; `media`: what sees or hears."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
@@ -245,6 +251,8 @@ def page(results: Mapping[str, Row], left: Mapping[str, str]) -> str:
             lines.append(_row([*cells, f"{row['cosine']:.7f}", row["kv_bytes"]]))
     lines += [LEFT_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
     lines += [_row((f"`{name}`", why)) for name, why in sorted(left.items())]
+    lines += [MEDIA_HEAD, _row(("architecture", "answer")), _row(["---"] * 2)]
+    lines += [_row((f"`{name}`", how)) for name, how in sorted(media.items())]
     return "\n".join([*lines, *_counts(results)])
 
 
@@ -263,6 +271,13 @@ def _counts(results: Mapping[str, Row]) -> list[str]:
 def _row(cells: object) -> str:
     assert isinstance(cells, list | tuple)
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _media() -> Mapping[str, str]:
+    sys.path.insert(0, str(ROOT))
+    from tests.parity.media_names import HEARING, SEEING, answer
+
+    return {name: answer(name) for name in (*SEEING, *HEARING)}
 
 
 def _left() -> Mapping[str, str]:

@@ -205,11 +205,18 @@ class Server:
         return len(images) / (time.perf_counter() - start)
 
     def between(self, tokens: int) -> list[float]:
-        """Seconds between the tokens of a text."""
+        """Seconds between the tokens of a text; those that come together are 0 s apart."""
         body = self._body(list(b"tell me more "), tokens, None) | {"stream": True}
+        times: list[float] = []
         with self._http.stream("POST", "/generate", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
-            times = [time.perf_counter() for _ in lines]
+            assert reply.status_code == 200, reply.read()
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    count = json.loads(line.removeprefix("data: "))["meta_info"][
+                        "completion_tokens"
+                    ]
+                    times += [time.perf_counter()] * (count - len(times))
+        assert len(times) == tokens, f"{len(times)} of {tokens} tokens came"
         return np.diff(times).tolist()
 
     def encoded(self) -> int:
@@ -355,7 +362,7 @@ def beside(server: Server, images: Images, args: Any) -> None:
         finally:
             stop.set()
             thread.join()
-    ratios = [busy / alone for alone, busy in zip(*p99, strict=True)]
+    ratios = [busy / max(alone, 1e-6) for alone, busy in zip(*p99, strict=True)]
     print(
         f"99th percentile between tokens of a text: {1e3 * statistics.median(p99[0]):.1f} ms "
         f"alone, {1e3 * statistics.median(p99[1]):.1f} ms beside images: ratio {spread(ratios)}",

@@ -152,6 +152,18 @@ NEWER: Mapping[str, Family] = MappingProxyType(
             packed_patches,
             join={"pixel_values": -1},
         ),
+        "minicpm-ocr": Family(
+            made(
+                "MiniCPMOcr",
+                text_config=DELTA | {"model_type": "qwen3_5_text"},
+                vision_config=VIT | {"num_hidden_layers": 3, "image_size": 56},
+                insert_layer_id=1,
+                image_token_id=IMAGE,
+                video_token_id=VIDEO,
+            ),
+            packed_patches,
+            join={"pixel_values": -1},
+        ),
         "deepseek-ocr2": Family(
             made(
                 "DeepseekOcr2",

@@ -20,6 +20,7 @@ APART_TOKEN = 0
 IMAGE_TOKENS: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekVLV2ForCausalLM": "<image>",
+        "InternVLChatModel": "<IMG_CONTEXT>",
         "MiniCPMV": "<unk>",
         "Phi3VForCausalLM": "<|image|>",
     }

@@ -1,4 +1,4 @@
-"""Chats with images equal those of published code: MiniCPM-V 2.6, Phi-3-Vision, DeepSeek-VL2."""
+"""Chats with images equal those of published code: strings with placeholders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ CHATML = (
     "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-GIVEN = {"Phi3VForCausalLM": PHI, "MiniCPMV": CHATML, "DeepseekVLV2ForCausalLM": None}
+GIVEN = {
+    "Phi3VForCausalLM": PHI,
+    "MiniCPMV": CHATML,
+    "InternVLChatModel": CHATML,
+    "DeepseekVLV2ForCausalLM": None,
+}
 IMAGE = {"type": "image"}
 
 
@@ -40,7 +45,7 @@ def expected(architecture: str, turns: list[tuple[str, str]]) -> str:
         for number, (role, message) in enumerate(spoken):
             text += names[role] + ": " + message + ends[number % 2]
         return "<s>" + text + "<|Assistant|>:"
-    if architecture == "MiniCPMV":
+    if GIVEN[architecture] is CHATML:
         text = "".join(f"<|im_start|>{role}\n{message}<|im_end|>\n" for role, message in turns)
         return text + "<|im_start|>assistant\n"
     return "".join(f"<|{role}|>\n{message}<|end|>\n" for role, message in turns) + "<|assistant|>\n"

@@ -22,6 +22,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 from sylvan.runtime.models.image_tokens import with_image_token
+from sylvan.runtime.models.unserved import REASONS
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -114,7 +115,9 @@ MODELS: dict[str, str] = {
     "Lfm2ForCausalLM": _HERE + "hybrid",
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
+    "InternVLChatModel": _HERE + "published_media",
     "KimiVLForConditionalGeneration": _HERE + "published_media",
+    "LightOnOCRForConditionalGeneration": _HERE + "multimodal",
     "LLaDA2MoeModelLM": _HERE + "bailing",
     "LLaDAModelLM": _HERE + "llada",
     "LlamaForCausalLM": _HERE + "llama",
@@ -213,7 +216,15 @@ _MULTIMODAL = (
     *("Exaone4_5_", "Gemma3", "GlmAsr", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2"),
     *("GraniteDocling", "GraniteSpeech", "GraniteSpeechPlus", "HyperCLOVAXVisionV2", "Idefics2"),
     *("Idefics3", "InternVL", "Janus", "Kimi_K25", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava"),
-    *("LlavaNext", "LlavaNextVideo", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
+    *(
+        "LlavaNext",
+        "LlavaNextVideo",
+        "LlavaOnevision",
+        "MiniCPMOcr",
+        "MiniCPMV4_6",
+        "Mistral3",
+        "Ovis2",
+    ),
     *("PaddleOCRVL", "PaliGemma", "QianfanOCR", "Qwen2Audio", "Qwen2VL", "Qwen2_5Omni"),
     *("Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3ASR", "Qwen3OmniMoe", "Qwen3OmniMoeThinker"),
     *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "VideoLlama3", "VideoLlava"),
@@ -353,6 +364,9 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
     try:
         return ServingPath(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
+        if architecture in REASONS:
+            message = f"{architecture} cannot be served: {REASONS[architecture]}"
+            raise ConfigError(message) from None
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported
         raise ConfigError(f"{architecture} cannot be served: {lack}, and {error}") from None
