@@ -255,7 +255,7 @@ MODELS |= {
         (("Contriever",), "encoder", ("",)),
         (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
         (("Siglip", "Siglip2"), "siglip", ("Model", "TextModel")),
-        (("ColPali", "ColQwen2"), "retrieval", ("ForRetrieval",)),
+        (("ColModernVBert", "ColPali", "ColQwen2"), "retrieval", ("ForRetrieval",)),
     )
     for stem in stems
     for suffix in suffixes
