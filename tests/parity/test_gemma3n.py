@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from sylvan.config.checkpoint import model_facts
 from sylvan.config.media import MediaConfig
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
@@ -64,6 +65,7 @@ def whole(tmp_path_factory):
 def test_texts_are_served_without_eyes_and_ears(whole):
     folder, model = whole
     config = load_config(folder)
+    assert model_facts(str(folder)).vocab_size == config.vocab_size
     assert config.path == "transformers"
     assert config.media is not None
     assert not config.media.token_ids  # an image or a sound is refused: it takes text

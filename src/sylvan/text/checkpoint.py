@@ -51,7 +51,7 @@ def read_files(model_dir: str | Path) -> TokenizerFiles:
         raise ConfigError(f"Model directory {folder} does not exist, so there is no tokenizer.")
     config = _read_json(folder / "tokenizer_config.json")
     model = _read_json(folder / "config.json")
-    inner = model.get("text_config")
+    inner = model.get("text_config", model.get("llm_config"))
     generation = _read_json(folder / "generation_config.json")
     sources = [generation, model, inner if isinstance(inner, dict) else {}]
     architecture = str(next(iter(model.get("architectures") or ()), ""))

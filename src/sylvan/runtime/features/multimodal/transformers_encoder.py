@@ -241,9 +241,11 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0
     else:
         text = config.get_text_config()
-        text.num_hidden_layers = 0  # weights that are not loaded take no memory
+        # weights that are not loaded take no memory; ModernVBERT divides by the number of layers
+        left = 1 if config.model_type == "colmodernvbert" else 0
+        text.num_hidden_layers = left
         if getattr(text, "layer_types", None):
-            text.layer_types = []
+            text.layer_types = text.layer_types[:left]
         for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
             if getattr(text, name, None):
                 setattr(text, name, 0)
