@@ -12,8 +12,14 @@ turn: our server (`native`; `torch` is one with `media.encoder_backend torch`), 
 this process. Each sees images that it has not seen before. Ratios are of one round
 each: printed are their median, smallest and largest. transformers is given its processor's output
 as we make it, within its time; its images a second are those of one after another, which is the
-fastest way on a CPU whose cores one image occupies. Nothing is compared with llama.cpp (mtmd) and
-OpenVINO GenAI: random weights are not in their formats.
+fastest way on a CPU whose cores one image occupies. Encoders have a low priority here: any other
+work on the machine makes them wait, so measure on a quiet one. `qwen2.5-vl-3b` takes about 8 GB for
+each of the checkpoint, our servers and transformers.
+
+llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter knows no LLaVA-OneVision,
+and knows tokenizers by hashes, so that it refuses one made of bytes. OpenVINO GenAI has no
+LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`, but its encoder
+only with transformers up to 5.0.
 """
 
 from __future__ import annotations
