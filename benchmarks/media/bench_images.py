@@ -16,10 +16,10 @@ fastest way on a CPU whose cores one image occupies. Encoders have a low priorit
 work on the machine makes them wait, so measure on a quiet one. `qwen2.5-vl-3b` takes about 8 GB for
 each of the checkpoint, our servers and transformers.
 
-llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter knows no LLaVA-OneVision,
-and knows tokenizers by hashes, so that it refuses one made of bytes. OpenVINO GenAI has no
-LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`, but its encoder
-only with transformers up to 5.0.
+llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter knows no
+LLaVA-OneVision, and knows tokenizers by hashes, so that it refuses one made of bytes. OpenVINO
+GenAI has no LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`, but
+its encoder only with transformers up to 5.0.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def written(role: str, content: str) -> dict[str, str]:
 
 
 def expected(architecture: str, turns: list[tuple[str, str]]) -> str:
-    """What the published code makes of turns, whose images are placeholders already."""
+    """Turns, whose images are placeholders already, as the published code writes them."""
     if architecture == "DeepseekVLV2ForCausalLM":
         text = "".join(message + "\n\n" for role, message in turns if role == "system")
         names, ends = {"user": "<|User|>", "assistant": "<|Assistant|>"}, ("\n\n", "</s>")
