@@ -62,6 +62,12 @@ Other causal models of the installed transformers: refused at the start, or not 
 REFUSED_HEAD = """
 Of the models that transformers does not have, these are refused by name:
 """
+MEDIA_HEAD = """
+## Models that see or hear
+
+Names in SGLang; `tests/parity/test_media_names.py` holds the answers. What is served is compared
+with transformers or published code; [how to serve them](../howto/multimodal.md) lists more.
+"""
 BLOCK_COLUMNS = ("family", "architecture", "path", "runner", "block", "greedy", "KV B/token")
 VECTOR_COLUMNS = ("family", "architecture", "runner", "largest difference", "cosine", "KV B/token")
 COLUMNS = (
@@ -82,7 +88,7 @@ def main() -> int:
     """Run what is named, keep the results, write the page."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--check" in sys.argv:
-        stale = not PAGE.exists() or PAGE.read_text() != page(_results(), _left(), _refused())
+        stale = not PAGE.exists() or PAGE.read_text() != page(_results())
         sys.stderr.write("models.md does not fit the results: run parity_table.py\n" * stale)
         return int(stale)
     results = run(names, _results())
@@ -92,7 +98,7 @@ def main() -> int:
 def keep(results: Mapping[str, Row]) -> None:
     """Write results and page."""
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(results, _left(), _refused()))
+    PAGE.write_text(page(results))
 
 
 def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
@@ -223,8 +229,8 @@ def _vectors(name: str) -> Row:
         }
 
 
-def page(results: Mapping[str, Row], left: Mapping[str, str], refused: Mapping[str, str]) -> str:
-    """The page as text; `left` and `refused` are architectures that are not served, and why."""
+def page(results: Mapping[str, Row]) -> str:
+    """The page as text: results, what is not served and why, and what sees or hears."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
@@ -247,9 +253,13 @@ def page(results: Mapping[str, Row], left: Mapping[str, str], refused: Mapping[s
             cells = (name, f"`{row['architecture']}`", row["runner"], f"{row['difference']:.1e}")
             lines.append(_row([*cells, f"{row['cosine']:.7f}", row["kv_bytes"]]))
     lines += [LEFT_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
-    lines += [_row((f"`{name}`", why)) for name, why in sorted(left.items())]
-    lines += [REFUSED_HEAD, _row(("architecture", "why")), _row(["---"] * 2)]
-    lines += [_row((f"`{name}`", why)) for name, why in sorted(refused.items())]
+    lines += [_row((f"`{name}`", why)) for name, why in sorted(_left().items())]
+    for head, column, cells in (
+        (REFUSED_HEAD, "why", _refused()),
+        (MEDIA_HEAD, "answer", _media()),
+    ):
+        lines += [head, _row(("architecture", column)), _row(["---"] * 2)]
+        lines += [_row((f"`{name}`", cell)) for name, cell in sorted(cells.items())]
     return "\n".join([*lines, *_counts(results)])
 
 
@@ -268,6 +278,13 @@ def _counts(results: Mapping[str, Row]) -> list[str]:
 def _row(cells: object) -> str:
     assert isinstance(cells, list | tuple)
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _media() -> Mapping[str, str]:
+    sys.path.insert(0, str(ROOT))
+    from tests.parity.media_names import HEARING, SEEING, answer
+
+    return {name: answer(name) for name in (*SEEING, *HEARING)}
 
 
 def _left() -> Mapping[str, str]:

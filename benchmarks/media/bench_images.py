@@ -5,15 +5,21 @@ between tokens of a text is at most 1.25 times that without.
 
     python benchmarks/media/bench_images.py [--shape qwen2.5-vl-3b] [--parts speeds same beside]
         [--ways native torch] [--images 2] [--rounds 3] [--size 384x384] [--dtype bfloat16]
-        [--stream 100]
+        [--stream 100] [--depth 2]
 
 Shapes have random weights: `tiny`, `llava-onevision-0.5b` and `qwen2.5-vl-3b`. A round takes all in
 turn: our server (`native`; `torch` is one with `media.encoder_backend torch`), then transformers in
 this process. Each sees images that it has not seen before. Ratios are of one round
 each: printed are their median, smallest and largest. transformers is given its processor's output
 as we make it, within its time; its images a second are those of one after another, which is the
-fastest way on a CPU whose cores one image occupies. Nothing is compared with llama.cpp (mtmd) and
-OpenVINO GenAI: random weights are not in their formats.
+fastest way on a CPU whose cores one image occupies. Encoders have a low priority here: any other
+work on the machine makes them wait, so measure on a quiet one. `qwen2.5-vl-3b` takes about 8 GB for
+each of the checkpoint, our servers and transformers.
+
+llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter knows no
+LLaVA-OneVision, and knows tokenizers by hashes, so that it refuses one made of bytes. OpenVINO
+GenAI has no LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`, but
+its encoder only with transformers up to 5.0.
 """
 
 from __future__ import annotations
@@ -49,6 +55,7 @@ from tests.support.processors import PROCESSORS, write_files
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 900.0
+REPORTED_S = 2.0  # several times as long as a scheduler takes to report its counts
 QUESTION = list(b" what is that?")
 ASKED = 16
 ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -141,13 +148,28 @@ SHAPES = {
 }
 
 
-def write_shape(shape: Shape, folder: Path, dtype: torch.dtype) -> None:
+def _shorten(config: Any, depth: int) -> None:
+    """Leave so many layers in each part."""
+    config.text_config.num_hidden_layers = depth
+    if getattr(config.text_config, "layer_types", None):
+        config.text_config.layer_types = config.text_config.layer_types[:depth]
+    for name in ("depth", "num_hidden_layers"):
+        if hasattr(config.vision_config, name):
+            setattr(config.vision_config, name, depth)
+    if hasattr(config.vision_config, "fullatt_block_indexes"):
+        config.vision_config.fullatt_block_indexes = [depth - 1]
+
+
+def write_shape(shape: Shape, folder: Path, dtype: torch.dtype, depth: int | None = None) -> None:
     """A checkpoint with random weights, a byte tokenizer and the family's processor."""
     files = PROCESSORS[shape.family]
     images, whole = files.images | shape.images, files.whole | shape.whole
     write_files(replace(files, images=images, whole=whole), folder)
     torch.manual_seed(0)
-    model = transformers.AutoModelForImageTextToText.from_config(shape.config()).to(dtype)
+    config = shape.config()
+    if depth:
+        _shorten(config, depth)
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -189,15 +211,29 @@ class Server:
         return len(images) / (time.perf_counter() - start)
 
     def between(self, tokens: int) -> list[float]:
-        """Seconds between the tokens of a text."""
+        """Seconds between the tokens of a text; those that come together are 0 s apart."""
         body = self._body(list(b"tell me more "), tokens, None) | {"stream": True}
+        times: list[float] = []
         with self._http.stream("POST", "/generate", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
-            times = [time.perf_counter() for _ in lines]
+            assert reply.status_code == 200, reply.read()
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    count = json.loads(line.removeprefix("data: "))["meta_info"][
+                        "completion_tokens"
+                    ]
+                    times += [time.perf_counter()] * (count - len(times))
+        assert len(times) == tokens, f"{len(times)} of {tokens} tokens came"
         return np.diff(times).tolist()
 
     def encoded(self) -> int:
-        """How many images its encoder has seen."""
+        """How many images its encoder has seen, once two reports in a row say the same."""
+        before, now = -1, self._reported()
+        while now != before:
+            time.sleep(REPORTED_S)
+            before, now = now, self._reported()
+        return now
+
+    def _reported(self) -> int:
         text = self._http.get("/metrics").text
         found = re.search(r"^\S*encoder_items\S* (\d+)", text, re.MULTILINE)
         assert found, "the server counts no images"
@@ -218,7 +254,7 @@ class Server:
 def serving(folder: Path, dtype: str, *flags: str) -> Iterator[Server]:
     code = "import sys; from sylvan.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "serve", str(folder), "--until-eof", "--dtype", dtype]
-    command += ["--server.port", "0", "--log-level", "warning", *flags]
+    command += ["--server.port", "0", "--log-level", "warning", "--load-cache", "none", *flags]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -332,7 +368,7 @@ def beside(server: Server, images: Images, args: Any) -> None:
         finally:
             stop.set()
             thread.join()
-    ratios = [busy / alone for alone, busy in zip(*p99, strict=True)]
+    ratios = [busy / max(alone, 1e-6) for alone, busy in zip(*p99, strict=True)]
     print(
         f"99th percentile between tokens of a text: {1e3 * statistics.median(p99[0]):.1f} ms "
         f"alone, {1e3 * statistics.median(p99[1]):.1f} ms beside images: ratio {spread(ratios)}",
@@ -346,7 +382,9 @@ def percentile(times: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="llava-onevision-0.5b")
     parts = ("speeds", "same", "beside")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
@@ -356,13 +394,14 @@ def main() -> None:
     parser.add_argument("--size", default="384x384", help="width x height of images")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--stream", type=int, default=100, help="tokens of the text")
+    parser.add_argument("--depth", type=int, help="layers of each part, to try it out quickly")
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
     images, dtype = Images((width, height)), getattr(torch, args.dtype)
     backends = {"native": "auto", "torch": "torch"}
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         folder = Path(made)
-        write_shape(SHAPES[args.shape], folder, dtype)
+        write_shape(SHAPES[args.shape], folder, dtype, args.depth)
         servers = {
             name: stack.enter_context(
                 serving(folder, args.dtype, "--media.encoder-backend", backends[name])

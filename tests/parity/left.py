@@ -9,6 +9,7 @@ OWN_ATTENTION = "computes attention by itself, without transformers' interface"
 INDEXED = "chooses tokens by an index of its own (sparse attention)"
 OWN_STATE = "keeps recurrent states in a way of its own"
 IMAGES = "needs images or sounds"
+SEEN = "reads images or sounds, too: see the next table"
 MASKS = "masks or biases attention in a way of its own"
 
 LEFT: Mapping[str, str] = MappingProxyType(
@@ -23,11 +24,11 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "Dots3NoteForCausalLM": INDEXED,
         "Emu3ForCausalLM": IMAGES,
         "FuyuForCausalLM": IMAGES,
-        "Gemma3nForConditionalGeneration": IMAGES,
+        "Gemma3nForConditionalGeneration": SEEN,
         "Gemma4AssistantForCausalLM": "drafts for another model",
-        "Gemma4ForConditionalGeneration": IMAGES,
+        "Gemma4ForConditionalGeneration": SEEN,
         "Gemma4UnifiedAssistantForCausalLM": "drafts for another model",
-        "Gemma4UnifiedForConditionalGeneration": IMAGES,
+        "Gemma4UnifiedForConditionalGeneration": SEEN,
         "GitForCausalLM": IMAGES,
         "GotOcr2ForConditionalGeneration": IMAGES,
         "HYV4ForCausalLM": INDEXED,

@@ -173,6 +173,20 @@ def test_answers_equal_transformers(name, tmp_path):
     assert eyes.config.path == eyes.family.path
 
 
+def test_prompts_longer_than_a_window_are_refused_where_all_tokens_see_each_other(tmp_path):
+    eyes = Eyes("paligemma2", tmp_path)
+    serving, _ = eyes.serving(runner="program")
+    for rid, count in (("fits", 44), ("long", 45)):
+        ids = np.arange(3, 3 + count, dtype=np.int32)
+        request = msgspec.structs.replace(eyes.request(rid, 0), input_ids=ids, media=())
+        serving.scheduler.add(request)
+    serving.run()
+    assert serving.finish["fits"].type == "length"
+    assert serving.finish["long"].type == "abort"
+    assert "at most 44 tokens" in serving.finish["long"].message
+    serving.close()
+
+
 @pytest.fixture(scope="module")
 def eyes(tmp_path_factory):
     return Eyes("qwen2-vl", tmp_path_factory.mktemp("qwen2-vl"))

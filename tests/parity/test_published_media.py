@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sylvan.config.checkpoint import model_facts
 from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.models.registry import load_config
 from tests.parity.test_multimodal import NEW, Eyes
@@ -51,6 +52,14 @@ class Seen(Eyes):
                 eos_token_id=None,
             )
         return found[0].tolist()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_family_can_be_started(name, tmp_path):
+    PUBLISHED[name](tmp_path)
+    facts, served = model_facts(str(tmp_path)), load_config(tmp_path)
+    assert facts.vocab_size == served.vocab_size
+    assert facts.context_len == served.max_position_embeddings
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,4 @@
-"""ColPali and ColQwen2: vectors of all tokens of pages and queries equal those of transformers."""
+"""Vectors of all tokens of pages and queries equal those of transformers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,37 @@ from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.models.pooling import PoolingOverride
 from sylvan.runtime.models.registry import load_config
 from tests.parity.serving import Serving
-from tests.support.media_families import IMAGE
+from tests.support.media_families import IMAGE, VIT, Family, image
 from tests.support.multimodal import FAMILIES
 
 FAR = 5e-5  # of vectors of length 1
-KINDS = {"colpali": ("ColPali", "paligemma"), "colqwen2": ("ColQwen2", "qwen2-vl")}
+KINDS = {
+    "colmodernvbert": ("ColModernVBert", None),
+    "colpali": ("ColPali", "paligemma"),
+    "colqwen2": ("ColQwen2", "qwen2-vl"),
+}
+
+
+def _modernvbert() -> transformers.PreTrainedConfig:
+    return transformers.ModernVBertConfig(
+        text_config={
+            "model_type": "modernbert",
+            "vocab_size": 272,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 3,
+            "pad_token_id": 0,
+        },
+        vision_config=VIT | {"model_type": "siglip_vision_model"},
+        image_token_id=IMAGE,
+        pixel_shuffle_factor=2,
+    )
+
+
+MODERN = Family(config=_modernvbert, draw=image(1, 2, 3, 28, 28))  # two parts of 2 x 2 vectors
 
 
 class Pages:
@@ -27,7 +53,7 @@ class Pages:
 
     def __init__(self, name, folder) -> None:
         kind, inside = KINDS[name]
-        self.name, self.folder, self.family = name, folder, FAMILIES[inside]
+        self.name, self.folder, self.family = name, folder, FAMILIES[inside] if inside else MODERN
         config = getattr(transformers, f"{kind}Config")(
             vlm_config=self.family.config().to_dict(), embedding_dim=12
         )
@@ -45,6 +71,7 @@ class Pages:
             features = self.family.draw(rng)
             grid = features.get("image_grid_thw")
             count = 16 if grid is None else int(grid.prod()) // 4
+            count = 8 if name == "colmodernvbert" else count
             before, after = ([], [1, 5, 6]) if grid is None else ([3, 4, 5], [6, 8])
             self.prompts.append(([*before, *[IMAGE] * count, *after], features))
 
@@ -54,7 +81,9 @@ class Pages:
         given = {name: torch.from_numpy(array) for name, array in (features or {}).items()}
         if self.name == "colpali":
             given["token_type_ids"] = torch.zeros_like(inputs)
-        elif features is not None:  # transformers pads pages to the largest one
+        elif (
+            self.name == "colqwen2" and features is not None
+        ):  # transformers pads pages to the largest one
             given["pixel_values"] = given["pixel_values"][None]
             types = (inputs == IMAGE).int()
             grid = given["image_grid_thw"]
@@ -119,8 +148,9 @@ def test_every_token_has_the_vector_of_transformers(name, tmp_path):
         assert np.abs(found - expected).max() <= FAR
     alone = [pages.vectors(serving, f"b{i}-", [i])[0] for i in every]
     serving.close()
-    most = 64 if name == "colpali" else 32
-    cut = pages.serving(chunk_tokens=5, max_batch_tokens=most)
+    most = 32 if name == "colqwen2" else 64
+    whole = name == "colmodernvbert"  # no engine cuts a prompt that is read in both directions
+    cut = pages.serving(chunk_tokens=5, max_batch_tokens=most, whole_prompts=whole)
     chunked = pages.vectors(cut, "c", every)
     cut.close()
     for one, other, third in zip(together, alone, chunked, strict=True):

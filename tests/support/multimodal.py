@@ -466,6 +466,20 @@ _SEEN: dict[str, Family] = {
         types="token_type_ids",
         prefix=True,
     ),
+    "paligemma2": Family(
+        made(
+            "PaliGemma",
+            text_config=lambda: text(
+                "Gemma2", head_dim=16, sliding_window=44, query_pre_attn_scalar=16
+            ),
+            vision_config=lambda: vision("Siglip", projection_dim=64),
+            image_token_index=IMAGE,
+            projection_dim=64,
+        ),
+        image(1, 3, 28, 28),
+        types="token_type_ids",
+        prefix=True,
+    ),
     "paddleocr-vl": Family(
         made(
             "PaddleOCRVL",

@@ -34,6 +34,15 @@ from tests.support.media_families import (
     tiles,
 )
 
+PATCHED = VIT | {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 16,
+}
+"""The vision part of Gemma 4."""
+
 NEWER: Mapping[str, Family] = MappingProxyType(
     {
         "glm-ocr": Family(
@@ -134,6 +143,18 @@ NEWER: Mapping[str, Family] = MappingProxyType(
         "minicpm-v-4.6": Family(
             made(
                 "MiniCPMV4_6",
+                text_config=DELTA | {"model_type": "qwen3_5_text"},
+                vision_config=VIT | {"num_hidden_layers": 3, "image_size": 56},
+                insert_layer_id=1,
+                image_token_id=IMAGE,
+                video_token_id=VIDEO,
+            ),
+            packed_patches,
+            join={"pixel_values": -1},
+        ),
+        "minicpm-ocr": Family(
+            made(
+                "MiniCPMOcr",
                 text_config=DELTA | {"model_type": "qwen3_5_text"},
                 vision_config=VIT | {"num_hidden_layers": 3, "image_size": 56},
                 insert_layer_id=1,
@@ -257,14 +278,27 @@ NEWER: Mapping[str, Family] = MappingProxyType(
                 | {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16}
                 | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
                 | {"global_head_dim": 32},
-                vision_config=VIT
-                | {
-                    "num_key_value_heads": 2,
-                    "head_dim": 16,
-                    "patch_size": 4,
-                    "pooling_kernel_size": 2,
-                }
-                | {"position_embedding_size": 16},
+                vision_config=PATCHED,
+                audio_config=None,
+                image_token_id=IMAGE,
+                video_token_id=VIDEO,
+                audio_token_id=265,
+            ),
+            placed_patches,
+            types=TYPES,
+            path="transformers",
+        ),
+        "gemma4-26b": Family(
+            made(
+                "Gemma4",
+                text_config=TEXT
+                | {"num_hidden_layers": 4, "sliding_window": 12, "head_dim": 16}
+                | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+                | {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+                | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+                | {"moe_intermediate_size": 48, "attention_k_eq_v": True}
+                | {"global_head_dim": 32, "num_global_key_value_heads": 1},
+                vision_config=PATCHED,
                 audio_config=None,
                 image_token_id=IMAGE,
                 video_token_id=VIDEO,

@@ -376,9 +376,85 @@ def minicpmv(folder: Path) -> Published:
     return Published(text, see, draw)
 
 
+_INTERN = (
+    ("embeddings.cls_token", "embeddings.class_embedding"),
+    ("embeddings.position_embeddings", "embeddings.position_embedding"),
+    ("embeddings.patch_embeddings.projection.", "embeddings.patch_embedding."),
+    ("encoder.layer.", "encoder.layers."),
+    ("attention.projection_layer.", "attn.proj."),
+    ("layernorm_before.", "norm1."),
+    ("layernorm_after.", "norm2."),
+    ("lambda_", "ls"),
+)
+"""Names of InternViT in transformers, and in its published layout."""
+
+
+def internvl(folder: Path) -> Published:
+    text = _text("Qwen2", hidden_size=64)
+    config = transformers.InternVLConfig(
+        text_config=text.config.to_dict(),
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": [28, 28],
+            "patch_size": [PATCH, PATCH],
+            "attention_bias": True,
+        },
+        image_seq_length=4,
+    )
+    model = _drawn(transformers.InternVLModel(config))
+    tower, projector = model.vision_tower, model.multi_modal_projector
+    named: dict[str, torch.Tensor] = {}
+    for key, tensor in tower.state_dict().items():
+        name = key
+        for theirs, published in _INTERN:
+            name = name.replace(theirs, published)
+        named[f"vision_model.{name}"] = tensor
+    for layer in range(2):
+        start = f"vision_model.encoder.layers.{layer}."
+        for kind in ("weight", "bias"):
+            parts = [named.pop(f"{start}attention.{name}_proj.{kind}") for name in "qkv"]
+            named[f"{start}attn.qkv.{kind}"] = torch.cat(parts)
+    for number, part in enumerate(
+        (projector.layer_norm, projector.linear_1, None, projector.linear_2)
+    ):
+        if part is not None:
+            named |= {f"mlp1.{number}.{key}": x for key, x in part.state_dict().items()}
+    published = {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "image_token_id": IMAGE,
+        "downsample_ratio": 0.5,
+        "ps_version": "v2",
+        "select_layer": -1,
+        "llm_config": text.config.to_dict() | {"architectures": ["Qwen2ForCausalLM"]},
+        "vision_config": {
+            "hidden_size": 32,
+            "image_size": 28,
+            "num_attention_heads": 2,
+            "patch_size": PATCH,
+            "qkv_bias": True,
+            "norm_type": "layer_norm",
+        },
+    }
+    _write(folder, published, text, "language_model.", named)
+
+    def see(features):
+        seen = torch.from_numpy(features["pixel_values"])
+        return model.get_image_features(seen).pooler_output.flatten(0, 1)
+
+    def draw(rng):
+        return {"pixel_values": pixels(rng, int(rng.integers(1, 4)), 3, 28, 28)}
+
+    return Published(text, see, draw)
+
+
 PUBLISHED: Mapping[str, Callable[[Path], Published]] = MappingProxyType(
     {
         "deepseek-vl2": deepseek_vl2,
+        "internvl": internvl,
         "kimi-vl": kimi_vl,
         "minicpm-v-2.6": minicpmv,
         "phi-3-vision": phi3v,

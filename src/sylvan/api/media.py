@@ -19,6 +19,7 @@ SOURCE = "source"
 MAX_FPS, MAX_FRAMES = 60, 4096
 MAX_COUNT, MAX_LONG_SIDE = 1024, 1 << 16  # of tiles, of pixels
 _LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI defines `detail: low`
+_DETAILS = ("auto", "low", "high", "original")
 
 _NUMBERS: Mapping[MediaKind, tuple[tuple[str, str, int, type], ...]] = {
     "image": (
@@ -79,10 +80,14 @@ def media_options(kind: MediaKind, given: Mapping[str, Any], path: str) -> dict[
     `max_frames`.
 
     Raises:
-        RequestError: A number is invalid or too large; the message names the field.
+        RequestError: A value is invalid or too large; the message names the field.
     """
     options: dict[str, Any] = {}
-    if kind == "image" and given.get("detail") == "low":
+    detail = given.get("detail") if kind == "image" else None
+    if detail is not None and detail not in _DETAILS:
+        message = f"{path}.detail must be one of {', '.join(_DETAILS)}."
+        raise RequestError(message, param=f"{path}.detail")
+    if detail == "low":
         options["max_pixels"] = _LOW_DETAIL_PIXELS
     for name, ours, most, form in _NUMBERS.get(kind, ()):
         number = given.get(name)

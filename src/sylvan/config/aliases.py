@@ -221,6 +221,20 @@ def _gigabytes(value: object) -> Pairs:
         yield "tiers.host_bytes", round(number * 1e9)
 
 
+def _megabytes(value: object) -> Pairs:
+    """2^20 bytes; SGLang's 0 is no limit, and there is always one here."""
+    text = plain_text(value)
+    if not text.isdecimal() or not 0 < int(text) < 1 << 20:
+        raise ValueError(f"expected megabytes above 0, got {value!r}")
+    yield "media.item_bytes", int(text) << 20
+
+
+def _workers(value: object) -> Pairs:
+    """0 leaves the number to the default."""
+    if plain_text(value) != "0":
+        yield "media.workers", value
+
+
 def _storage_settings(value: object) -> Pairs:
     """SGLang's table of store settings; a nested section turns tiers on."""
     if value not in (None, "", "null"):
@@ -349,6 +363,7 @@ _LISTS = {
     "generation_tokens_buckets": "observe.output_token_buckets",
     "uvicorn_access_log_exclude_prefixes": "observe.access_log_exclude",
     "encoder_urls": "media.encoder_urls",
+    "allowed_media_domains": "media.allowed_hosts",
 }
 
 _SWITCHES: Mapping[str, tuple[str, object]] = {
@@ -394,7 +409,6 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
 
 _REFUSED_SWITCHES = {
     "skip_tokenizer_init": "serving without a tokenizer",
-    "enable_multimodal": "images, audio and video",
     "enable_torch_compile": "torch.compile",
     "enable_custom_logit_processor": "custom logit processors",
     "enable_return_hidden_states": "returning hidden states",
@@ -403,6 +417,7 @@ _REFUSED_SWITCHES = {
 }
 
 _NEEDLESS = {
+    "enable_multimodal": "models that take images, videos or sounds are always served with them",
     "enable_mixed_chunk": "batches always mix prompts and generation",
     "sleep_on_idle": "an idle server always sleeps",
     "disable_cuda_graph_padding": "there is no such padding",
@@ -445,6 +460,8 @@ _ALL: Mapping[str, Alias] = {
     "kv_events_config": Alias("kv_events", _kv_events),
     "speculative_algorithm": Alias("speculative.algorithm", _algorithm),
     "hicache_size": Alias("tiers.host_bytes", _gigabytes),
+    "media_url_max_file_size_mb": Alias("media.item_bytes", _megabytes),
+    "mm_processor_worker_num": Alias("media.workers", _workers),
     "hicache_storage_backend": Alias("tiers.storage", _storage),
     "hicache_storage_backend_extra_config": Alias("tiers", _storage_settings),
 }

@@ -59,6 +59,7 @@ _FORMS = (
         ("rope_scaling", "rope_parameters", "quantization_config", "auto_map", "text_config"),
     ),
 )
+_TEXTS = ("text_config", "language_config", "llm_config")  # of models that see or hear
 _NEEDED_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 _SIZES = (
     *(*_NEEDED_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -171,7 +172,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     whole = with_quantization_config(cast("dict[str, Any]", config), path)
     inside = whole.get("vlm_config")  # of a retriever
     outer = cast("dict[str, Any]", inside) if isinstance(inside, dict) else whole
-    nested = outer.get("text_config", outer.get("language_config"))
+    nested = next((outer[name] for name in _TEXTS if name in outer), None)
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
         _check_forms(part)

@@ -65,10 +65,14 @@ NO_EFFECT: Mapping[str, str] = {
     "adapters may change all linear layers, the embedding and the head": "lora_target_modules*=",
     "adapters are always loaded in the background": "enable_lora_overlap_loading",
     "an adapter with wrong tensors is always rejected": "lora_strict_loading",
-    "there are no images": (
-        "disable_fast_image_processor image_processor_backend=auto trust_mm_content_hashes "
-        "mm_processor_worker_num=0 mm_io_worker_num=0 mm_preprocess_cache_size_mb= "
-        "media_url_max_file_size_mb=64"
+    "images are always decoded by Pillow": (
+        "disable_fast_image_processor image_processor_backend=auto"
+    ),
+    "digests of items are always computed here": "trust_mm_content_hashes",
+    "items are fetched concurrently, without workers": "mm_io_worker_num=0",
+    "prepared items are kept as long as their requests": "mm_preprocess_cache_size_mb=",
+    "items reach the scheduler with their requests": (
+        "mm_feature_transport= enable_broadcast_mm_inputs_process"
     ),
 }
 """Reasons why flags change nothing, and the flags; they are accepted with any value."""
@@ -87,7 +91,9 @@ REFUSED: Mapping[str, str] = {
     ),
     "templates for completions (models that fill in are known)": "completion_template=",
     "tools that the server runs": "tool_server=",
-    "speech": "asr_max_buffer_seconds=60 asr_max_concurrent_sessions=32",
+    "speech while it is spoken (/v1/audio/transcriptions takes whole sounds)": (
+        "asr_max_buffer_seconds=60 asr_max_concurrent_sessions=32"
+    ),
     "other tokenizer libraries": "tokenizer_backend=huggingface",
     "other white space in JSON": (
         "constrained_json_whitespace_pattern= constrained_json_disable_any_whitespace"
@@ -239,17 +245,23 @@ REFUSED: Mapping[str, str] = {
         "num_reserved_decode_tokens=512 optimistic_prefill_attempts=0 "
         "pdmux_config_path= sm_group_num=8"
     ),
-    "choosing attention of encoders (each device has one)": "mm_attention_backend=",
-    "images, audio and video": (
-        "encoder_only language_only language_model_only encoder_urls*=[] "
+    "finding encoder servers, and transfers other than HTTP (media.encoder_urls)": (
         "encoder_transfer_backend=auto encoder_bootstrap_port=8997 encoder_register_urls=[] "
-        "enable_adaptive_dispatch_to_encoder enable_encoder_swa_bounded_replay "
-        "enable_decoder_swa_bounded_replay= limit_mm_data_per_request= mm_process_config= "
-        "allowed_media_domains*=[] mm_enable_dp_encoder "
-        "enable_broadcast_mm_inputs_process enable_prefix_mm_cache enable_mm_global_cache "
-        "mm_global_cache_backend=mooncake mm_feature_transport= "
-        "enable_precise_embedding_interpolation"
+        "enable_adaptive_dispatch_to_encoder"
     ),
+    "replays of windows after an encoder": (
+        "enable_encoder_swa_bounded_replay enable_decoder_swa_bounded_replay="
+    ),
+    "limits for each kind of item (media.items limits all of a request)": (
+        "limit_mm_data_per_request="
+    ),
+    "settings of a model's processor (requests choose sizes)": "mm_process_config=",
+    "encoders on several devices": "mm_enable_dp_encoder",
+    "choosing the attention of encoders (media.encoder_backend)": "mm_attention_backend=",
+    "vectors of items shared by servers (each keeps its own: media.vector_bytes)": (
+        "enable_prefix_mm_cache enable_mm_global_cache mm_global_cache_backend=mooncake"
+    ),
+    "other interpolations of an encoder's positions": "enable_precise_embedding_interpolation",
     "other readers of checkpoints": (
         "model_loader_extra_config={} model_config_parser=auto custom_weight_loader= "
         "startup_weight_load_mode=serial weight_loader_disable_mmap "

@@ -121,6 +121,7 @@ class AttentionLayer:
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
     those of an `AttentionVariant`; they and `blocks` are set only for backends that compute them.
+    Without `row_ends` the layer is causal where others heed `ForwardBatch.row_ends`.
     """
 
     index: int
@@ -132,6 +133,7 @@ class AttentionLayer:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     causal: bool = True
+    row_ends: bool = True
     v_head_dim: int | None = None
     chunk: int | None = None
     slopes: torch.Tensor | None = None

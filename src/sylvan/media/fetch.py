@@ -21,6 +21,17 @@ from sylvan.utils.threads import call_in_thread
 
 MAX_REDIRECTS = 3
 _PORTS = {"http": 80, "https": 443}
+_REFUSED = (
+    ipaddress.ip_network("168.63.129.16/32"),  # Azure's host, with credentials of the machine
+    ipaddress.ip_network("192.0.0.0/24"),  # IETF; Oracle's metadata service
+    ipaddress.ip_network("64:ff9b:1::/48"),  # NAT64 of a local network (RFC 8215)
+)
+"""Networks that are not private for `ipaddress`."""
+_WITH_IPV4 = (
+    ipaddress.IPv6Network("64:ff9b::/96"),  # NAT64
+    ipaddress.IPv6Network("::/96"),  # IPv4-compatible addresses, and `::1`
+)
+"""Networks whose addresses end in one of IPv4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +128,7 @@ class Fetcher:
                 "(media.fetch_s).",
                 param=source.path,
             ) from error
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             kind = type(error).__name__
             message = f"{source.path}: it cannot be fetched ({kind})."
             raise RequestError(message, param=source.path) from error
@@ -128,17 +139,17 @@ class Fetcher:
             found = await self._get(source, url)
             if isinstance(found, bytes):
                 return found
-            url = urljoin(url, found)
+            url = _joined(url, found)
         message = f"{source.path}: more than {MAX_REDIRECTS} redirects."
         raise RequestError(message, param=source.path)
 
     async def _get(self, source: MediaSource, url: str) -> bytes | str:
         """Return the body, or the redirect target."""
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
         except ValueError:
-            host = port = None
+            parts, host, port = urlsplit(""), None, None
         if not host or port is None or parts.scheme not in _PORTS:
             message = f"{source.path}: this is no http or https address."
             raise RequestError(message, param=source.path)
@@ -206,12 +217,21 @@ class Fetcher:
         )
 
 
+def _joined(url: str, target: str) -> str:
+    """Where a redirect leads to; empty if that is no address."""
+    try:
+        return urljoin(url, target)
+    except ValueError:
+        return ""
+
+
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour
         if inner is not None:
             found = inner
-        elif found in ipaddress.ip_network("64:ff9b::/96"):  # IPv4 behind NAT64
+        elif any(found in network for network in _WITH_IPV4):
             found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-    return found.is_global and not found.is_multicast
+    refused = any(found in network for network in _REFUSED)
+    return found.is_global and not found.is_multicast and not refused

@@ -43,7 +43,8 @@ def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaS
         vectors = np.frombuffer(data, "<f4").reshape(shape)
     else:
         try:
-            vectors = np.asarray(feature, np.float32)
+            with np.errstate(over="ignore"):  # numbers that are not finite are refused below
+                vectors = np.asarray(feature, np.float32)
         except (ValueError, TypeError) as error:
             raise RequestError(f"{where}: expected numbers.", param=where) from error
     if vectors.ndim != 2 or not 0 < len(vectors) <= MAX_VECTORS or not vectors.shape[1]:

@@ -16,6 +16,7 @@ from sylvan.media.images import MAX_TILES, MIN_TILES, UnreadableError, open_imag
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.sounds import Sounds
 from sylvan.media.videos import prepare_video, video_rules
+from sylvan.protocol.media import listed
 
 MAX_PIXELS = "max_pixels"
 """Item option: scale to at most this many pixels."""
@@ -81,7 +82,7 @@ class Processor:
             UnreadableError: The item is invalid.
         """
         if order.kind not in self._placeholders:
-            takes = " and ".join(f"{kind}s" for kind in self._placeholders)
+            takes = listed(self._placeholders)
             raise UnreadableError(f"this model takes {takes}, no {order.kind}")
         grid, step, around = None, 1.0, None
         if order.kind == "image":

@@ -1,8 +1,9 @@
 """Prepares images of models whose processor is part of their checkpoint's Python code.
 
 Written after that code: Phi-3-Vision (image_processing_phi3_v.py), MiniCPM-V 2.6
-(image_processing_minicpmv.py), Kimi-VL (image_processing_kimi_vl.py) and DeepSeek-VL2
-(processing_deepseek_vl_v2.py). Images are cut with Pillow and numpy alone.
+(image_processing_minicpmv.py), Kimi-VL (image_processing_kimi_vl.py), DeepSeek-VL2
+(processing_deepseek_vl_v2.py) and InternVL (`load_image` of its model card). Images are cut with
+Pillow and numpy alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sylvan.media.images import UnreadableError, open_image
+from sylvan.media.images import MAX_TILES, MIN_TILES, UnreadableError, open_image
 from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.resize import bicubic
 from sylvan.protocol.media import IMAGE_TOKENS
@@ -29,6 +30,7 @@ _PHI_TILE = 336
 _KIMI = "KimiVLForConditionalGeneration"
 MANY = 3
 """So many images of a prompt, or more, DeepSeek-VL2 does not cut into tiles."""
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 Pixels = np.ndarray
@@ -57,12 +59,10 @@ class PublishedImages:
     """
 
     def __init__(self, architecture: str, model_dir: Path) -> None:
-        from tokenizers import Tokenizer
-
         self._raw = read_json(model_dir / "config.json")
         path = model_dir / "preprocessor_config.json"
         self._rules: dict[str, Any] = read_json(path) if path.is_file() else {}
-        self._backend = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._backend = _read_tokenizer(model_dir)
         name = IMAGE_TOKENS.get(architecture, "")
         found = self._raw.get("media_placeholder_token_id", self._backend.token_to_id(name))
         if not isinstance(found, int):
@@ -85,7 +85,7 @@ class PublishedImages:
 
         if order.kind != "image":
             raise UnreadableError(f"this model takes images, no {order.kind}")
-        image = open_image(order)
+        image = open_image(order, tiles=self._cut is internvl)
         try:
             features, text = self._cut(image, self._raw, self._rules, order.options)
         except (ValueError, ZeroDivisionError) as error:
@@ -101,6 +101,19 @@ class PublishedImages:
             features=features,
             digest=digest_of(order.kind, features),
         )
+
+
+def _read_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer as one of the library tokenizers; transformers reads older files."""
+    path = model_dir / "tokenizer.json"
+    if path.is_file():
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(path))
+    import transformers
+
+    loaded: Any = transformers.AutoTokenizer.from_pretrained(model_dir)
+    return loaded.backend_tokenizer
 
 
 def _numbers(image: Any, mean: Any, std: Any) -> Pixels:
@@ -261,6 +274,46 @@ def minicpmv(
     return features, _slices_text(raw, said, grid, int(options.get(NUMBER, 0)))
 
 
+def internvl(
+    image: Any, raw: Mapping[str, Any], rules: Mapping[str, Any], options: Mapping[str, Any]
+) -> Prepared:
+    """The tiles of the best of some grids, then the whole image, if there are several."""
+    size = int(raw.get("force_image_size") or raw["vision_config"]["image_size"])
+    across, down = 1, 1
+    if raw.get("dynamic_image_size", True):
+        least = int(options.get(MIN_TILES) or raw.get("min_dynamic_patch") or 1)
+        most = int(options.get(MAX_TILES) or raw.get("max_dynamic_patch") or 12)
+        across, down = _nearest(image.size, min(least, most), most, size)
+    mean, std = rules.get("image_mean") or _IMAGENET_MEAN, rules.get("image_std") or _IMAGENET_STD
+    tiles = [_patches(_numbers(image.resize((size * across, size * down)), mean, std), size)]
+    if raw.get("use_thumbnail", False) and across * down > 1:
+        tiles.append(_numbers(image.resize((size, size)), mean, std)[None])
+    pixels = np.concatenate(tiles)
+    patch = int(raw["vision_config"]["patch_size"])
+    each = int((size // patch) ** 2 * float(raw.get("downsample_ratio", 0.5)) ** 2)
+    fill = IMAGE_TOKENS["InternVLChatModel"] * (each * len(pixels))
+    return {"pixel_values": pixels}, f"<img>{fill}</img>"
+
+
+def _nearest(size: tuple[int, int], least: int, most: int, side: int) -> tuple[int, int]:
+    """Tiles across and down, in the shape nearest to the image's; more if pixels suffice."""
+    grids = {
+        (across, down)
+        for count in range(least, most + 1)
+        for across in range(1, count + 1)
+        for down in range(1, count + 1)
+        if least <= across * down <= most
+    }
+    width, height = size
+    best, nearest = (1, 1), math.inf
+    for across, down in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        far = abs(width / height - across / down)
+        larger = far == nearest and width * height > 0.5 * side * side * across * down
+        if far < nearest or larger:
+            best, nearest = (across, down), far
+    return best
+
+
 def _slices_text(
     raw: Mapping[str, Any], said: Mapping[str, Any], grid: tuple[int, int] | None, number: int
 ) -> str:
@@ -304,6 +357,7 @@ def _fitted(size: tuple[float, ...], scale: int, patch: int, *, grow: bool) -> t
 _CUTS: Mapping[str, Callable[..., Prepared]] = MappingProxyType(
     {
         "DeepseekVLV2ForCausalLM": deepseek_vl2,
+        "InternVLChatModel": internvl,
         "MiniCPMV": minicpmv,
         "Phi3VForCausalLM": phi3v,
         _KIMI: kimi_vl,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,11 +14,13 @@ from sylvan.protocol.arrays import IntArray
 MediaKind = Literal["image", "video", "audio", "text"]
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
 """Kinds that clients send; a `text` is the prompt of a model that encodes it (T5, BART)."""
+_PLURALS: Mapping[str, str] = MappingProxyType({"image": "images", "video": "videos"})
 APART_TOKEN = 0
 """Stands for an item that has a vector of its own (CLIP): alone in its prompt, read by no layer."""
 IMAGE_TOKENS: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekVLV2ForCausalLM": "<image>",
+        "InternVLChatModel": "<IMG_CONTEXT>",
         "MiniCPMV": "<unk>",
         "Phi3VForCausalLM": "<|image|>",
     }
@@ -56,6 +58,12 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     def moved(self, by: int) -> MediaItem:
         """The item moved by `by` positions."""
         return msgspec.structs.replace(self, start=self.start + by, stop=self.stop + by)
+
+
+def listed(kinds: Iterable[str]) -> str:
+    """Kinds of media in a sentence: `images, videos and audio`."""
+    *first, last = (_PLURALS.get(kind, kind) for kind in kinds)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def media_tokens(input_ids: IntArray, media: Sequence[MediaItem]) -> dict[str, int]:

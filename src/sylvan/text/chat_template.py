@@ -17,8 +17,10 @@ import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from sylvan.protocol.errors import ConfigError, RequestError
+from sylvan.protocol.media import IMAGE_TOKENS
 from sylvan.text.control_tokens import ControlTokenEscaper, Marks, strings_in
 from sylvan.text.jinja_env import MAX_TEMPLATE_CHARS, ChatEnvironment, RenderLimits
+from sylvan.text.published_chat import has_images, join_parts
 from sylvan.text.tokenizer import Tokenizer
 
 _CONTINUE = "\U000fffff"  # outside the range of control-token marks
@@ -100,6 +102,7 @@ class ChatTemplate:
     ) -> None:
         self._tokenizer = tokenizer
         self._encode = encode or tokenizer.encode
+        self._image = IMAGE_TOKENS.get(tokenizer.files.architecture)
         self._env = ChatEnvironment(limits or RenderLimits(), now)
         self._sources = dict(tokenizer.chat_templates)
         self._compiled = {
@@ -200,7 +203,10 @@ class ChatTemplate:
 
     def _variables(self, request: ChatRequest, marks: Marks, name: str) -> dict[str, Any]:
         parts = self._takes_parts[name]
-        messages = [_prepare(dict(message), parts=parts) for message in request.messages]
+        images = not parts and self._image is not None
+        messages = [
+            _prepare(dict(message), parts=parts, images=images) for message in request.messages
+        ]
         rest = {
             "tools": _plain(request.tools),
             "documents": _plain(request.documents),
@@ -209,6 +215,10 @@ class ChatTemplate:
         if not request.forge_ok:
             messages = [self._neutraliser.message(message, marks) for message in messages]
             rest = {key: self._neutraliser.value(value, marks) for key, value in rest.items()}
+        if images:  # the placeholder is no text of the client's
+            for message in messages:
+                if isinstance(message.get("content"), list):
+                    message["content"] = join_parts(message["content"], self._image)
         if request.continue_final_message:
             _mark_end(messages[-1])
         return {
@@ -274,8 +284,11 @@ def _source(choice: str) -> str:
         raise ConfigError(f"Chat template {choice!r} cannot be read: {error}") from error
 
 
-def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:
-    """Convert a message to the shape that templates expect, like transformers and SGLang."""
+def _prepare(message: dict[str, Any], *, parts: bool, images: bool) -> dict[str, Any]:
+    """Convert a message to the shape that templates expect, like transformers and SGLang.
+
+    Contents with `images` keep their parts.
+    """
     message = {
         key: value if isinstance(value, str) else _plain(value)
         for key, value in message.items()
@@ -285,27 +298,13 @@ def _prepare(message: dict[str, Any], *, parts: bool) -> dict[str, Any]:
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     content = message.get("content")
-    if isinstance(content, list) and not parts:
-        message["content"] = _joined(content)
+    if isinstance(content, list) and not parts and not (images and has_images(content)):
+        message["content"] = join_parts(content)
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             function["arguments"] = _parsed(function["arguments"])
     return message
-
-
-def _joined(parts: list[Any]) -> str:
-    texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(
-                f"The chat template of this model takes text only, not {kind!r} parts.",
-                param="messages",
-            )
-        texts.append(text)
-    return " ".join(texts)
 
 
 def _parsed(arguments: str) -> Any:

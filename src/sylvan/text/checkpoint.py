@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sylvan.protocol.errors import ConfigError
+from sylvan.text.published_chat import TEMPLATES
 from sylvan.text.tokenizer_conversion import foreign_tokenizer
 from sylvan.utils.json_files import read_json
 
@@ -50,20 +51,21 @@ def read_files(model_dir: str | Path) -> TokenizerFiles:
         raise ConfigError(f"Model directory {folder} does not exist, so there is no tokenizer.")
     config = _read_json(folder / "tokenizer_config.json")
     model = _read_json(folder / "config.json")
-    inner = model.get("text_config")
+    inner = model.get("text_config", model.get("llm_config"))
     generation = _read_json(folder / "generation_config.json")
     sources = [generation, model, inner if isinstance(inner, dict) else {}]
+    architecture = str(next(iter(model.get("architectures") or ()), ""))
     path = folder / "tokenizer.json"
     return TokenizerFiles(
         tokenizer_json=_read_text(path)
         if path.is_file()
         else foreign_tokenizer(folder, config, model),
         config=config,
-        templates=_read_templates(folder, config),
+        templates=_read_templates(folder, config) or _published(architecture),
         eos_ids=_ids("eos_token_id", sources),
         bos_id=next(iter(_ids("bos_token_id", sources)), None),
         pad_id=next(iter(_ids("pad_token_id", sources)), None),
-        architecture=str(next(iter(model.get("architectures") or ()), "")),
+        architecture=architecture,
         model_type=str(model.get("model_type") or ""),
         max_tokens=_max_tokens(folder),
     )
@@ -105,6 +107,12 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path)
     return templates
+
+
+def _published(architecture: str) -> dict[str, str]:
+    """The template of a checkpoint without one, if its published code has one."""
+    found = TEMPLATES.get(architecture)
+    return {} if found is None else {"default": found}
 
 
 def _max_tokens(folder: Path) -> int | None:

@@ -36,6 +36,9 @@ FLAGS = {
         9,
     ),
     "--hicache-ratio 1.5": ("tiers.host_ratio", 1.5),
+    "--media-url-max-file-size-mb 16": ("media.item_bytes", 16 << 20),
+    "--allowed-media-domains example.org": ("media.allowed_hosts", ("example.org",)),
+    "--mm-processor-worker-num 2": ("media.workers", 2),
     "--hicache-size 2": ("tiers.host_bytes", 2_000_000_000),
     "--hicache-write-policy write_back": ("tiers.write_policy", "write_back"),
     "--hicache-storage-prefetch-policy wait_complete": ("tiers.prefetch", "wait_complete"),
@@ -328,3 +331,14 @@ def test_switches_and_lists_are_read_as_sglang_reads_them(name, kind):
 def test_lists_of_refused_flags_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"cuda-graph-bs-decode.*not supported yet: graphs"):
         parse_flags(["--cuda-graph-bs-decode", "1", "2", "4"], CONFIG_OPTIONS)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_sizes_of_items_are_megabytes_above_0(value):
+    with pytest.raises(ConfigError, match=r"media.url.*megabytes"):
+        from_keywords({"media_url_max_file_size_mb": value})
+
+
+def test_no_number_of_media_workers_leaves_it_to_the_default():
+    given = from_keywords({"mm_processor_worker_num": 0})
+    assert load(given.settings).config.media.workers == 1

@@ -114,11 +114,20 @@ async def test_sizes_times_statuses_and_redirects_are_bounded():
         ),
         *("http://2130706433/x", "http://0x7f000001/x", "http://[::ffff:127.0.0.1]/x"),
         *("http://[64:ff9b::7f00:1]/x", "http://[2002:7f00:1::]/x", "http://224.0.0.1/x"),
+        *("http://[64:ff9b:1::7f00:1]/x", "http://[::127.0.0.1]/x"),
+        *("http://168.63.129.16/x", "http://192.0.0.192/opc/v2/"),  # of Azure and Oracle
     ],
 )
 async def test_private_addresses_are_never_fetched_from(url):
     said = await refusal(url, allowed_hosts=())
     assert "private network" in said or "not known" in said or "no http" in said
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::", "http://[1]/", "http://a:99999/", "https://", "http:x"]
+)
+async def test_what_is_no_address_is_refused(url):
+    assert "no http" in await refusal(url, allowed_hosts=())
 
 
 async def test_a_name_is_looked_up_once_and_all_of_its_addresses_count(monkeypatch):

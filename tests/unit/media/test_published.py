@@ -20,7 +20,7 @@ from sylvan.media.resize import bicubic
 from tests.support.scripted import write_checkpoint
 
 NAMES = ("<image>", "</image>", "<unk>", "<|image|>", "<slice>", "</slice>", "<|media_pad|>")
-NAMES += ("<image_id>", "</image_id>")
+NAMES += ("<image_id>", "</image_id>", "<img>", "</img>", "<IMG_CONTEXT>")
 CONFIGS = {
     "phi": {"architectures": ["Phi3VForCausalLM"]},
     "kimi": {
@@ -33,9 +33,16 @@ CONFIGS = {
         "candidate_resolutions": [[56, 56], [56, 112], [112, 56], [168, 56]],
         "vision_config": {"patch_size": 14},
     },
+    "internvl": {
+        "architectures": ["InternVLChatModel"],
+        "force_image_size": 28,
+        "max_dynamic_patch": 6,
+        "use_thumbnail": True,
+        "vision_config": {"image_size": 28, "patch_size": 7},
+    },
     "minicpm": {"architectures": ["MiniCPMV"], "version": 2.6, "query_num": 3},
 }
-RULES = {"phi": {"num_crops": 4}, "kimi": {"in_token_limit": 64}, "deepseek": {}, "minicpm": {}}
+RULES = {"phi": {"num_crops": 4}, "kimi": {"in_token_limit": 64}}
 
 
 @pytest.fixture(params=CONFIGS)
@@ -55,7 +62,7 @@ def write(kind, folder) -> PublishedImages:
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in NAMES])
     backend.save(str(path))
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
-    (folder / "preprocessor_config.json").write_text(json.dumps(RULES[kind]))
+    (folder / "preprocessor_config.json").write_text(json.dumps(RULES.get(kind, {})))
     found = PublishedImages.of(folder)
     assert found is not None
     assert is_counted(folder) == (kind in ("deepseek", "minicpm"))
@@ -148,6 +155,48 @@ def test_deepseek_chooses_a_resolution(tmp_path, size, tiles):
     many = processor.prepare(order(picture(*size), **{COUNT: 3}))
     assert many.features["images_spatial_crop"].tolist() == [[1, 1]]
     assert many.features["pixel_values"][0] == pytest.approx(many.features["pixel_values"][1])
+
+
+def closest(size, most) -> tuple[int, int]:
+    """dynamic_preprocess of the model card."""
+    ratios = {
+        (i, j)
+        for n in range(1, most + 1)
+        for i in range(1, n + 1)
+        for j in range(1, n + 1)
+        if 1 <= i * j <= most
+    }
+    found, least = (1, 1), float("inf")
+    for ratio in sorted(ratios, key=lambda x: x[0] * x[1]):
+        far = abs(size[0] / size[1] - ratio[0] / ratio[1])
+        if far < least:
+            found, least = ratio, far
+        elif far == least and size[0] * size[1] > 0.5 * 28 * 28 * ratio[0] * ratio[1]:
+            found = ratio
+    return found
+
+
+@pytest.mark.parametrize("size", [(28, 28), (300, 200), (30, 90), (33, 30), (400, 60)])
+def test_internvl_sees_tiles_and_then_the_whole(tmp_path, size):
+    processor = write("internvl", tmp_path)
+    made = processor.prepare(order(picture(*size)))
+    across, down = closest(size, 6)
+    pixels = made.features["pixel_values"]
+    count = across * down + (across * down > 1)
+    assert pixels.shape == (count, 3, 28, 28)
+    mean, std = ([[[x]] for x in three] for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    whole = picture(*size).resize((28 * across, 28 * down))
+    for number in range(across * down):
+        x, y = 28 * (number % across), 28 * (number // across)
+        tile = np.asarray(whole.crop((x, y, x + 28, y + 28)), np.float32).transpose(2, 0, 1) / 255
+        np.testing.assert_allclose(pixels[number], (tile - mean) / std, atol=1e-5)
+    small = np.asarray(picture(*size).resize((28, 28)), np.float32).transpose(2, 0, 1) / 255
+    np.testing.assert_allclose(pixels[-1], (small - mean) / std, atol=1e-5)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    text = "<img>" + "<IMG_CONTEXT>" * (4 * count) + "</img>"
+    assert list(made.tokens) == backend.encode(text, add_special_tokens=False).ids
+    few = processor.prepare(order(picture(*size), max_tiles=1))
+    assert len(few.features["pixel_values"]) == 1
 
 
 def refined(size, grid) -> tuple[int, int]:

@@ -68,6 +68,8 @@ def test_numbers_of_an_image():
         ("max_long_side_pixel", 1 << 17),
         ("max_dynamic_patch", "4"),
         ("min_dynamic_patch", 5),
+        ("detail", "ultra"),
+        ("detail", 1),
     ):
         bad = url | {name: value}
         with pytest.raises(RequestError) as error:

@@ -25,7 +25,9 @@ def first_seen(layer: AttentionLayer, position: int) -> int:
     return 0 if layer.window is None else max(0, position - layer.window + 1)
 
 
-def ends_of(batch: ForwardBatch, rows: slice, first: int) -> torch.Tensor | None:
+def ends_of(
+    batch: ForwardBatch, layer: AttentionLayer, rows: slice, first: int
+) -> torch.Tensor | None:
     """`ForwardBatch.row_ends` of some rows, counted from token `first` of their request."""
-    ends_T = batch.ends()
+    ends_T = batch.ends(layer)
     return None if ends_T is None else ends_T[rows] - first

@@ -59,7 +59,7 @@ def _block(
     k_TLKH, v_TLKH = (x[pages_TP].flatten(1, 2).float() for x in batch.kv.layer(spec.index))
     len_T = batch.kv_lens_R[req_T].long()
     last_T = own_T = len_T - (starts[req_T + 1] - row_T)
-    if (ends_T := batch.ends()) is not None:
+    if (ends_T := batch.ends(spec)) is not None:
         last_T = torch.maximum(own_T, ends_T[start : start + len(q_TNH)] - 1)
     seen_TL = _seen(spec, len_T, own_T, last_T, k_TLKH.shape[1])
     q_TKGH = q_TNH.float().unflatten(1, (spec.num_kv_heads, -1))

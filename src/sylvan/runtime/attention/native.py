@@ -6,6 +6,7 @@ In a step program it is part of the program. A model that cannot be traced calls
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,7 @@ class NativeCalls:
         self._attention = attention
         self._step = StepRun()
         self._positioned = StepRun()  # the same, with the positions of tokens for those of rows
+        self._causal: tuple[StepRun, StepRun] = (self._step, self._positioned)  # no row ends
         self._arrays: list[torch.Tensor] = []  # which the steps point at
         self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
@@ -78,30 +80,31 @@ class NativeCalls:
         )
         self._arrays = [array.to(torch.int32).contiguous() for array in given]
         slots, starts, lens, rows, tables, at = (array.data_ptr() for array in self._arrays)
-        ends = None
+        if len(self._rows) < batch.num_tokens:
+            self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
+        step_of = partial(
+            StepRun,
+            tokens=batch.num_tokens,
+            seqs=batch.num_reqs,
+            table_stride=batch.page_tables.shape[2],
+            groups=len(batch.page_tables),
+            slot_step=batch.num_tokens,
+            table_step=batch.page_tables[0].numel(),
+            slots=slots,
+            row_start=starts,
+            kv_len=lens,
+            table_row=rows,
+            page_table=tables,
+        )
+        places = self._rows.data_ptr(), at
+        self._step, self._positioned = (step_of(positions=place) for place in places)
+        self._causal = self._step, self._positioned
         if batch.row_ends is not None:
             self._arrays.append(torch.from_numpy(batch.row_ends))
             ends = self._arrays[-1].data_ptr()
-        if len(self._rows) < batch.num_tokens:
-            self._rows = torch.arange(batch.num_tokens, dtype=torch.int32)
-        self._step, self._positioned = (
-            StepRun(
-                tokens=batch.num_tokens,
-                seqs=batch.num_reqs,
-                table_stride=batch.page_tables.shape[2],
-                groups=len(batch.page_tables),
-                slot_step=batch.num_tokens,
-                table_step=batch.page_tables[0].numel(),
-                positions=positions,
-                slots=slots,
-                row_start=starts,
-                kv_len=lens,
-                table_row=rows,
-                page_table=tables,
-                row_ends=ends,
+            self._step, self._positioned = (
+                step_of(positions=place, row_ends=ends) for place in places
             )
-            for positions in (self._rows.data_ptr(), at)
-        )
 
     def run(
         self,
@@ -111,7 +114,8 @@ class NativeCalls:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step)
+        step = self._step if spec.row_ends else self._causal[0]
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), step)
 
     def run_fused(
         self,
@@ -121,7 +125,8 @@ class NativeCalls:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        return self._attention.run_fused(spec, qkv, rope, norms, self._positioned)
+        step = self._positioned if spec.row_ends else self._causal[1]
+        return self._attention.run_fused(spec, qkv, rope, norms, step)
 
     def run_rotated(
         self,
@@ -132,7 +137,8 @@ class NativeCalls:
         batch: ForwardBatch,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), self._step, HeadTransform(table_TR))
+        step = self._step if spec.row_ends else self._causal[0]
+        return self._attention.run(spec, (q_TNH, k_TKH, v_TKH), step, HeadTransform(table_TR))
 
 
 BACKEND = NativeAttention

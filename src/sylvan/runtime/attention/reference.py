@@ -55,7 +55,7 @@ class ReferenceAttention:
             if r in drafts:
                 out = _attend_tree(q_TNH[own], k_SKH, v_SKH, spec, drafts[r])
             else:
-                ends = ends_of(batch, own, first * size)
+                ends = ends_of(batch, spec, own, first * size)
                 out = reference.attend(q_TNH[own], k_SKH, v_SKH, spec, ends_T=ends)
             out_TNH[own] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH

@@ -88,7 +88,7 @@ class TorchAttention:
         keys, values = batch.kv.layer(spec.index)
         out_TNH = q_TNH.new_empty(len(q_TNH), spec.num_heads, spec.value_dim)
         spans = self._spans_of(spec, batch)
-        is_causal = batch.ends() is None
+        is_causal = batch.ends(spec) is None
         if self._varlen and suits(q_TNH, spec) and is_causal:
             for packed in self._packs_of(spec, batch):
                 q = q_TNH[packed.rows]
@@ -103,7 +103,7 @@ class TorchAttention:
             if plain:
                 out_TNH[span.rows] = self._fused(q, k_SKH, v_SKH, spec)
             else:
-                ends = ends_of(batch, span.rows, span.first)
+                ends = ends_of(batch, spec, span.rows, span.first)
                 out = reference.attend(q, k_SKH, v_SKH, spec, ends_T=ends)
                 out_TNH[span.rows] = out.unflatten(1, (spec.num_heads, spec.value_dim))
         return out_TNH

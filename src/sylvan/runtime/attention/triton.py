@@ -90,7 +90,7 @@ class TritonAttention:
         if batch.num_tokens == batch.num_reqs:  # one each
             out = self._attention.decode(q_TNH, pages, spec)
         else:
-            ends_T = batch.ends()
+            ends_T = batch.ends(spec)
             out = self._attention.extend(q_TNH, pages, batch.q_starts_R, spec, ends_T=ends_T)
         return self._rotate(out) if rotated else out
 

@@ -352,8 +352,10 @@ class ForwardBatch:
         self.req_slots_R = full["req_slots"][:num_reqs]
         self.sample_rows = full["sample_rows"][:num_samples]
 
-    def ends(self) -> torch.Tensor | None:
-        """`row_ends` on the device, (T,); None: causal."""
+    def ends(self, layer: AttentionLayer) -> torch.Tensor | None:
+        """`row_ends` on the device, as far as `layer` heeds them, (T,); None: causal."""
+        if not layer.row_ends:
+            return None
         if self.edits is not None:
             return self.edits.ends_T
         if self.row_ends is None:

@@ -139,20 +139,22 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     `architecture` is that of the whole model, `ModelConfig.architecture` that of its text part.
     `token_ids` are the placeholders in prompts, by kind of media. Encoder vectors are added to the
     outputs of `edited_layers`. `whole`: the tokens of an item attend to each other, also to later
-    ones. `prefix`: those of a prompt do, with or without items. `cross`: layers attend to vectors;
-    placeholders keep their own embeddings. With `one` a request has one item, to whose vectors all
-    rows attend; else a row attends to the items right before it. `vector_scale`: vectors are
-    multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the prompt
-    itself, and a decoder starts with these tokens, as far as config.json says; its encoder takes
-    `encoder_len` tokens (0: as many as the decoder). `apart`: no layer reads items; each has a
-    vector of its own, of so many numbers, in the space of texts (0: layers read items).
+    ones; with `windows_only` in layers with a window only. `prefix`: those of a prompt do, with or
+    without items; it has at most so many tokens (0: they do not). `cross`: layers attend to
+    vectors; placeholders keep their own embeddings. With `one` a request has one item, to whose
+    vectors all rows attend; else a row attends to the items right before it. `vector_scale`:
+    vectors are multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the
+    prompt itself, and a decoder starts with these tokens, as far as config.json says; its encoder
+    takes `encoder_len` tokens (0: as many as the decoder). `apart`: no layer reads items; each has
+    a vector of its own, of so many numbers, in the space of texts (0: layers read items).
     """
 
     architecture: str
     token_ids: dict[str, int]
     edited_layers: tuple[int, ...] = ()
     whole: bool = False
-    prefix: bool = False
+    windows_only: bool = False
+    prefix: int = 0
     cross: bool = False
     one: bool = False
     vector_scale: float = 1.0

@@ -25,6 +25,7 @@ from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention, PreNorm, Ropes, make_mlp, make_norm
 from sylvan.runtime.models.encoder_config import EncoderKind, kind_of, parse
 from sylvan.runtime.models.heads import ClassHead, WordHead
+from sylvan.runtime.models.texts import IMAGES, text_name
 
 __all__ = ["MODEL", "Encoder", "parse"]
 
@@ -104,11 +105,12 @@ class Encoder(nn.Module):
     @property
     def unused(self) -> tuple[str, ...]:
         """Name prefixes of checkpoint tensors that are ignored."""
-        return self._kind.unused(scores=self.config.head == "score")
+        unread = self._kind.unused(scores=self.config.head == "score")
+        return unread if self.config.media is None else (*unread, *IMAGES)
 
     def rename(self, name: str) -> str:
         """Remove the parts of a checkpoint's name that differ between its versions."""
-        return self._kind.rename(name)
+        return self._kind.rename(name if self.config.media is None else text_name(name))
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Convert a checkpoint tensor to the layout of its parameter."""

@@ -183,6 +183,7 @@ class TransformersModel(nn.Module):
         self._places = {place: index for index, place in enumerate(found.places)}
         self.chosen = found.chosen
         if self._sizes.media is not None:
+            self.step.ends_in_windows = self._sizes.media.windows_only
             table = self.inner.get_input_embeddings()
             table.forward = _with_vectors(table.forward, self.step)
         if found.places:

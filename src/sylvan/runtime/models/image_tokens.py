@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ def with_image_token(raw: dict[str, Any], model_dir: Path) -> dict[str, Any]:
     text = IMAGE_TOKENS.get(str(names[0]))
     if text is None or raw.get(TOKEN) is not None:
         return raw
+    for token, content in _added(model_dir):
+        if content == text:
+            return raw | {TOKEN: token}
+    raise ConfigError(f"the tokenizer has no token {text}, which stands for images")
+
+
+def _added(model_dir: Path) -> Iterator[tuple[int, str]]:
+    """Tokens beside the vocabulary, by number; without tokenizer.json, of tokenizer_config.json."""
+    name = "tokenizer.json" if (model_dir / "tokenizer.json").is_file() else "tokenizer_config.json"
     try:
-        found: Any = read_json(model_dir / "tokenizer.json")
+        found: Any = read_json(model_dir / name)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer.json cannot be read: {error}") from None
+        raise ConfigError(f"{name} cannot be read: {error}") from None
     for entry in found.get("added_tokens") or ():
-        if entry.get("content") == text:
-            return raw | {TOKEN: entry["id"]}
-    raise ConfigError(f"tokenizer.json has no token {text}, which stands for images")
+        yield int(entry["id"]), str(entry.get("content"))
+    for token, entry in (found.get("added_tokens_decoder") or {}).items():
+        yield int(token), str(entry.get("content"))

@@ -19,6 +19,12 @@ Raw = dict[str, Any]
 
 SERVED = frozenset({"gemma4", "gemma4_unified"})
 """Model types whose vectors take the places of embeddings and change nothing else."""
+TEXT_ONLY = frozenset({"gemma3n"})
+"""Model types of which only texts are served.
+
+The eyes of Gemma 3n are a network of timm, and its markers of images and sounds have embeddings in
+tables of their own.
+"""
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         r"^(model\.)?language_model\.lm_head\.": "lm_head.",
@@ -45,7 +51,7 @@ def media_text(raw: Raw) -> MediaText | None:
         ConfigError: transformers has no causal model of the text part, or items do more than
             replace embeddings.
     """
-    if raw.get("model_type") not in SERVED or not raw.get("text_config"):
+    if raw.get("model_type") not in SERVED | TEXT_ONLY or not raw.get("text_config"):
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
@@ -58,8 +64,9 @@ def media_text(raw: Raw) -> MediaText | None:
     text = config.get_text_config()
     if type(text) not in CAUSAL:
         raise ConfigError(f"transformers has no causal model of {type(text).__name__}")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise ConfigError("the tokens of its images see each other in layers with a window only")
+    bidirectional = getattr(text, "use_bidirectional_attention", None)
+    if bidirectional not in {None, "vision"}:
+        raise ConfigError(f"it has use_bidirectional_attention {bidirectional!r}")
     said = {name: raw[name] for name in _OF_ALL if raw.get(name) is not None}
     model: Any = CAUSAL[type(text)]
     found: Raw = text.to_dict() | said | {"architectures": [model.__name__]}
@@ -67,5 +74,12 @@ def media_text(raw: Raw) -> MediaText | None:
         kind: token
         for kind, token in placeholders(raw).items()
         if raw.get("audio_config" if kind == "audio" else "vision_config")
+        and raw["model_type"] in SERVED
     }
-    return MediaText(found, ModelMedia(architecture=architecture_of(raw), token_ids=kinds))
+    media = ModelMedia(
+        architecture=architecture_of(raw),
+        token_ids=kinds,
+        whole=bidirectional == "vision",
+        windows_only=bidirectional == "vision",
+    )
+    return MediaText(found, media)

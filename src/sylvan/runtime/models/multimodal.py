@@ -105,18 +105,17 @@ def parse(raw: Raw) -> ModelConfig:
     inner = _TEXTS[kind]
     config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
+    most_tokens = _window(config) or config.max_position_embeddings
     media = ModelMedia(
         architecture=whole,
         token_ids=placeholders(raw),
         edited_layers=tuple(range(len(deep))),
         whole=whole in _WHOLE,
-        prefix=whole in _PREFIX,
+        prefix=most_tokens if whole in _PREFIX else 0,
         vector_scale=config.embed_scale if kind in _SCALED else 1.0,
     )
     if media.whole:
         _check_windows(raw, config)
-    if media.prefix and any(window is not None for window in config.layer_windows):
-        raise NotNative("windows of layers where prompts see themselves as a whole")
     return msgspec.structs.replace(config, media=media, rope_axes=rope_axes(text, config), raw=text)
 
 
@@ -140,10 +139,14 @@ def placeholders(raw: Raw) -> dict[str, int]:
 
 
 def _check_windows(raw: Raw, config: ModelConfig) -> None:
-    size = int(raw.get("mm_tokens_per_image") or 256)
-    windows = [window for window in config.layer_windows if window is not None]
-    if windows and min(windows) < size:
-        raise NotNative(f"images of {size} tokens in windows of {min(windows)}")
+    size, window = int(raw.get("mm_tokens_per_image") or 256), _window(config)
+    if window and window < size:
+        raise NotNative(f"images of {size} tokens in windows of {window}")
+
+
+def _window(config: ModelConfig) -> int:
+    """The smallest window of its layers; 0: they have none."""
+    return min((window for window in config.layer_windows if window is not None), default=0)
 
 
 def rope_axes(text: Raw, config: ModelConfig) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""Models that see, and that transformers lacks: DeepSeek-VL2, Kimi-VL, MiniCPM-V, Phi-3-Vision.
+"""Models that see in layouts that transformers lacks.
+
+DeepSeek-VL2, InternVL, Kimi-VL, MiniCPM-V and Phi-3-Vision.
 
 Their text parts belong to families that serve text alone; their encoders are in
 `features.multimodal.published`.
@@ -17,6 +19,17 @@ from sylvan.runtime.models.image_tokens import TOKEN
 from sylvan.runtime.models.registry import load_family
 
 Raw = dict[str, Any]
+
+_INTERNVL = frozenset(
+    {
+        "InternLM2ForCausalLM",
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Text parts of InternVL that are served."""
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -39,13 +52,26 @@ def _text(raw: Raw, architecture: str) -> tuple[Raw, str]:
     """config.json of the text part, and its architecture."""
     if architecture == "KimiVLForConditionalGeneration":
         return raw["text_config"], "DeepseekV3ForCausalLM"
+    if architecture == "InternVLChatModel":
+        return _internvl(raw)
     if architecture == "Phi3VForCausalLM":
         return raw, "Phi3ForCausalLM"
     if architecture == "MiniCPMV":
         if float(raw.get("version") or 0) != 2.6:
             raise NotNative(f"version {raw.get('version')!r} of MiniCPM-V")
         return raw, "Qwen2ForCausalLM"
-    text: Raw = raw["language_config"]
+    return _deepseek(raw["language_config"])
+
+
+def _internvl(raw: Raw) -> tuple[Raw, str]:
+    text: Raw = raw.get("llm_config") or {}
+    name = architecture_of(text)
+    if name not in _INTERNVL:
+        raise NotNative(f"InternVL with the text part {name}")
+    return text, name
+
+
+def _deepseek(text: Raw) -> tuple[Raw, str]:
     if text.get("topk_method") == "noaux_tc":
         return text, "DeepseekV3ForCausalLM"
     latent = text.get("use_mla", True)

@@ -23,6 +23,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 from sylvan.runtime.models.image_tokens import with_image_token
 from sylvan.runtime.models.refused import REFUSED
+from sylvan.runtime.models.unserved import REASONS
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -116,8 +117,10 @@ MODELS: dict[str, str] = {
     "Lfm2ForCausalLM": _HERE + "hybrid",
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
+    "InternVLChatModel": _HERE + "published_media",
     "KimiVLForConditionalGeneration": _HERE + "published_media",
     "K2HorizonForCausalLM": _HERE + "xllm",
+    "LightOnOCRForConditionalGeneration": _HERE + "multimodal",
     "LLaDA2MoeModelLM": _HERE + "bailing",
     "LLaDAMoEModelLM": _HERE + "moe",
     "LLaDAModelLM": _HERE + "llada",
@@ -222,7 +225,15 @@ _MULTIMODAL = (
     *("Exaone4_5_", "Gemma3", "GlmAsr", "Glm46V", "Glm4v", "Glm4vMoe", "GlmOcr", "GotOcr2"),
     *("GraniteDocling", "GraniteSpeech", "GraniteSpeechPlus", "HyperCLOVAXVisionV2", "Idefics2"),
     *("Idefics3", "InternVL", "Janus", "Kimi_K25", "Lfm2Vl", "LightOnOcr", "Llama4", "Llava"),
-    *("LlavaNext", "LlavaNextVideo", "LlavaOnevision", "MiniCPMV4_6", "Mistral3", "Ovis2"),
+    *(
+        "LlavaNext",
+        "LlavaNextVideo",
+        "LlavaOnevision",
+        "MiniCPMOcr",
+        "MiniCPMV4_6",
+        "Mistral3",
+        "Ovis2",
+    ),
     *("PaddleOCRVL", "PaliGemma", "QianfanOCR", "Qwen2Audio", "Qwen2VL", "Qwen2_5Omni"),
     *("Qwen2_5OmniThinker", "Qwen2_5_VL", "Qwen3ASR", "Qwen3OmniMoe", "Qwen3OmniMoeThinker"),
     *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe", "SmolVLM", "VideoLlama3", "VideoLlava"),
@@ -253,7 +264,7 @@ MODELS |= {
         (("Contriever",), "encoder", ("",)),
         (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
         (("Siglip", "Siglip2"), "siglip", ("Model", "TextModel")),
-        (("ColPali", "ColQwen2"), "retrieval", ("ForRetrieval",)),
+        (("ColModernVBert", "ColPali", "ColQwen2"), "retrieval", ("ForRetrieval",)),
     )
     for stem in stems
     for suffix in suffixes
@@ -353,8 +364,6 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
         ConfigError: neither serves it; one sentence.
     """
     architecture = architecture_of(raw)
-    if (reason := REFUSED.get(architecture)) and code is None and not _plugin(architecture):
-        raise ConfigError(f"{architecture} cannot be served: {reason}")
     lack = "no native file serves it"
     if architecture in MODELS or _plugin(architecture):
         try:
@@ -364,6 +373,8 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
     try:
         return ServingPath(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
+        if reason := REFUSED.get(architecture) or REASONS.get(architecture):
+            raise ConfigError(f"{architecture} cannot be served: {reason}") from None
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported
         raise ConfigError(f"{architecture} cannot be served: {lack}, and {error}") from None

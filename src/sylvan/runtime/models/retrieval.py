@@ -1,4 +1,6 @@
-"""Retrievers of pages that make a vector of each token (ColPali, ColQwen2; arXiv:2407.01449).
+"""Retrievers of pages that make a vector of each token (arXiv:2407.01449).
+
+ColPali, ColQwen2, and ColModernVBERT, whose layers are those of an encoder (arXiv:2510.01149).
 
 A model that sees, without its head; a matrix makes its vectors shorter. Its layers, and the module
 that serves them, are those of the family inside (`vlm_config`).
@@ -15,8 +17,8 @@ import msgspec
 from torch.nn import functional as F
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models import multimodal
-from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of
+from sylvan.runtime.models import encoder_config, multimodal
+from sylvan.runtime.models.config import ModelConfig, ModelMedia, NotNative, architecture_of
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.token_heads import Transform
@@ -25,6 +27,7 @@ Raw = dict[str, Any]
 
 _INSIDE: Mapping[str, str] = MappingProxyType(
     {
+        "modernvbert": "ModernBertModel",
         "paligemma": "PaliGemmaForConditionalGeneration",
         "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
         "qwen2_vl": "Qwen2VLForConditionalGeneration",
@@ -35,7 +38,7 @@ _PROJECTION = "embedding_proj_layer"
 
 
 def parse(raw: Raw) -> ModelConfig:
-    """Read config.json of `ColPaliForRetrieval` or `ColQwen2ForRetrieval`.
+    """Read config.json of a `...ForRetrieval`.
 
     Raises:
         ConfigError: the model inside is not served.
@@ -44,9 +47,15 @@ def parse(raw: Raw) -> ModelConfig:
     kind = str(inner.get("model_type"))
     if kind not in _INSIDE:
         raise NotNative(f"retrieval with a model of type {kind}")
-    config = multimodal.parse(inner | {"architectures": [_INSIDE[kind]]})
-    assert config.media is not None, "the model inside sees"
-    media = msgspec.structs.replace(config.media, architecture=architecture_of(raw))
+    if kind == "modernvbert":
+        config = encoder_config.parse(inner["text_config"] | {"architectures": [_INSIDE[kind]]})
+        media = ModelMedia(
+            architecture=architecture_of(raw), token_ids={"image": int(inner["image_token_id"])}
+        )
+    else:
+        config = multimodal.parse(inner | {"architectures": [_INSIDE[kind]]})
+        assert config.media is not None, "the model inside sees"
+        media = msgspec.structs.replace(config.media, architecture=architecture_of(raw))
     return msgspec.structs.replace(config, media=media, head="none", tie_word_embeddings=False)
 
 

@@ -86,6 +86,7 @@ class AttentionStep:
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # head width in the pool
     groups: int = 0  # key heads in the pool; layers with fewer repeat them
+    ends_in_windows: bool = False  # only layers with a window heed `ForwardBatch.row_ends`
     hidden: torch.Tensor | None = None  # set: the base model returns just this
     turn: RotaryCall | None = None  # rotation for the next call
     # This pass's cosines, sines and `RotaryCall`, by id of the cosines.
@@ -198,6 +199,7 @@ def _spec(
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
             sinks=sinks,
+            row_ends=not (step.ends_in_windows and options.get("sliding_window") is None),
         )
         known = step.specs[step.done] = given, spec
     return known[1]

@@ -20,7 +20,7 @@ IMAGES = (
     *("connector.", "image_newline", "audio_tower.", "patch_merger.", "vision_projection."),
     *("projector.", "vqmodel.", "aligner.", "generation_", "visual_embeddings_table."),
     *("high_res_vision_", "mlp_AR.", "view_seperator", "view_separator", "talker.", "token2wav."),
-    *("code2wav.", "embed_tokens_extend.", "embed_vision.", "embed_audio.", "merger."),
+    *("code2wav.", "embed_tokens_extend.", "embed_vision.", "embed_audio.", "merger.", "mlp1."),
     *("mm_projector.", "density_router.", "vision_projector.", "qwen2_model.", "sam_model."),
     *("mlp1.", "embedding_proj_layer.", "vision_embed_tokens.", "vpm.", "resampler.", "vision."),
 )

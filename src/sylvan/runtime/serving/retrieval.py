@@ -1,4 +1,4 @@
-"""Prompts of models that retrieve pages (ColPali, ColQwen2), as they were trained.
+"""Prompts of models that retrieve pages (ColPali and the like), as they were trained.
 
 A page is an image and a fixed text; a query has a text before it, and tokens after it that add
 nothing but vectors. Both are in processor_config.json (arXiv:2407.01449, section 4).
@@ -23,6 +23,7 @@ _PAGE = (
     "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
     "<|im_end|><|endoftext|>"
 )
+_MODERN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,20 @@ class RetrievalPrompts:
         query: Before a query, after the start token if there is one.
         page: Of a page.
         starts: Whether prompts have the start token, and an image stands before the text of a page.
+        augmented: The token after queries, if prompts also have the tokenizer's special tokens.
     """
 
     query: str
     page: str
     starts: bool
+    augmented: str = ""
 
     def of_query(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """Token ids of a query; its text yields no control tokens."""
         segments = [(self.query, True), (text, False)]
+        if self.augmented:
+            segments.append((self.augmented * _AFTER, True))
+            return tokenizer.affixes.added(tokenizer.encode_segments(segments), text)
         padding = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_ids[0]
         end = tokenizer.token_name(padding) or ""
         ids = tokenizer.encode_segments([*segments, (f"{end * _AFTER}\n", True)])
@@ -50,7 +56,7 @@ class RetrievalPrompts:
     def of_page(self, image: int, tokenizer: Tokenizer) -> list[int]:
         """Token ids of a page, whose image is the placeholder `image`."""
         if not self.starts:
-            return tokenizer.encode(self.page, add_special_tokens=False)
+            return tokenizer.encode(self.page, add_special_tokens=bool(self.augmented))
         text = tokenizer.encode(f"{self.page}\n", add_special_tokens=False)
         return [image, *self._start(tokenizer), *text]
 
@@ -62,6 +68,9 @@ class RetrievalPrompts:
 def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | None:
     """Read a checkpoint's prompts; None: it is no such model."""
     usual = {
+        "ColModernVBertForRetrieval": RetrievalPrompts(
+            "", _MODERN, starts=False, augmented="<end_of_utterance>"
+        ),
         "ColPaliForRetrieval": RetrievalPrompts("Question: ", "Describe the image.", starts=True),
         "ColQwen2ForRetrieval": RetrievalPrompts("Query: ", _PAGE, starts=False),
     }.get(architecture)
@@ -76,6 +85,7 @@ def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | Non
         query=found.get("query_prefix") or usual.query,
         page=found.get("visual_prompt_prefix") or usual.page,
         starts=usual.starts,
+        augmented=usual.augmented,
     )
 
 

@@ -25,7 +25,7 @@ from sylvan.media.sounds import SAMPLES
 from sylvan.media.source import MediaSource
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
-from sylvan.protocol.media import MEDIA_KINDS, MediaItem, MediaKind
+from sylvan.protocol.media import MEDIA_KINDS, MediaItem, MediaKind, listed
 
 _KEPT_BYTES = 256 << 20  # size of prepared items kept for later requests
 
@@ -197,8 +197,7 @@ async def _all(works: Iterable[Coroutine[None, None, PreparedItem]]) -> list[Pre
 def _check_kinds(sources: Sequence[MediaSource], token_ids: Mapping[MediaKind, int]) -> None:
     for source in sources:
         if source.kind not in token_ids:
-            kinds = ", ".join(f"{kind}s" for kind in MEDIA_KINDS if kind in token_ids)
-            takes = f"text and {kinds}" if kinds else "text only"
+            takes = listed(("text", *(kind for kind in MEDIA_KINDS if kind in token_ids)))
             message = f"{source.path}: this model takes {takes}, no {source.kind}."
             raise RequestError(message, param=source.path)
 

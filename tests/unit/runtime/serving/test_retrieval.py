@@ -1,4 +1,4 @@
-"""Prompts of ColPali and ColQwen2 are those of transformers' processors."""
+"""Prompts of ColPali, ColQwen2 and ColModernVBERT are those of transformers' processors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import transformers
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 from sylvan.runtime.serving.retrieval import read_retrieval
 from sylvan.text.tokenizer import Tokenizer
@@ -68,6 +69,28 @@ def test_colqwen2_says_what_is_around(tmp_path):
     found = prompts.of_page(image, mine)
     assert found == theirs(page, add_special_tokens=False)["input_ids"]
     assert found.count(image) == 1
+
+
+def test_colmodernvbert_has_the_special_tokens_of_its_tokenizer(tmp_path):
+    names = ("<image>", "[CLS]", "[SEP]", "<|begin_of_text|>", "<end_of_utterance>")
+    with_tokens(tmp_path, names, cls_token="[CLS]", sep_token="[SEP]")
+    path = tmp_path / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    ends = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    backend.save(str(path))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    mine = Tokenizer.load(tmp_path)
+    prompts = read_retrieval(str(tmp_path), "ColModernVBertForRetrieval")
+    query = f"{PLAIN}{'<end_of_utterance>' * 10}"
+    assert prompts.of_query(PLAIN, mine) == theirs(query)["input_ids"]
+    page = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+    found = prompts.of_page(mine.token_id("<image>"), mine)
+    assert found == theirs(page)["input_ids"]
+    assert (
+        mine.token_id("<end_of_utterance>")
+        not in prompts.of_query("<end_of_utterance>", mine)[:-11]
+    )
 
 
 def test_queries_yield_no_control_tokens(colpali):

@@ -18,7 +18,7 @@ from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
-from sylvan.runtime.models.config import ModelConfig
+from sylvan.runtime.models.config import ModelConfig, ModelMedia
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.platform.find import load_kinds
 
@@ -36,8 +36,9 @@ def media_worker(
         ConfigError: The encoder cannot be loaded.
     """
     settings = settings or MediaConfig()
-    if context.config.media is None or not _has_vectors(settings):
+    if not _has_items(context.config.media) or not _has_vectors(settings):
         return None
+    assert context.config.media is not None
     if context.config.media.decoder_prompt:
         from sylvan.runtime.features.multimodal.text_encoder import PromptEncoder
 
@@ -64,7 +65,7 @@ def media_control(settings: MediaConfig, model: ModelConfig) -> tuple[Multimodal
         raise ConfigError(f"media.encoder_backend none: {media.architecture} needs its encoder")
     if media is not None and media.decoder_prompt and settings.encoder_urls:
         raise ConfigError(f"media.encoder_urls: {media.architecture} encodes texts itself")
-    if media is None or not _has_vectors(settings):
+    if media is None or not _has_items(media) or not _has_vectors(settings):
         return ()
     return (
         Multimodal(
@@ -89,7 +90,7 @@ def encoder_of(config: Config) -> MediaEncoder:
     """
     folder = model_dir(config.model)
     model = load_config(folder, trusted=config.trust_remote_code)
-    if model.media is None or model.media.decoder_prompt:
+    if model.media is None or not model.media.token_ids or model.media.decoder_prompt:
         raise ConfigError(f"media.encoder_only: {model.architecture} has no encoder of items")
     if config.media.encoder_backend == "none":
         raise ConfigError("media.encoder_only and media.encoder_backend none: nothing is left")
@@ -110,6 +111,11 @@ def _encoder(
     from sylvan.runtime.features.multimodal.transformers_encoder import TransformersEncoder
 
     return TransformersEncoder(folder, dtype, dummy=dummy, native=native, device=device)
+
+
+def _has_items(media: ModelMedia | None) -> bool:
+    """Whether prompts have items: images, videos, sounds, or a text that is encoded."""
+    return media is not None and bool(media.token_ids or media.decoder_prompt)
 
 
 def _has_vectors(settings: MediaConfig) -> bool:

@@ -57,7 +57,7 @@ class Multimodal(Capability):
         whole: Whether tokens of an item also attend to later ones: slices must not split
             an item.
         prefix: Whether all tokens of a prompt attend to each other: KV is shared by equal prompts
-            only, and slices must not split a prompt.
+            only, and slices must not split a prompt. It has at most so many tokens; 0: they do not.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
         one: Whether all rows cross-attend to the request's only item.
@@ -73,11 +73,11 @@ class Multimodal(Capability):
         *,
         axes: bool = False,
         whole: bool = False,
-        prefix: bool = False,
+        prefix: int = 0,
         cross: bool = False,
         one: bool = False,
     ) -> None:
-        self._axes, self._whole, self._cross = axes, whole or prefix, cross
+        self._axes, self._whole, self._cross = axes, whole or prefix > 0, cross
         self._one = one
         self._prefix = prefix
         self._port: SchedulerPort | None = None
@@ -113,7 +113,7 @@ class Multimodal(Capability):
             return
         salt = request.cache_salt.encode()
         keys = [salt + b"/" + item.digest for item in request.media]
-        ids, prefix = request.input_ids, self._prefix
+        ids, prefix = request.input_ids, self._prefix > 0
         prompt = MediaPrompt(ids, request.media, keys, axes=self._axes, prefix=prefix)
         self._prompts[req.rid] = prompt
         for key, item, count in zip(keys, request.media, prompt.counts(), strict=True):
@@ -139,6 +139,12 @@ class Multimodal(Capability):
         if prompt is None:
             return Verdict.READY
         assert self._port is not None
+        if self._prefix and req.prompt_len > self._prefix:
+            raise RequestError(
+                f"a prompt has at most {self._prefix} tokens, all of which see each other: it has "
+                f"{req.prompt_len}.",
+                param="input_ids",
+            )
         if self._one and len(prompt.keys) > 1:
             raise RequestError("this model accepts one item per prompt.", param="media")
         cached = 0 if self._cross else self._port.cached_tokens(req)

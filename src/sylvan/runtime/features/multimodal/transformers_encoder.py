@@ -27,7 +27,7 @@ _METHODS: Mapping[MediaKind, str] = {
 }
 _APART = frozenset({"clip", "siglip", "siglip2"})
 """Models with an encoder for each kind."""
-_RETRIEVERS = frozenset({"colpali", "colqwen2"})
+_RETRIEVERS = frozenset({"colmodernvbert", "colpali", "colqwen2"})
 
 
 class TransformersEncoder:
@@ -164,6 +164,12 @@ class TransformersEncoder:
         ).last_hidden_state
         return inner.multi_modal_projector(tiles)[aspect_ratio_mask.bool()]
 
+    def _modernvbert(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Run ModernVBERT's encoder, then the norm behind the embeddings of its text part."""
+        inner: Any = self._model.vlm
+        rows = _rows(inner.get_image_features(pixel_values).pooler_output)
+        return inner.text_model.embeddings.norm(rows)
+
     def _llama4(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Run Llama 4's encoder as its forward does: the method for images omits the projector."""
         inner: Any = self._model
@@ -181,6 +187,7 @@ class TransformersEncoder:
         model: Any = self._model
         config: Any = model.config
         own = {
+            ("colmodernvbert", "image"): self._modernvbert,
             ("llama4", "image"): self._llama4,
             ("mllama", "image"): self._mllama,
             ("phi4_multimodal", "audio"): self._phi4_sounds,
@@ -234,9 +241,11 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
         kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0
     else:
         text = config.get_text_config()
-        text.num_hidden_layers = 0  # weights that are not loaded take no memory
+        # weights that are not loaded take no memory; ModernVBERT divides by the number of layers
+        left = 1 if config.model_type == "colmodernvbert" else 0
+        text.num_hidden_layers = left
         if getattr(text, "layer_types", None):
-            text.layer_types = []
+            text.layer_types = text.layer_types[:left]
         for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):  # Gemma 4
             if getattr(text, name, None):
                 setattr(text, name, 0)

@@ -15,6 +15,7 @@ from torch import nn
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.media import MediaKind
 from sylvan.runtime.features.multimodal.published.deepseek_vl2 import DeepseekVL2Encoder
+from sylvan.runtime.features.multimodal.published.internvl import InternVLEncoder
 from sylvan.runtime.features.multimodal.published.kimi_vl import KimiVLEncoder
 from sylvan.runtime.features.multimodal.published.minicpmv import MiniCPMVEncoder
 from sylvan.runtime.features.multimodal.published.phi3v import Phi3VEncoder
@@ -35,6 +36,7 @@ class _Kind(Protocol):
 _ENCODERS: Mapping[str, _Kind] = MappingProxyType(
     {
         "DeepseekVLV2ForCausalLM": DeepseekVL2Encoder,
+        "InternVLChatModel": InternVLEncoder,
         "KimiVLForConditionalGeneration": KimiVLEncoder,
         "MiniCPMV": MiniCPMVEncoder,
         "Phi3VForCausalLM": Phi3VEncoder,
