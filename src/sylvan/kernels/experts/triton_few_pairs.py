@@ -1,0 +1,164 @@
+"""Quantised experts of a few rows each, for decoding: a tile multiplies as `few_sums` does.
+
+Codes less their zero points are multiplied as they are, and the sum of a group by its scale, so an
+expert's matrix is read once, in its few bits. See `matmul.triton_few`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sylvan.kernels.experts.triton_pairs import Gate, PairRows, store_pairs, tile_of
+from sylvan.kernels.gpu.launch import arch_of, launch_early
+from sylvan.kernels.gpu.tiles import ceil_div, tile
+from sylvan.kernels.gpu.triton_early import inputs_ready
+from sylvan.kernels.matmul.codes import bits_of
+from sylvan.kernels.matmul.triton_codes import codes_of
+from sylvan.kernels.matmul.triton_few import FEW, as_pairs, few_constants, few_sums
+from sylvan.kernels.matmul.weights import CodedWeight
+
+
+@triton.jit(do_not_specialize=["row_tiles"])
+def few_pairs_kernel(
+    x_ptr,
+    q_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    bias_ptr,
+    share_ptr,
+    y_ptr,
+    pair_ptr,
+    owner_ptr,
+    row_tiles,
+    outputs,
+    inputs,
+    groups,
+    x_stride,
+    alpha,
+    limit,
+    PAIRS_OF_ROW: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PTX: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    INNER: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """A tile of rows of pairs times the codes of the tile's expert, transposed."""
+    inputs_ready(EARLY)
+    row_tile, col_tile = tile_of(row_tiles, outputs, COLS)
+    expert = tl.load(owner_ptr + row_tile)
+    placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
+    if expert >= 0:
+        real = placed >= 0
+        pair = tl.maximum(placed, 0).to(tl.int64)
+        col = col_tile * COLS + tl.arange(0, COLS)
+        feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
+        line = expert.to(tl.int64) * outputs + feature
+        width = inputs // (FOUR + 1)
+        k = tl.arange(0, INNER // (FOUR + 1))
+        share = 1.0
+        if SCALED:
+            share = tl.load(share_ptr + pair, mask=real, other=0.0)
+        acc = few_sums(
+            x_ptr + (pair // PAIRS_OF_ROW)[:, None] * x_stride + k[None, :],
+            real,
+            share,
+            q_ptr + line[None, :] * width + k[:, None],
+            col < outputs,
+            line * groups,
+            0,
+            inputs,
+            width,
+            groups,
+            scale_ptr,
+            zero_ptr,
+            shift_ptr,
+            table_ptr,
+            SCALED,
+            WHOLE,
+            CODE,
+            FOUR,
+            GROUP,
+            ZEROS,
+            SHIFTS,
+            DTYPE,
+            PTX,
+            PARTS,
+            ROWS,
+            COLS,
+            INNER,
+        )
+        store_pairs(
+            acc,
+            bias_ptr,
+            y_ptr,
+            expert,
+            pair,
+            real,
+            col_tile,
+            outputs,
+            alpha,
+            limit,
+            BIAS,
+            GATE,
+            CLAMPED,
+            ROWS,
+            COLS,
+        )
+
+
+def few_pairs(
+    rows: PairRows, stack: CodedWeight, bias: torch.Tensor | None, gate: Gate | None
+) -> torch.Tensor:
+    """Rows of float16 or bfloat16, in tiles of `FEW`, by a stack of codes in their order."""
+    _, outputs, inputs = stack.shape
+    x, four, arch = rows.x, bits_of(stack.code) == 4, arch_of(rows.x)
+    sizes = tile("few" if four else "few bytes", FEW, x.element_size(), arch)
+    y = rows.outputs(outputs, gate)
+    tensors, constants = codes_of(stack)
+    given = as_pairs(x) if four else x
+    limit = None if gate is None else gate.limit
+    launch_early(
+        few_pairs_kernel,
+        (rows.places.row_tiles * ceil_div(outputs, sizes.cols),),
+        given,
+        *tensors,
+        stack.q if bias is None else bias,
+        x if rows.shares is None else rows.shares,
+        y,
+        rows.places.pairs,
+        rows.places.owners,
+        rows.places.row_tiles,
+        outputs,
+        inputs,
+        stack.scale.shape[-1],
+        given.stride(0),
+        gate.alpha if gate is not None else 1.0,
+        0.0 if limit is None else limit,
+        PAIRS_OF_ROW=rows.per_row,
+        SCALED=rows.shares is not None,
+        BIAS=bias is not None,
+        GATE="" if gate is None else gate.act,
+        CLAMPED=limit is not None,
+        WHOLE=inputs % sizes.inner == 0,
+        **constants,
+        **few_constants(stack, x.dtype, sizes.inner, ptx=arch.startswith("sm")),
+        **(sizes.options | {"ROWS": rows.places.rows}),
+    )
+    return y
