@@ -66,10 +66,10 @@ def few_pairs_kernel(
     placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
     if expert >= 0:
         real = placed >= 0
-        pair = tl.maximum(placed, 0).to(tl.int64)
+        pair = tl.maximum(placed, 0)
         col = col_tile * COLS + tl.arange(0, COLS)
         feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
-        line = expert.to(tl.int64) * outputs + feature
+        first = expert.to(tl.int64) * outputs
         width = inputs // (FOUR + 1)
         k = tl.arange(0, INNER // (FOUR + 1))
         share = 1.0
@@ -79,16 +79,16 @@ def few_pairs_kernel(
             x_ptr + (pair // PAIRS_OF_ROW)[:, None] * x_stride + k[None, :],
             real,
             share,
-            q_ptr + line[None, :] * width + k[:, None],
+            q_ptr + first * width + feature[None, :] * width + k[:, None],
             col < outputs,
-            line * groups,
+            feature * groups,
             0,
             inputs,
             width,
             groups,
-            scale_ptr,
-            zero_ptr,
-            shift_ptr,
+            scale_ptr + first * groups,
+            zero_ptr + first * groups,
+            shift_ptr + first * groups,
             table_ptr,
             SCALED,
             WHOLE,
@@ -109,7 +109,7 @@ def few_pairs_kernel(
             bias_ptr,
             y_ptr,
             expert,
-            pair,
+            pair.to(tl.int64),
             real,
             col_tile,
             outputs,
