@@ -4,7 +4,8 @@
     OTHER/bin/python benchmarks/quality/read_formats.py FOLDER --with vllm
 
 Also writes `expected.json`: held-out conversations, and the most likely next token of each format
-by Sylvan at every token of the assistant, in float32 or with `--dtype`.
+by Sylvan at every token of the assistant, in float32 or with `--dtype`. `--formats` adds some to a
+folder that is there.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, metavar="NAME")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True)
-    texts = held_out(1)
-    expected = {}
-    for name in FORMATS:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    texts, said = held_out(1), args.folder / "expected.json"
+    expected = json.loads(said.read_text())["expected"] if said.exists() else {}
+    for name in args.formats:
         file = name.startswith("gguf:")
         path = args.folder / (f"{name.partition(':')[2]}.gguf" if file else name)
         how = ["--format", name] if file else ["--quantization", name]
@@ -40,8 +42,7 @@ def main() -> None:
         predictor = Predictor(args.dtype, model=model_dir(str(path)))
         expected[path.name] = [_best(predictor, text.ids, text.rows) for text in texts]
     inputs = [{"ids": text.ids, "rows": text.rows.tolist()} for text in texts]
-    contents = {"texts": inputs, "expected": expected}
-    (args.folder / "expected.json").write_text(json.dumps(contents))
+    said.write_text(json.dumps({"texts": inputs, "expected": expected}))
 
 
 def _best(predictor: Predictor, ids: list[int], rows: object) -> list[int]:

@@ -29,7 +29,6 @@ def few_pairs_kernel(
     shift_ptr,
     table_ptr,
     bias_ptr,
-    share_ptr,
     y_ptr,
     pair_ptr,
     owner_ptr,
@@ -41,7 +40,6 @@ def few_pairs_kernel(
     alpha,
     limit,
     PAIRS_OF_ROW: tl.constexpr,
-    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
     CLAMPED: tl.constexpr,
@@ -72,13 +70,9 @@ def few_pairs_kernel(
         first = expert.to(tl.int64) * outputs
         width = inputs // (FOUR + 1)
         k = tl.arange(0, INNER // (FOUR + 1))
-        share = 1.0
-        if SCALED:
-            share = tl.load(share_ptr + pair, mask=real, other=0.0)
         acc = few_sums(
             x_ptr + (pair // PAIRS_OF_ROW)[:, None] * x_stride + k[None, :],
             real,
-            share,
             q_ptr + first * width + feature[None, :] * width + k[:, None],
             col < outputs,
             feature * groups,
@@ -90,7 +84,6 @@ def few_pairs_kernel(
             zero_ptr + first * groups,
             shift_ptr + first * groups,
             table_ptr,
-            SCALED,
             WHOLE,
             CODE,
             FOUR,
@@ -128,8 +121,9 @@ def few_pairs(
 ) -> torch.Tensor:
     """Rows of float16 or bfloat16, in tiles of `FEW`, by a stack of codes in their order."""
     _, outputs, inputs = stack.shape
+    rows = rows.apart()  # scaling in the kernel takes registers that it has not
     x, four, arch = rows.x, bits_of(stack.code) == 4, arch_of(rows.x)
-    sizes = tile("few" if four else "few bytes", FEW, x.element_size(), arch)
+    sizes = tile("few experts" if four else "few experts, bytes", FEW, x.element_size(), arch)
     y = rows.outputs(outputs, gate)
     tensors, constants = codes_of(stack)
     given = as_pairs(x) if four else x
@@ -140,7 +134,6 @@ def few_pairs(
         given,
         *tensors,
         stack.q if bias is None else bias,
-        x if rows.shares is None else rows.shares,
         y,
         rows.places.pairs,
         rows.places.owners,
@@ -152,7 +145,6 @@ def few_pairs(
         gate.alpha if gate is not None else 1.0,
         0.0 if limit is None else limit,
         PAIRS_OF_ROW=rows.per_row,
-        SCALED=rows.shares is not None,
         BIAS=bias is not None,
         GATE="" if gate is None else gate.act,
         CLAMPED=limit is not None,

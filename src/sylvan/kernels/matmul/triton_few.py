@@ -42,7 +42,6 @@ def _by_input(x, inputs: tl.constexpr, each: tl.constexpr):
 def few_sums(
     x_at,
     real,
-    share,
     q_at,
     wanted,
     group_row,
@@ -54,7 +53,6 @@ def few_sums(
     zero_ptr,
     shift_ptr,
     table_ptr,
-    SCALED: tl.constexpr,
     WHOLE: tl.constexpr,
     CODE: tl.constexpr,
     FOUR: tl.constexpr,
@@ -71,7 +69,7 @@ def few_sums(
     """Products of rows and columns of codes over the inputs from `first` to `last`: (ROWS, COLS).
 
     With FOUR, x has pairs of numbers as int32, and `width` counts bytes. `group_row`: where the
-    scales of a column begin. PARTS: groups of a step of INNER inputs. SCALED: rows times `share`.
+    scales of a column begin. PARTS: groups of a step of INNER inputs.
     """
     EACH: tl.constexpr = FOUR + 1
     PLACES: tl.constexpr = INNER // EACH
@@ -97,9 +95,6 @@ def few_sums(
         if FOUR:
             even = (x & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
             odd = (x >> 16).to(tl.int16).to(DTYPE, bitcast=True)
-            if SCALED:
-                even = (even.to(tl.float32) * share[:, None]).to(DTYPE)
-                odd = (odd.to(tl.float32) * share[:, None]).to(DTYPE)
             low, high = halves(q, zero, table_ptr, CODE, ZEROS, DTYPE, PTX)
             if PARTS == 1:
                 part = tl.dot(even, low)
@@ -110,8 +105,6 @@ def few_sums(
                 both = tl.permute(tl.join(low, high), (0, 2, 1))
                 w = tl.reshape(both, [PARTS, INNER // PARTS, COLS])
         else:
-            if SCALED:
-                x = (x.to(tl.float32) * share[:, None]).to(DTYPE)
             w = values_of(q.to(tl.int32), table_ptr, CODE)
             if ZEROS:
                 w += (128.0 if CODE == "int8" else 0.0) - zero
@@ -178,7 +171,6 @@ def few_kernel(
     acc = few_sums(
         x_ptr + row[:, None] * x_stride + k[None, :],
         real,
-        1.0,
         q_ptr + col.to(tl.int64)[None, :] * width + k[:, None],
         wanted,
         col * groups,
@@ -190,7 +182,6 @@ def few_kernel(
         zero_ptr,
         shift_ptr,
         table_ptr,
-        False,
         WHOLE,
         CODE,
         FOUR,
