@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from sylvan.kernels.api import ExpertWeights, Routing
-from sylvan.kernels.experts.triton_pairs import Gate, PairRows
+from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows
 from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_product import product, tile_for
 from sylvan.kernels.experts.triton_route import route
@@ -77,7 +77,7 @@ def experts(
     places = ExpertTiles.of(ids_TK, num_experts, sizes.rows)
     scaled = shares_TK if routing.scale_inputs else None
     rows = PairRows(x_TD.contiguous(), places, top_k, scaled)
-    gate = Gate(weights.act, weights.alpha, weights.limit)
+    gate = ExpertGate(weights.act, weights.alpha, weights.limit)
     into = (weights.gate_up, weights.gate_up_bias)
     out_of = (weights.down, weights.down_bias)
     if weights.lora is not None and has_adapters:
@@ -130,7 +130,7 @@ def _spread_experts(
     places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
     places.owners.masked_fill_(places.owners == count, -1)
     scaled = shares_TK if routing.scale_inputs else None
-    gate = Gate(weights.act, weights.alpha, weights.limit)
+    gate = ExpertGate(weights.act, weights.alpha, weights.limit)
     into, out_of = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
     h_PF = product(PairRows(x_TD.contiguous(), places, top_k, scaled), into, sizes, gate)
     pairs_PD = product(PairRows(h_PF, places), out_of, sizes)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.experts.triton_pairs import Gate, PairRows, store_pairs, tile_of
+from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -117,7 +117,7 @@ def few_pairs_kernel(
 
 
 def few_pairs(
-    rows: PairRows, stack: CodedWeight, bias: torch.Tensor | None, gate: Gate | None
+    rows: PairRows, stack: CodedWeight, bias: torch.Tensor | None, gate: ExpertGate | None
 ) -> torch.Tensor:
     """Rows of float16 or bfloat16, in tiles of `FEW`, by a stack of codes in their order."""
     _, outputs, inputs = stack.shape

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.experts.triton_pairs import Gate, PairRows, store_pairs, tile_of
+from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -90,7 +90,7 @@ def fp8_pairs_kernel(
 
 
 def fp8_pairs(
-    rows: PairRows, stack: CodedWeight, bias: torch.Tensor | None, gate: Gate | None
+    rows: PairRows, stack: CodedWeight, bias: torch.Tensor | None, gate: ExpertGate | None
 ) -> torch.Tensor:
     """Round rows without shares to e4m3, and multiply them by a stack that takes such rows."""
     assert rows.shares is None

@@ -19,7 +19,7 @@ _GROUP = tl.constexpr(8)  # row tiles that use a column of weights in turn, for 
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ExpertGate:
     """The gated activation: act(gate) * up, or the clamped form if there is a limit."""
 
     act: ActivationKind
@@ -44,7 +44,7 @@ class PairRows:
         x_PD = (x_PD.float() * self.shares.flatten()[:, None]).to(self.x.dtype)
         return PairRows(x_PD, self.places)
 
-    def outputs(self, columns: int, gate: Gate | None) -> torch.Tensor:
+    def outputs(self, columns: int, gate: ExpertGate | None) -> torch.Tensor:
         """An empty result: a row for each pair, of `columns` or of half as many gated ones."""
         columns = columns if gate is None else columns // 2
         return self.x.new_empty(len(self.x) * self.per_row, columns)

@@ -18,7 +18,7 @@ import triton.language as tl
 from sylvan.kernels.api import ExpertWeights, LinearWeight
 from sylvan.kernels.experts.triton_few_pairs import few_pairs
 from sylvan.kernels.experts.triton_fp8_pairs import fp8_pairs
-from sylvan.kernels.experts.triton_pairs import Gate, PairRows, store_pairs, tile_of
+from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -147,7 +147,7 @@ def product(
     rows: PairRows,
     weight: tuple[LinearWeight, LinearWeight | None],
     sizes: Tile,
-    gate: Gate | None = None,
+    gate: ExpertGate | None = None,
 ) -> torch.Tensor:
     """Multiply each pair's row by its expert's matrix, add the bias, and gate if asked.
 
@@ -186,7 +186,7 @@ def _tiled(
     rows: PairRows,
     weight: tuple[torch.Tensor | CodedWeight, torch.Tensor | None],
     sizes: Tile,
-    gate: Gate | None,
+    gate: ExpertGate | None,
 ) -> torch.Tensor:
     stack, bias = weight
     _, outputs, inputs = stack.shape
