@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.quality.fidelity import SAPLING, Predictor, held_out
 from sylvan.cli.main import main as sylvan
 from sylvan.config.checkpoint import model_dir
+from sylvan.protocol.arrays import IntArray
 
 FORMATS = (
     *("w8a8", "w4a8", "w4a16", "fp8", "fp8-block", "mxfp8", "mxfp4", "nvfp4"),
@@ -45,7 +46,7 @@ def main() -> None:
     said.write_text(json.dumps({"texts": inputs, "expected": expected}))
 
 
-def _best(predictor: Predictor, ids: list[int], rows: object) -> list[int]:
+def _best(predictor: Predictor, ids: list[int], rows: IntArray) -> list[int]:
     return [int(best) for part in predictor.log_probs(ids, rows) for best in part.argmax(-1)]
 
 

@@ -1,4 +1,4 @@
-"""What grouped products of experts share: which tile a program does, and how sums are stored.
+"""Shared by grouped products of experts: the tile of a program, and storing its sums.
 
 Shapes: P pairs of a row and an expert, N outputs.
 """

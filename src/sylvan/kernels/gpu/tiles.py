@@ -126,7 +126,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
     # ---- quantised experts of few rows, by codes of four and of eight bits
     TileEntry("few experts", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
-    TileEntry("few experts", None, _ANY, 2, Tile(16, 32, 128, warps=4, stages=4)),
+    TileEntry("few experts", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=3)),
     TileEntry("few experts, bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
     TileEntry("few experts, bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4)),
     # ---- quantised experts, by mean rows per expert
