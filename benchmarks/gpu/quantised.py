@@ -14,6 +14,7 @@ import torch
 from kernels import Bench, Ceilings, bound, error_of
 
 from sylvan.kernels import ops
+from sylvan.kernels.experts import ExpertWeights, Routing, reference
 from sylvan.kernels.gpu.tiles import Tile
 from sylvan.kernels.matmul.codes import Code, bits_of
 from sylvan.kernels.matmul.weights import CodedWeight
@@ -60,10 +61,63 @@ def measure(bench: Bench, top: Ceilings) -> None:
         with bench.report.part(f"decoding: {kind.name}", bench.needs(5)) as go:
             if go:
                 _decode(bench, top, kind, batches)
+    for kind in (*FOUR, EIGHT[1], OTHERS[1], OTHERS[2]):
+        with bench.report.part(f"experts: {kind.name}", bench.needs(6)) as go:
+            if go:
+                _experts(bench, top, kind)
     for kind in (EIGHT[0], EIGHT[1], FOUR[0]):
         with bench.report.part(f"prompts: {kind.name}", bench.needs(6)) as go:
             if go:
                 _prompts(bench, kind)
+
+
+def _experts(bench: Bench, top: Ceilings, kind: Kind) -> None:
+    """Decoding: the share of the floor of the visited experts' bytes. Prompts: bfloat16's speed.
+
+    FP8's prompts also with rows in 8-bit floats.
+    """
+    dim, inner, count, top_k = (128, 128, 4, 2) if bench.tiny else (2048, 768, 128, 8)
+    stacks = [_stack(bench, kind, count, *shape) for shape in ((2 * inner, dim), (dim, inner))]
+    weights = ExpertWeights(gate_up=stacks[0], down=stacks[1])
+    routing = Routing(top_k=top_k, normalise=True)
+    size = sum(part.nbytes for stack in stacks for part in stack.tensors) / count
+    for rows in (1, 16):
+        x, logits = bench.randn(rows, dim), torch.randn(rows, count, device=bench.device)
+        load = torch.zeros(count, dtype=torch.int64, device=bench.device)
+        got = ops.experts(x, logits, routing, weights, load)
+        note = error_of(got, reference.experts(x, logits, routing, weights)[0])
+        hit = int((load > 0).sum())
+        bound(
+            bench,
+            f"experts, {kind.name}, {rows} rows",
+            lambda x=x, logits=logits: ops.experts(x, logits, routing, weights),
+            hit * size / top.copy,
+            note=f"{note}, {hit} of {count} experts",
+        )
+    gate_up, down = (stack.numbers().to(bench.dtype) for stack in stacks)
+    plain = ExpertWeights(gate_up=gate_up, down=down)
+    forms = {kind.name: weights}
+    if kind in EIGHT and bench.device.type == "cuda":
+        gate_up, down = (replace(stack, fp8_inputs=True) for stack in stacks)
+        forms[f"{kind.name}, rows in 8 bits"] = ExpertWeights(gate_up=gate_up, down=down)
+    for rows in (32,) if bench.tiny else (1024, 8192):
+        x, logits = bench.randn(rows, dim), torch.randn(rows, count, device=bench.device)
+        plain_s = bench.timer(lambda x=x, logits=logits: ops.experts(x, logits, routing, plain))
+        for name, form in forms.items():
+            coded_s = bench.timer(
+                lambda x=x, logits=logits, form=form: ops.experts(x, logits, routing, form)
+            )
+            bench.report.add(
+                "prompts",
+                f"experts, {name}, {rows} rows, speed in bfloat16's",
+                plain_s / coded_s,
+                "x",
+                note=f"{coded_s * 1e6:.0f} us",
+            )
+
+
+def _stack(bench: Bench, kind: Kind, count: int, outputs: int, inputs: int) -> CodedWeight:
+    return made(bench, kind, count * outputs, inputs).stacked(count)
 
 
 def made(bench: Bench, kind: Kind, outputs: int, inputs: int) -> CodedWeight:

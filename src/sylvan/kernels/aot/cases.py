@@ -289,14 +289,42 @@ def _code_cases() -> list[CompileCase]:
             call = partial(linear, x, weight, None, out_f32=False)
             sample = rows == 1 and kind == _CODES[0]
             found.append(CompileCase(f"codes, {_code_name(kind)}, {rows} rows", call, sample))
-    for kind in (_CODES[0], _CODES[4], _CODES[6], _CODES[7]):
-        gate_up, down = _coded(kind, 1536, 2048, 128), _coded(kind, 2048, 768, 128)
-        weights, routing = ExpertWeights(gate_up=gate_up, down=down), Routing(top_k=8)
+    for kind in _CODES:
+        weights = _coded_experts(kind)
         for rows in (1, 512):
-            x, logits = _empty(rows, 2048), _empty(rows, 128, dtype=F32)
-            call = partial(experts, x, logits, routing, weights)
+            call = partial(_of_experts, rows, weights)
             found.append(CompileCase(f"experts, {_code_name(kind)}, {rows} rows", call))
+    scaled = Routing(top_k=1, scores="sigmoid", scale_inputs=True)
+    found.append(
+        CompileCase(
+            "experts, int4 g128, scaled inputs",
+            partial(_of_experts, 1, _coded_experts(_CODES[0]), scaled),
+        )
+    )
+    gpt_oss = ExpertWeights(
+        gate_up=_coded(_CODES[6], 5760, 2880, 32),
+        down=_coded(_CODES[6], 2880, 2880, 32),
+        gate_up_bias=_empty(32, 5760),
+        down_bias=_empty(32, 2880),
+        clamping=GPT_OSS,
+    )
+    for rows in (1, 512):
+        call = partial(_of_experts, rows, gpt_oss, Routing(top_k=4, scores="softmax_chosen"))
+        found.append(CompileCase(f"experts, gpt-oss in MXFP4, {rows} rows", call))
     return found
+
+
+def _coded_experts(kind: tuple[Code, int, bool, bool], *, fp8: bool = False) -> ExpertWeights:
+    gate_up, down = (_coded(kind, *shape, 128) for shape in ((1536, 2048), (2048, 768)))
+    return ExpertWeights(
+        gate_up=replace(gate_up, fp8_inputs=fp8), down=replace(down, fp8_inputs=fp8)
+    )
+
+
+def _of_experts(rows: int, weights: ExpertWeights, routing: Routing | None = None) -> object:
+    num_experts, dim, _ = weights.down.shape
+    logits = _empty(rows, num_experts, dtype=F32)
+    return experts(_empty(rows, dim), logits, routing or Routing(top_k=8), weights)
 
 
 def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
@@ -307,6 +335,11 @@ def _fp8_cases(fp8: torch.dtype | None) -> list[CompileCase]:
         for rows in (1, 128, 2048) if fp8 is torch.float8_e4m3fn else (1,):
             call = partial(linear, _empty(rows, 4096), weight, None, out_f32=False)
             found.append(CompileCase(f"8-bit floats, {_code_name(kind)}, {rows} rows", call))
+        weights = _coded_experts(kind, fp8=True)
+        for rows in (1, 2048) if fp8 is torch.float8_e4m3fn else (1,):
+            call = partial(_of_experts, rows, weights)
+            name = f"experts, 8-bit floats, {_code_name(kind)}, {rows} rows"
+            found.append(CompileCase(name, call))
     return found
 
 

@@ -115,6 +115,11 @@ class ExpertTiles:
     load_E: torch.Tensor
     row_tiles: int
 
+    @property
+    def rows(self) -> int:
+        """Places of a tile."""
+        return len(self.pairs) // self.row_tiles
+
     @staticmethod
     def of(ids_TK: torch.Tensor, num_experts: int, rows: int) -> ExpertTiles:
         """Places in tiles of `rows`."""

@@ -14,11 +14,10 @@ from sylvan.kernels.gpu.launch import arch_of
 from sylvan.kernels.gpu.tiles import tile
 from sylvan.kernels.matmul.codes import bits_of
 from sylvan.kernels.matmul.triton_codes import expanded, tiled_linear
-from sylvan.kernels.matmul.triton_few import FEW, few_rows
+from sylvan.kernels.matmul.triton_few import FEW, HALVES, few_rows
 from sylvan.kernels.matmul.triton_fp8 import fp8_linear, rounded
 from sylvan.kernels.matmul.weights import CodedWeight
 
-HALVES = (torch.bfloat16, torch.float16)
 # Thresholds in rows, measured on an H100 with a matrix of 24,576 x 4,096
 _FP8_ROWS = 64  # from here on FP8 units pay for rounding the rows
 _EXPANDED = 65  # dequantising once costs less than for each tile of 64 rows

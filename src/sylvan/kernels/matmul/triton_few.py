@@ -12,6 +12,8 @@ Shapes: T rows, K inputs, N outputs, G groups of inputs, S splits of the inputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +26,7 @@ from sylvan.kernels.matmul.triton_nibbles import TYPES, assembly, halves
 from sylvan.kernels.matmul.weights import CodedWeight
 
 FEW = 16  # rows of a matrix instruction
+HALVES = tuple(TYPES)
 _STEPS = 4  # over inputs, at least: fewer do not pay for the sum
 _SUM_BLOCK = 256
 
@@ -35,23 +38,21 @@ def _by_input(x, inputs: tl.constexpr, each: tl.constexpr):
     return tl.reshape(tl.broadcast_to(x[:, None, :], [inputs // each, each, cols]), [inputs, cols])
 
 
-@triton.jit(do_not_specialize=["rows"])
-def few_kernel(
-    x_ptr,
-    q_ptr,
+@triton.jit
+def few_sums(
+    x_at,
+    real,
+    q_at,
+    wanted,
+    group_row,
+    first,
+    last,
+    width,
+    groups,
     scale_ptr,
     zero_ptr,
     shift_ptr,
     table_ptr,
-    bias_ptr,
-    y_ptr,
-    rows,
-    outputs,
-    inputs,
-    groups,
-    x_stride,
-    share,
-    BIAS: tl.constexpr,
     WHOLE: tl.constexpr,
     CODE: tl.constexpr,
     FOUR: tl.constexpr,
@@ -65,22 +66,14 @@ def few_kernel(
     COLS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A tile of outputs over the inputs of one split; with FOUR, x has pairs of numbers as int32.
+    """Products of rows and columns of codes over the inputs from `first` to `last`: (ROWS, COLS).
 
-    PARTS: groups of a step of INNER inputs.
+    With FOUR, x has pairs of numbers as int32, and `width` counts bytes. `group_row`: where the
+    scales of a column begin. PARTS: groups of a step of INNER inputs.
     """
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    piece = tl.program_id(1)
-    first = piece * share
-    last = tl.minimum(first + share, inputs)
-    row = tl.arange(0, ROWS)
     EACH: tl.constexpr = FOUR + 1
     PLACES: tl.constexpr = INNER // EACH
     k = tl.arange(0, PLACES)
-    real, wanted = row < rows, col < outputs
-    width = inputs // EACH
-    x_at = x_ptr + row[:, None] * x_stride + k[None, :]
-    q_at = q_ptr + col.to(tl.int64)[None, :] * width + k[:, None]
     part_of = tl.arange(0, PARTS)
     acc = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(first, last, INNER):
@@ -92,7 +85,7 @@ def few_kernel(
         x = tl.load(x_at + byte_at, mask=x_mask, other=0)
         q = tl.load(q_at + byte_at, mask=w_mask, other=0)
         group = part_of + (start // GROUP if GROUP > 0 else 0)
-        group_at = col[None, :] * groups + group[:, None]
+        group_at = group_row[None, :] + group[:, None]
         group_mask = wanted[None, :] & (group < groups)[:, None]
         scale = tl.load(scale_ptr + group_at, mask=group_mask, other=0.0).to(tl.float32)
         zero = 0.0
@@ -134,6 +127,74 @@ def few_kernel(
                 else:
                     total = tl.sum(x.to(tl.float32), 1)
                 acc += total[:, None] * shift
+    return acc
+
+
+@triton.jit(do_not_specialize=["rows"])
+def few_kernel(
+    x_ptr,
+    q_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
+    bias_ptr,
+    y_ptr,
+    rows,
+    outputs,
+    inputs,
+    groups,
+    x_stride,
+    share,
+    BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CODE: tl.constexpr,
+    FOUR: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PTX: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """A tile of outputs over the inputs of one split."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    piece = tl.program_id(1)
+    first = piece * share
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, INNER // (FOUR + 1))
+    real, wanted = row < rows, col < outputs
+    width = inputs // (FOUR + 1)
+    acc = few_sums(
+        x_ptr + row[:, None] * x_stride + k[None, :],
+        real,
+        q_ptr + col.to(tl.int64)[None, :] * width + k[:, None],
+        wanted,
+        col * groups,
+        first,
+        tl.minimum(first + share, inputs),
+        width,
+        groups,
+        scale_ptr,
+        zero_ptr,
+        shift_ptr,
+        table_ptr,
+        WHOLE,
+        CODE,
+        FOUR,
+        GROUP,
+        ZEROS,
+        SHIFTS,
+        DTYPE,
+        PTX,
+        PARTS,
+        ROWS,
+        COLS,
+        INNER,
+    )
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=wanted, other=0.0).to(tl.float32)[None, :]
     y_at = y_ptr + (piece * rows + row).to(tl.int64)[:, None] * outputs + col[None, :]
@@ -172,11 +233,9 @@ def few_rows(
     ptx: bool,
 ) -> None:
     """Fill Y (T, N) with X (T, K), at most `FEW` rows of float16 or bfloat16, by a matrix."""
-    (outputs, inputs), dtype, four = weight.shape, x.dtype, bits_of(weight.code) == 4
-    if four:
-        if x.stride(0) % 2 or x.storage_offset() % 2:
-            x = x.contiguous()
-        x = x.view(torch.int32)
+    (outputs, inputs), dtype = weight.shape, x.dtype
+    if bits_of(weight.code) == 4:
+        x = as_pairs(x)
     share = _share(outputs, inputs, sizes)
     shares = ceil_div(inputs, share)
     out = y if shares == 1 else y.new_empty(shares, *y.shape, dtype=torch.float32)
@@ -186,9 +245,7 @@ def few_rows(
         (ceil_div(outputs, sizes.cols), shares),
         *given,
         share,
-        DTYPE=TYPES[dtype],
-        PTX=assembly(weight.code, dtype) if ptx and four else "",
-        PARTS=max(1, sizes.inner // weight.group) if weight.group else 1,
+        **few_constants(weight, dtype, sizes.inner, ptx=ptx),
         **constants,
     )
     if shares > 1:
@@ -204,6 +261,25 @@ def few_rows(
             SHARES=shares,
             BLOCK=_SUM_BLOCK,
         )
+
+
+def few_constants(
+    weight: CodedWeight, dtype: torch.dtype, inner: int, *, ptx: bool
+) -> dict[str, Any]:
+    """Constants of `few_sums` for rows of `dtype` in steps of `inner` inputs; `ptx`: on NVIDIA."""
+    looks_up = ptx and bits_of(weight.code) == 4
+    return {
+        "DTYPE": TYPES[dtype],
+        "PTX": assembly(weight.code, dtype) if looks_up else "",
+        "PARTS": max(1, inner // weight.group) if weight.group else 1,
+    }
+
+
+def as_pairs(x: torch.Tensor) -> torch.Tensor:
+    """Rows of 16-bit numbers as pairs: int32, half as many columns."""
+    if x.stride(0) % 2 or x.storage_offset() % 2:
+        x = x.contiguous()
+    return x.view(torch.int32)
 
 
 def _share(outputs: int, inputs: int, sizes: Tile) -> int:

@@ -74,6 +74,38 @@ def _round_kernel(
         tl.store(scale_ptr + row * groups + group, scale)
 
 
+@triton.jit
+def fp8_sums(
+    x_at,
+    w_at,
+    x_scale_at,
+    w_scale_at,
+    real,
+    wanted,
+    inputs,
+    GROUPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """Products of e4m3 rows and columns, times their scales; float32 (ROWS, COLS)."""
+    acc = tl.zeros([ROWS, COLS], tl.float32)
+    for step in range(inputs // INNER):
+        x = tl.load(x_at + step * INNER, mask=real[:, None], other=0.0)
+        w = tl.load(w_at + step * INNER, mask=wanted[None, :], other=0.0)
+        if GROUPED:
+            x_scale = tl.load(x_scale_at + step, mask=real, other=0.0)
+            w_scale = tl.load(w_scale_at + step, mask=wanted, other=0.0).to(tl.float32)
+            acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+        else:
+            acc += tl.dot(x, w)
+    if not GROUPED:
+        x_scale = tl.load(x_scale_at, mask=real, other=0.0)
+        w_scale = tl.load(w_scale_at, mask=wanted, other=0.0).to(tl.float32)
+        acc *= x_scale[:, None] * w_scale[None, :]
+    return acc
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _fp8_kernel(
     x_ptr,
@@ -104,22 +136,19 @@ def _fp8_kernel(
     real, wanted = row < rows, col < outputs
     x_at = x_ptr + row.to(tl.int64)[:, None] * inputs + k[None, :]
     w_at = w_ptr + col.to(tl.int64)[None, :] * inputs + k[:, None]
-    x_scale_at = x_scale_ptr + row * groups
-    w_scale_at = w_scale_ptr + col * groups
-    acc = tl.zeros([ROWS, COLS], tl.float32)
-    for step in range(inputs // INNER):
-        x = tl.load(x_at + step * INNER, mask=real[:, None], other=0.0)
-        w = tl.load(w_at + step * INNER, mask=wanted[None, :], other=0.0)
-        if GROUPED:
-            x_scale = tl.load(x_scale_at + step, mask=real, other=0.0)
-            w_scale = tl.load(w_scale_at + step, mask=wanted, other=0.0).to(tl.float32)
-            acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
-        else:
-            acc += tl.dot(x, w)
-    if not GROUPED:
-        x_scale = tl.load(x_scale_at, mask=real, other=0.0)
-        w_scale = tl.load(w_scale_at, mask=wanted, other=0.0).to(tl.float32)
-        acc *= x_scale[:, None] * w_scale[None, :]
+    acc = fp8_sums(
+        x_at,
+        w_at,
+        x_scale_ptr + row * groups,
+        w_scale_ptr + col * groups,
+        real,
+        wanted,
+        inputs,
+        GROUPED,
+        ROWS,
+        COLS,
+        INNER,
+    )
     if BIAS:
         acc += tl.load(bias_ptr + col, mask=wanted, other=0.0).to(tl.float32)[None, :]
     y_at = y_ptr + row.to(tl.int64)[:, None] * outputs + col[None, :]

@@ -8,8 +8,6 @@ from typing import get_args
 import pytest
 import torch
 
-from sylvan.kernels.experts import ExpertWeights, Routing, reference
-from sylvan.kernels.experts.triton_experts import experts
 from sylvan.kernels.gpu.tiles import Tile
 from sylvan.kernels.matmul.codes import Code, bits_of, paired
 from sylvan.kernels.matmul.triton_codes import expanded
@@ -108,21 +106,3 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     together = linear(x, weight, None, out_f32=True)
 
     assert torch.equal(linear(x[7:8], weight, None, out_f32=True)[0], together[7])
-
-
-def stack(kind: str, rows: int, cols: int) -> CodedWeight:
-    parts = [coded(kind, rows, cols, seed=seed) for seed in range(5)]
-    return parts[0].like([torch.stack(x) for x in zip(*(p.tensors for p in parts), strict=True)])
-
-
-@pytest.mark.parametrize("kind", ["int4 g32", "nvfp4", "fp8", "uint4 g32 shifts"])
-def test_experts_of_codes(kind: str) -> None:
-    routing = Routing(top_k=2, normalise=True)
-    weights = ExpertWeights(gate_up=stack(kind, 2 * 32, 64), down=stack(kind, 64, 32))
-    x, logits = random(19, 64, seed=0) / 8, random(19, 5, seed=9) * 4
-
-    got, load = experts(x, logits, routing, put(weights))
-
-    want, wanted_load = reference.experts(home(x), home(logits), routing, weights)
-    torch.testing.assert_close(home(got), want, rtol=1e-3, atol=1e-3)
-    assert torch.equal(home(load), wanted_load)

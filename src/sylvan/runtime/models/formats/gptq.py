@@ -59,7 +59,7 @@ class Gptq:
         stem = name.removesuffix(_WEIGHT)
         if not name.endswith(_WEIGHT) or stem + ".qweight" not in there:
             return (name,)
-        others = _OTHERS if stem + ".g_idx" in there else _OTHERS[:-1]
+        others = _OTHERS if self.ordered or stem + ".g_idx" in there else _OTHERS[:-1]
         return stem + ".qweight", *(stem + other for other in others)
 
     def idle(self, name: str, tensor: Tensors) -> bool:

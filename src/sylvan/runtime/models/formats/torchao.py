@@ -39,6 +39,11 @@ _CONFIGS: Mapping[str, int] = {
     "Float8StaticActivationFloat8WeightConfig": 8,
     "Float8DynamicActivationInt4WeightConfig": 4,
 }
+_WITH_ZEROS = (
+    *("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig", "Int4WeightOnlyConfig"),
+    *("Int8DynamicActivationInt4WeightConfig", "Float8DynamicActivationInt4WeightConfig"),
+)
+"""Configs whose matrices always have zero points."""
 _MOST_BITS = 8
 
 
@@ -58,8 +63,10 @@ class TorchAo:
         stem = name.removesuffix(_WEIGHT)
         if not name.endswith(_WEIGHT) or stem + _DATA not in there:
             return (name,)
-        more = (stem + end for end in (_ZERO, _PREPARED) if stem + end in there)
-        return stem + _DATA, stem + _SCALE, *more
+        zeros = self.kind in _WITH_ZEROS or stem + _ZERO in there
+        more = (_ZERO,) if zeros else ()
+        more += (_PREPARED,) if stem + _PREPARED in there else ()
+        return stem + _DATA, stem + _SCALE, *(stem + end for end in more)
 
     def idle(self, name: str, tensor: Tensors) -> bool:
         return name.endswith(_IDLE)

@@ -131,5 +131,5 @@ def test_activations_are_rounded_to_fp8(tmp_path, gpu, case):
 def test_activations_of_other_matrices_are_not(tmp_path, gpu):
     path = write_quantised_model(tmp_path / "model", "gptq")
 
-    with pytest.raises(ConfigError, match="no linear layer of the model is FP8"):
+    with pytest.raises(ConfigError, match="no matrix of the model is FP8"):
         serve(path, gpu, fp8_activations=True)

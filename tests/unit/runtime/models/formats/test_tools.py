@@ -14,7 +14,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import read_config
 from sylvan.runtime.models.formats import REFUSED, stored_format
 from tests.support.make_format_samples import FOLDER
-from tests.support.quantised import TOOLS, bitsandbytes4, mlx, torchao_int
+from tests.support.quantised import CASES, TOOLS, bitsandbytes4, mlx, torchao_int
 
 NAME = "layers.0.a.weight"
 STEM = NAME.removesuffix("weight")
@@ -272,12 +272,52 @@ def test_a_matrix_is_what_its_tool_takes_it_for(file):
 
     assert weight.shape == numbers.shape
     of_tool = weight.numbers()
-    # NF4's numbers are rounded to bfloat16, and tools round their results to their own types
-    limit = 2**-8 if "nf4" in file.stem else 2**-10
+    # NF4's numbers are rounded to bfloat16 here, and NVFP4's by compressed-tensors; tools round
+    # their results to their own types
+    limit = 2**-8 if file.stem.startswith(("bnb-nf4", "llmcompressor-nvfp4")) else 2**-10
     torch.testing.assert_close(of_tool, numbers, rtol=limit, atol=1e-4)
     rest = tensors.keys() - set(parts)
     assert all(reader.idle(name, tensors.__getitem__) for name in rest)
 
 
 def test_every_tool_wrote_samples():
-    assert {file.stem.partition("-")[0] for file in SAMPLES} == {"bnb", "hqq", "torchao"}
+    tools = {file.stem.partition("-")[0] for file in SAMPLES}
+    others = {"autoawq", "autoround", "gptqmodel", "llmcompressor", "mlx", "modelopt", "quark"}
+    assert tools == {"bnb", "hqq", "torchao", *others}
+
+
+@pytest.mark.parametrize("case", CASES | TOOLS)
+def test_scales_that_are_no_numbers_are_named(case):
+    """Each tensor of floats that a matrix is read from, one by one."""
+    make, arguments, said = (CASES | TOOLS)[case]
+    stored = make((32, 128), 5, **arguments)
+    reader = stored_format({"quantization_config": said})
+    there = {STEM + end: part for end, part in stored.parts.items()}
+    parts = reader.parts_of(NAME, there)
+    floats = [n for n in parts if there[n].is_floating_point() and there[n].element_size() > 1]
+
+    for name in floats:
+        broken = there | {name: torch.full_like(there[name], float("nan"))}
+        with pytest.raises(ConfigError, match=STEM.replace(".", r"\.")):
+            reader.read(NAME, parts, broken.__getitem__)
+    assert floats or case in ("quark-mxfp4", "modelopt-mxfp8", "mxfp8")  # scales are exponents
+
+
+@pytest.mark.parametrize("case", CASES | TOOLS)
+def test_a_missing_tensor_never_gives_other_numbers(case):
+    """Without a tensor a matrix is named, is none of the format, or is the same."""
+    make, arguments, said = (CASES | TOOLS)[case]
+    stored = make((32, 128), 5, **arguments)
+    reader = stored_format({"quantization_config": said})
+    there = {STEM + end: part for end, part in stored.parts.items()}
+    for name in reader.parts_of(NAME, there):
+        rest = {key: part for key, part in there.items() if key != name}
+        parts = reader.parts_of(NAME, rest)
+        if parts == (NAME,) or not rest.keys() >= set(parts):
+            continue  # missed while loading, by the name of a tensor
+        message, weight = "", None
+        try:
+            weight = reader.read(NAME, parts, rest.__getitem__)
+        except ConfigError as error:
+            message = str(error)
+        assert STEM in message or (weight is not None and close(weight, stored.numbers)), name
