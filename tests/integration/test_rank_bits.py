@@ -25,7 +25,7 @@ def answers(model: Path, tp: int, dtype: str = "float32", **more: object) -> lis
     """Ids, and log probabilities to the last bit."""
     flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "dtype": dtype}
     processes = {"processes": "many"} if tp > 1 else {}
-    given: dict[str, Any] = {"parallel__same_bits": True, **flags, **processes, **more}
+    given: dict[str, Any] = {**flags, **processes, **more}
     with Engine(model_path=str(model), tp_size=tp, **given) as engine:
         replies = engine.generate(input_ids=PROMPTS, sampling_params=PARAMS, return_logprob=True)
     return [
@@ -60,7 +60,7 @@ def test_nor_on_who_has_which_experts(tmp_path: Path) -> None:
     write(config, 5, tmp_path)
     assert answers(tmp_path, 2, ep_size=2) == answers(tmp_path, 1)
     with pytest.raises(ConfigError, match=r"parallel\.same_bits: .* set parallel\.ep=2"):
-        answers(tmp_path, 2)
+        answers(tmp_path, 2, parallel__same_bits=True)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
 
 
+def same_bits_obstacle(config: ModelConfig, mesh: Mesh) -> str:
+    """Why a model's sums cannot be those of any number of ranks; empty if they can be.
+
+    `mesh`: only its sizes count.
+    """
+    if mesh.tp.size == 1 or config.path != "native":
+        return ""
+    return _obstacle(config, replace(mesh, same_bits=True), mesh.tp.size)
+
+
 def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
     """The mesh of ranks whose pipeline has the layers of this model."""
     if mesh.stage.count == 1:
