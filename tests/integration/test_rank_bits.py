@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import pytest
 import transformers
 
 from sylvan import Engine
+from sylvan.config import Config
+from sylvan.config.tree import ParallelConfig
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.engine.ranks import with_same_bits
 from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.layers.mesh import Mesh, NoRanks
 from sylvan.runtime.models.registry import load_config
@@ -51,6 +56,38 @@ def test_bits_do_not_depend_on_the_number_of_ranks(
     expected = answers(model, 1, dtype)
     for size in sizes:
         assert answers(model, size, dtype) == expected, size
+
+
+@pytest.mark.parametrize("more", [{"enable_lora": True}, {"processes": "many"}])
+def test_nor_on_how_one_rank_is_started(model: Path, more: dict[str, object]) -> None:
+    assert answers(model, 1, **more) == answers(model, 1)
+    assert answers(model, 1, parallel__same_bits=False) != answers(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("llama", WIDE, ""),
+        ("llama", {}, r"input features \(112\) are summed in 1 parts"),
+        ("olmo2", {}, "norms over whole projections"),
+        ("mixtral", {}, r"set parallel\.ep=2"),
+    ],
+)
+def test_models_that_cannot_be_alike_are_served_and_say_so(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    changes: dict[str, int],
+    why: str,
+) -> None:
+    write(FAMILIES[name]() if not changes else transformers.LlamaConfig(**changes), 5, tmp_path)
+    given = Config(model=str(tmp_path), parallel=ParallelConfig(tp=2))
+
+    with caplog.at_level(logging.INFO):
+        found = with_same_bits(given)
+
+    assert found.parallel.same_bits is (not why)
+    assert re.search(f"parallel.same_bits=false: .*{why}", caplog.text) if why else not caplog.text
 
 
 @pytest.mark.slow
