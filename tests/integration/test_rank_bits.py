@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,31 @@ def test_bits_do_not_depend_on_the_number_of_ranks(
         assert answers(model, size, dtype) == expected, size
 
 
-@pytest.mark.parametrize("more", [{"enable_lora": True}, {"processes": "many"}])
+@pytest.mark.parametrize(
+    "more",
+    [{"enable_lora": True}, pytest.param({"processes": "many"}, marks=pytest.mark.slow)],
+)
 def test_nor_on_how_one_rank_is_started(model: Path, more: dict[str, object]) -> None:
     assert answers(model, 1, **more) == answers(model, 1)
     assert answers(model, 1, parallel__same_bits=False) != answers(model, 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "why"),
+    ("make", "why"),
     [
-        ("llama", WIDE, ""),
-        ("llama", {}, r"input features \(112\) are summed in 1 parts"),
-        ("olmo2", {}, "norms over whole projections"),
-        ("mixtral", {}, r"set parallel\.ep=2"),
+        (lambda: transformers.LlamaConfig(**WIDE), ""),
+        (lambda: transformers.LlamaConfig(**SHAPE), r"input features \(112\) are summed in 1"),
+        (FAMILIES["olmo2"], "norms over whole projections"),
+        (FAMILIES["mixtral"], r"set parallel\.ep=2"),
     ],
 )
 def test_models_that_cannot_be_alike_are_served_and_say_so(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    name: str,
-    changes: dict[str, int],
+    make: Callable[[], Any],
     why: str,
 ) -> None:
-    write(FAMILIES[name]() if not changes else transformers.LlamaConfig(**changes), 5, tmp_path)
+    write(make(), 5, tmp_path)
     given = Config(model=str(tmp_path), parallel=ParallelConfig(tp=2))
 
     with caplog.at_level(logging.INFO):
