@@ -72,7 +72,6 @@ def _without_groups(case: RuleCase) -> list[str]:
         "{parallel.same_bits}": config.parallel.same_bits is True,
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
-        "lora": config.lora is not None,
         "{speculative.algorithm}": heads,
         "pdmux": config.pdmux is not None,
         "kv_events": config.kv_events is not None,
@@ -189,7 +188,7 @@ PARALLEL_RULES = (
         "groups of attention with others",
         (
             *("parallel.attention_dp", "parallel.pp", "parallel.same_bits", "tiers", "disagg"),
-            *("lora", "speculative.algorithm", "pdmux", "kv_events", "observe.record"),
+            *("speculative.algorithm", "pdmux", "kv_events", "observe.record"),
         ),
         lambda c: bool(_without_groups(c)),
         lambda c: "\n".join(_without_groups(c)),
