@@ -211,7 +211,7 @@ class BertDecoder(Decoder):
     @property
     def unused(self) -> tuple[str, ...]:
         """Name prefixes of heads for other tasks, and of duplicates of other tensors."""
-        return _UNUSED
+        return (*_UNUSED, *self.absent)
 
     def rename(self, name: str) -> str:
         """Strip the prefix from a tensor name; old checkpoints say gamma and beta."""
