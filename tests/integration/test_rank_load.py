@@ -26,7 +26,7 @@ FEW = 24 << 20
 def peaks(model: Path, **ranks: int) -> dict[str, int]:
     """Bytes that each rank held at most, by the module that it runs."""
     flags = {"device": "cpu", "threads": 1, "max_total_tokens": 1024, "load_cache": None}
-    sizes = {"max_running_reqs": 2, "max_batch_tokens": 64, "processes": "many"}
+    sizes = {"max_running_requests": 2, "scheduler__max_batch_tokens": 64, "processes": "many"}
     with Engine(model_path=str(model), dtype="float32", **flags, **sizes, **ranks) as engine:
         engine.generate(input_ids=[[5, 9, 20]], sampling_params={"max_new_tokens": 2})
         children = psutil.Process().children(recursive=True)
