@@ -71,7 +71,7 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "shares of experts": TWO,
         "whole experts": {**TWO, "ep_size": 2},
     },
-    "bits": {"default": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
+    "bits": {"plain sums": {**ONE, "parallel__same_bits": False}, "same bits": ONE},
     "pp": {
         "one process": ONE,
         "two stages": {"pp_size": 2, "threads": 1},
