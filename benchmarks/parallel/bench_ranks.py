@@ -113,7 +113,7 @@ def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict
     flags |= {"max_total_tokens": 32 * (PROMPT + 64), "processes": "many", "log_level": "warning"}
     with ExitStack() as stack:
         made = {
-            name: stack.enter_context(Engine(model_path=str(model), **flags, **way))
+            name: stack.enter_context(Engine(model_path=str(model), **{**flags, **way}))
             for name, way in ways.items()
         }
         yield made

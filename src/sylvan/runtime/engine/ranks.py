@@ -31,7 +31,7 @@ from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.engine.child_main import ChildMain
 from sylvan.runtime.engine.roles import MEETING, streams_of
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.executor.division import same_bits_obstacle
+from sylvan.runtime.executor.division import check_division, same_bits_obstacle
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
@@ -92,21 +92,50 @@ def step_codec() -> StepCodec:
 
 def with_same_bits(config: Config) -> Config:
     """Decide `parallel.same_bits` by the sizes of the model, if it is still `auto`."""
-    parallel = config.parallel
-    if parallel.same_bits != "auto":
+    if config.parallel.same_bits != "auto":
         return config
+    if why := _why_not_alike(config):
+        logger.info("parallel.same_bits=false: %s", why)
+    return replaced(config, {"parallel.same_bits": not why})
+
+
+def describe_ranks(config: Config) -> str:
+    """Say how a resolved configuration divides its model, without loading it.
+
+    Raises:
+        ConfigError: The model does not divide so.
+    """
+    parallel = config.parallel
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
-    dense = parallel.moe_dense_tp not in (None, parallel.tp)
-    mesh = Mesh(
+    check_division(model, _without_others(config))
+    parts = [f"{parallel.tp} ranks share each layer"] if parallel.tp > 1 else []
+    parts += [f"{parallel.pp} stages share the layers"] if parallel.pp > 1 else []
+    why = _why_not_alike(config) if parallel.same_bits == "auto" else ""
+    same = parallel.same_bits is not False and not why
+    bits = "the same bits as on one rank" if same else "other bits than on one rank"
+    return f"{', '.join(parts)}; {bits}" + (f": {why}" if why else "")
+
+
+def _why_not_alike(config: Config) -> str:
+    """Why sums cannot be those of any number of ranks; empty if they can be."""
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    why = same_bits_obstacle(model, _without_others(config))
+    return why.removeprefix("parallel.same_bits: ")
+
+
+def _without_others(config: Config) -> Mesh:
+    """The mesh of the first rank, for sizes only."""
+    parallel = config.parallel
+    dense, groups = parallel.moe_dense_tp, parallel.attention_groups
+    return Mesh(
         NoRanks(parallel.tp),
         parallel.ep,
         _placement(config),
-        dense=NoRanks(parallel.moe_dense_tp or 1) if dense else None,
+        parallel.same_bits is True,
+        Stage(0, parallel.pp),
+        attention=NoRanks(parallel.tp // groups) if groups > 1 else None,
+        dense=None if dense in (None, parallel.tp) else NoRanks(dense),
     )
-    why = same_bits_obstacle(model, mesh)
-    if why:
-        logger.info("parallel.same_bits=false: %s", why.removeprefix("parallel.same_bits: "))
-    return replaced(config, {"parallel.same_bits": not why})
 
 
 @dataclass(frozen=True, slots=True)
