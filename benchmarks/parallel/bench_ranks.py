@@ -11,7 +11,8 @@ experts sent to the ranks that add them up, beside all of them sent to all. `par
 a decode step of 8 requests by op, on each of two ranks. `overlap`: steps of two ranks that are
 launched ahead. `bytes`: what a rank sends to the others for a token, from the sizes of the model.
 `collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
-twice. `start`: seconds to the first answer, and peak memory of each rank.
+twice. `start`: seconds to the first answer from real files, and the peak memory of each rank,
+of which its share of the weights is most.
 
     python -m benchmarks.parallel.bench_ranks --what tp ep bits pp bubble dp a2a parts overlap bytes
         collectives start [--shape FILE] [--rounds 7] [--tiny]
@@ -39,6 +40,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors.torch import save_file
 
 from sylvan import Engine
 from sylvan.kernels.collective.gloo import file_store, join_ranks
@@ -47,6 +49,7 @@ from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.protocol.commands import StartProfile, StopProfile
 
 SHAPE = Path(__file__).parents[1] / "half_billion.json"
+WEIGHTS = "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 96}
 TINY = {
@@ -68,7 +71,7 @@ WAYS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "shares of experts": TWO,
         "whole experts": {**TWO, "ep_size": 2},
     },
-    "bits": {"default": ONE, "same bits": {**ONE, "parallel__same_bits": True}},
+    "bits": {"plain sums": {**ONE, "parallel__same_bits": False}, "same bits": ONE},
     "pp": {
         "one process": ONE,
         "two stages": {"pp_size": 2, "threads": 1},
@@ -110,7 +113,7 @@ def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict
     flags |= {"max_total_tokens": 32 * (PROMPT + 64), "processes": "many", "log_level": "warning"}
     with ExitStack() as stack:
         made = {
-            name: stack.enter_context(Engine(model_path=str(model), **flags, **way))
+            name: stack.enter_context(Engine(model_path=str(model), **{**flags, **way}))
             for name, way in ways.items()
         }
         yield made
@@ -196,16 +199,55 @@ def collectives(args: argparse.Namespace) -> None:
         )
 
 
-def start(model: Path) -> None:
-    """Seconds to the first answer, and the most memory that each process had."""
-    for name, way in WAYS["tp"].items():
+def start(model: Path, shape: Mapping[str, Any]) -> None:
+    """Seconds to the first answer from real files, and the most memory that each rank had."""
+    write_weights(model, shape)
+    weights = (model / WEIGHTS).stat().st_size >> 20
+    small = {"load_format": "safetensors", "load_cache": None, "max_total_tokens": 4096}
+    for name, way in {**WAYS["tp"], "two stages": WAYS["pp"]["two stages"]}.items():
         begun = time.perf_counter()
-        with engines(model, {name: way}) as made:
+        with engines(model, {name: {**way, **small}}) as made:
             seconds(made[name], 1, 8, 1, 0)
-            spent = time.perf_counter() - begun
-            children = psutil.Process().children(recursive=True)
-            peaks = [_peak(child) for child in children]
-        report(what="start", row=name, seconds=round(spent, 2), peak_MB=sorted(peaks)[::-1])
+            spent = round(time.perf_counter() - begun, 2)
+            peaks = peaks_of_ranks()
+        report(what="start", row=name, seconds=spent, peak_MB=peaks, weights_MB=weights)
+
+
+def write_weights(folder: Path, shape: Mapping[str, Any]) -> None:
+    """Random weights of a Qwen3 of this shape, whose head is its embedding."""
+    generator = torch.Generator().manual_seed(0)
+    dim, inner, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    queries, keys = (shape[f"num_{kind}_heads"] * width for kind in ("attention", "key_value"))
+
+    def matrix(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)
+
+    found = {"model.embed_tokens.weight": matrix(shape["vocab_size"], dim)}
+    found["model.norm.weight"] = torch.ones(dim, dtype=torch.bfloat16)
+    for layer in range(shape["num_hidden_layers"]):
+        start = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{start}.{name}.weight"] = torch.ones(dim, dtype=torch.bfloat16)
+        for name in ("q_norm", "k_norm"):
+            found[f"{start}.self_attn.{name}.weight"] = torch.ones(width, dtype=torch.bfloat16)
+        sizes = {"q": (queries, dim), "k": (keys, dim), "v": (keys, dim), "o": (dim, queries)}
+        for name, (rows, columns) in sizes.items():
+            found[f"{start}.self_attn.{name}_proj.weight"] = matrix(rows, columns)
+        for name in ("gate", "up"):
+            found[f"{start}.mlp.{name}_proj.weight"] = matrix(inner, dim)
+        found[f"{start}.mlp.down_proj.weight"] = matrix(dim, inner)
+    save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def peaks_of_ranks() -> dict[str, int]:
+    """MB that the process of each rank had at most, the first one first."""
+    kinds = {"scheduler_process": "first rank", "rank_process": "another rank"}
+    found: dict[str, int] = {}
+    for child in psutil.Process().children(recursive=True):
+        module = child.cmdline()[-1].rpartition(".")[2]
+        if module in kinds:
+            found[kinds[module]] = _peak(child)
+    return dict(sorted(found.items(), reverse=True))
 
 
 def parts(model: Path, args: argparse.Namespace) -> None:
@@ -271,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             model = write_model(Path(folder), shape, experts=what in OF_EXPERTS)
             if what == "start":
-                start(model)
+                start(model, shape)
             elif what == "parts":
                 parts(model, args)
             else:

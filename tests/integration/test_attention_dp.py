@@ -20,6 +20,7 @@ from tests.parity.serving import Serving
 from tests.support.streams import Streams, until
 from tests.support.tiny import tiny_config, write_model
 
+STREAMS = 32, 80
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 DP2 = ParallelConfig(tp=2, attention_dp=2, join_timeout_s=60.0)
 
@@ -53,6 +54,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def expected(model: Path) -> list[list[int]]:
+    alone = await Runtime.start(tiny_config(model, runner="eager"))
+    found = await Streams(alone, *STREAMS).ended()
+    await alone.close()
+    return found
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def runtime(model: Path) -> AsyncIterator[Runtime]:
     runtime = await Runtime.start(tiny_config(model, parallel=DP2))
     yield runtime
@@ -60,21 +69,19 @@ async def runtime(model: Path) -> AsyncIterator[Runtime]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", RANKS)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_rank_that_is_killed_is_replaced_and_streams_continue(
-    model: Path, runtime: Runtime
+    runtime: Runtime, expected: list[list[int]], name: str
 ) -> None:
-    alone = await Runtime.start(tiny_config(model, runner="eager"))
-    expected = await Streams(alone, 8, 80).ended()
-    await alone.close()
     before = runtime.pids
-    streams = Streams(runtime, 8, 80)
+    streams = Streams(runtime, *STREAMS)
     await streams.under_way()
 
-    os.kill(before["rank-1"], signal.SIGKILL)
+    os.kill(before[name], signal.SIGKILL)
 
     assert await streams.ended() == expected
-    await until(lambda: all(runtime.pids[name] != before[name] for name in RANKS))
+    await until(lambda: all(runtime.pids[other] != before[other] for other in RANKS))
     [reply] = [reply for _, reply in await runtime.manager.router.control_each(GetState())]
     assert reply.body["config"]["deterministic"] is False
     assert reply.body["load"]["max_total_num_tokens"] == 65536

@@ -32,7 +32,7 @@ def folders(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 def answers(
-    model_dir: Path, folders: dict[str, Path], tp: int, ep: int = 1
+    model_dir: Path, folders: dict[str, Path], tp: int, ep: int = 1, groups: int = 1
 ) -> list[list[list[int]]]:
     """Of the base model and each adapter, together, twice; the third is loaded while serving.
 
@@ -47,6 +47,7 @@ def answers(
         threads=1,
         tp_size=tp,
         ep_size=ep,
+        attn_dp_size=groups,
         lora_paths=paths,
         **flags,
     )
@@ -70,6 +71,7 @@ def test_two_processes_answer_as_one(model_dir: Path, folders: dict[str, Path]) 
     assert all(by_name[0] != other for other in by_name[1:])
 
     assert answers(model_dir, folders, 2) == [one, one]
+    assert answers(model_dir, folders, 2, groups=2) == [one, one]
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,10 @@ import pytest
 import transformers
 
 from sylvan import Engine
+from sylvan.config import Config
+from sylvan.config.tree import ParallelConfig
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.engine.ranks import with_same_bits
 from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.registry import load_config
@@ -25,7 +31,7 @@ def answers(model: Path, tp: int, dtype: str = "float32", **more: object) -> lis
     """Ids, and log probabilities to the last bit."""
     flags = {"device": "cpu", "threads": 1, "max_total_tokens": 4096, "dtype": dtype}
     processes = {"processes": "many"} if tp > 1 else {}
-    given: dict[str, Any] = {"parallel__same_bits": True, **flags, **processes, **more}
+    given: dict[str, Any] = {**flags, **processes, **more}
     with Engine(model_path=str(model), tp_size=tp, **given) as engine:
         replies = engine.generate(input_ids=PROMPTS, sampling_params=PARAMS, return_logprob=True)
     return [
@@ -53,6 +59,40 @@ def test_bits_do_not_depend_on_the_number_of_ranks(
         assert answers(model, size, dtype) == expected, size
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"enable_lora": True}, pytest.param({"processes": "many"}, marks=pytest.mark.slow)],
+)
+def test_nor_on_how_one_rank_is_started(model: Path, more: dict[str, object]) -> None:
+    assert answers(model, 1, **more) == answers(model, 1)
+    assert answers(model, 1, parallel__same_bits=False) != answers(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: transformers.LlamaConfig(**WIDE), ""),
+        (lambda: transformers.LlamaConfig(**SHAPE), r"input features \(112\) are summed in 1"),
+        (FAMILIES["olmo2"], "norms over whole projections"),
+        (FAMILIES["mixtral"], r"set parallel\.ep=2"),
+    ],
+)
+def test_models_that_cannot_be_alike_are_served_and_say_so(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[[], Any],
+    why: str,
+) -> None:
+    write(make(), 5, tmp_path)
+    given = Config(model=str(tmp_path), parallel=ParallelConfig(tp=2))
+
+    with caplog.at_level(logging.INFO):
+        found = with_same_bits(given)
+
+    assert found.parallel.same_bits is (not why)
+    assert re.search(f"parallel.same_bits=false: .*{why}", caplog.text) if why else not caplog.text
+
+
 @pytest.mark.slow
 def test_nor_on_who_has_which_experts(tmp_path: Path) -> None:
     config = FAMILIES["mixtral"]()
@@ -60,7 +100,7 @@ def test_nor_on_who_has_which_experts(tmp_path: Path) -> None:
     write(config, 5, tmp_path)
     assert answers(tmp_path, 2, ep_size=2) == answers(tmp_path, 1)
     with pytest.raises(ConfigError, match=r"parallel\.same_bits: .* set parallel\.ep=2"):
-        answers(tmp_path, 2)
+        answers(tmp_path, 2, parallel__same_bits=True)
 
 
 @pytest.mark.parametrize(

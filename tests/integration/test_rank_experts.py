@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from sylvan import Engine
+from sylvan.config.tree import ParallelConfig
 from sylvan.kernels import describe
-from tests.integration.test_ranks import PROMPTS
+from sylvan.runtime.engine.runtime import Runtime
+from tests.integration.test_ranks import PROMPTS, RANKS
 from tests.parity.checkpoints import write
 from tests.parity.families import FAMILIES
 from tests.parity.serving import Serving
+from tests.support.streams import Streams, until
+from tests.support.tiny import MODEL, tiny_config, write_model
 
+EP2 = ParallelConfig(tp=2, ep=2, redundant_experts=2, join_timeout_s=60.0)
+STREAMS = 32, 120
+MODEL_OF_EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 
 
@@ -71,3 +90,41 @@ def test_experts_are_moved_every_few_steps(model: Path, capfd: pytest.CaptureFix
         replies = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
     assert [reply["output_ids"] for reply in replies] == expected
     assert capfd.readouterr().err.count("experts moved") >= 2
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_model(tmp_path_factory.mktemp("experts"))
+    (folder / "config.json").write_text(json.dumps(MODEL | MODEL_OF_EXPERTS))
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def runtime(made_up: Path) -> AsyncIterator[Runtime]:
+    runtime = await Runtime.start(tiny_config(made_up, parallel=EP2))
+    yield runtime
+    await runtime.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def undisturbed(made_up: Path) -> list[list[int]]:
+    alone = await Runtime.start(tiny_config(made_up))
+    found = await Streams(alone, *STREAMS).ended()
+    await alone.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKS)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_rank_that_is_killed_is_replaced_and_streams_continue(
+    runtime: Runtime, undisturbed: list[list[int]], name: str
+) -> None:
+    before = runtime.pids
+    streams = Streams(runtime, *STREAMS)
+    await streams.under_way()
+
+    os.kill(before[name], signal.SIGKILL)
+
+    assert await streams.ended() == undisturbed
+    await until(lambda: all(runtime.pids[other] != before[other] for other in RANKS))

@@ -22,7 +22,7 @@ from tests.support.tiny import tiny_config, write_model
 
 PP2 = ParallelConfig(pp=2, join_timeout_s=60.0)
 RANKS = ["scheduler", "rank-1"]
-STREAMS = 8, 120
+STREAMS = 32, 120
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

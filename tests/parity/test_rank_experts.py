@@ -93,6 +93,25 @@ def test_whole_experts_of_every_other_family_are_divided(family, tmp_path):
     checked(tmp_path, [served(tmp_path, 2, 2)])
 
 
+def test_experts_that_return_their_input_are_everywhere(tmp_path):
+    config = NATIVE["longcat-flash"]()
+    config.n_routed_experts = 8
+    write(config, 3, tmp_path)
+    ways = [served(tmp_path, 2, 2), served(tmp_path, 4, 2, 2, busy=True)]
+    checked(tmp_path, [*ways, served(tmp_path, 2, 2, 2, a2a=True)])
+
+    serving = served(tmp_path, 2, 2, 2)
+    tokens, _ = answers(serving)
+    assert all(load.sum() > 0 for load in serving.facts.expert_load.values())
+    [found] = carry_out(serving, BalanceExperts())
+    assert not found.error
+    assert found.body["moved"] > 0
+    serving.scheduler.flush_cache()
+    assert answers(serving)[0] == tokens
+    serving.close()
+    assert serving.executor.lost == []
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("mixtral")

@@ -12,6 +12,7 @@ from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.ranks import Follower
 from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.layers.placement import ExpertPlacement
 from sylvan.runtime.layers.stage import Stage
 from sylvan.transport.api import Duplex
 from sylvan.transport.inproc import Pipe
@@ -20,13 +21,15 @@ from tests.support.ranks import ThreadedRanks, in_threads
 from tests.support.remote_executor import codec
 
 
-def meshes_of(stages: int, tp: int = 1) -> list[Mesh]:
+def meshes_of(stages: int, tp: int = 1, ep: int = 1) -> list[Mesh]:
     """By rank."""
     groups = [thread_ranks(tp) for _ in range(stages)]
     links = [[thread_ranks(2) for _ in range(tp)] for _ in range(stages - 1)]
     return [
         Mesh(
             groups[number][place],
+            ep,
+            ExpertPlacement(ep) if ep > 1 else None,
             stage=Stage(
                 number,
                 stages,
@@ -39,13 +42,13 @@ def meshes_of(stages: int, tp: int = 1) -> list[Mesh]:
     ]
 
 
-def build_stages(stages: int, tp: int = 1, build=build_standard):
+def build_stages(stages: int, tp: int = 1, build=build_standard, ep: int = 1):
     """A function like `build_standard` that makes so many stages of `tp` ranks."""
     size, sampler = stages * tp, (stages - 1) * tp
 
     def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:
         assert options.runner == "eager", "the native kernels have one pool of threads a process"
-        meshes = meshes_of(stages, tp)
+        meshes = meshes_of(stages, tp, ep)
         made = in_threads([partial(build, path, options, mesh=mesh) for mesh in meshes])
         down, up = ([Pipe() for _ in range(size - 1)] for _ in range(2))
         others = [Duplex(one, other) for one, other in zip(down, up, strict=True)]

@@ -49,6 +49,8 @@ def check_model(directory: str, args: Parsed) -> Iterable[Finding]:
     yield from _text(path, config)
     yield _generation(path)
     yield _outcome("fits", lambda: _fits(given))
+    if config.parallel.ranks > 1:
+        yield _outcome("ranks", lambda: _ranks(given))
     if args.has("program"):
         yield from _program(given)
 
@@ -76,6 +78,12 @@ def _program(given: Parsed) -> Iterable[Finding]:
 
 def _fits(given: Parsed) -> str:
     return resolve_settings(load_settings(given)).resolved.plan.describe()
+
+
+def _ranks(given: Parsed) -> str:
+    from sylvan.runtime.engine.ranks import describe_ranks  # needs torch
+
+    return describe_ranks(resolve_settings(load_settings(given)).resolved.config)
 
 
 def _place(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Whether answers are batch-invariant with given settings, and if not, why."""
+"""Whether answers have the same bits in any batch, and on any number of ranks; if not, why."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sylvan.config.facts import ON_JAX, DeviceFacts, Facts
@@ -47,6 +48,23 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
         cause = f"results of attention={config.attention} depend on the batch"
         found = DeterminismBlocker(cause, "leave attention at auto")
     return found
+
+
+def same_bits_obstacles(config: Config, facts: Facts) -> Mapping[str, str]:
+    """Return the settings that prevent `parallel.same_bits`, each with a reason; empty: none.
+
+    Does not cover the sizes of the model, which are known when it is built.
+    """
+    several, several_nodes = config.parallel.tp > 1, config.parallel.nodes > 1
+    stored = facts.model.quantization
+    reasons = {
+        "{deterministic}": (config.deterministic is not True, "results depend on the batch then"),
+        "{quantization}": (config.quantization is not None, "ranks quantise parts of rows"),
+        "quantised weights": (stored is not None, "ranks quantise parts of rows"),
+        "lora": (several and config.lora is not None, "adapter outputs are summed by rank"),
+        "{parallel.nodes}": (several and several_nodes, "steps are not native then"),
+    }
+    return {what: why for what, (broken, why) in reasons.items() if broken}
 
 
 def _without_kernels(device: DeviceFacts) -> DeterminismBlocker:

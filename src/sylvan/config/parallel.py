@@ -50,9 +50,9 @@ class ParallelConfig(Section, frozen=True):
     expert_exchange: Literal["all_gather", "all_to_all"] = "all_gather"
     """Where outputs of experts go: to all ranks, or only to the rank that adds up a row. The latter
     sends fewer bytes; it needs `parallel.ep` = `parallel.tp`."""
-    same_bits: bool = False
+    same_bits: bool | Auto = "auto"
     """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
-    weights and native steps."""
+    weights and native steps. `auto`: where the model and the other settings allow it."""
     devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Devices of one process, on JAX. They divide the model as ranks would, or they form
     `parallel.attention_dp` groups that have different requests."""

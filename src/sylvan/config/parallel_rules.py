@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sylvan.config.address import split_address
+from sylvan.config.exact import same_bits_obstacles
 from sylvan.config.facts import ON_JAX
 from sylvan.config.parallel import GPUS
 from sylvan.config.rules import Rule, RuleCase
@@ -31,21 +32,11 @@ def _on_gpus(case: RuleCase) -> list[str]:
 
 def _without_same_bits(case: RuleCase) -> list[str]:
     """Why results cannot be bit-identical for any number of ranks."""
-    config = case.config
-    if not config.parallel.same_bits:
+    if case.config.parallel.same_bits is not True:
         return []
-    stored = case.facts.model.quantization
-    reasons = {
-        "{deterministic}": (config.deterministic is not True, "results depend on the batch then"),
-        "{quantization}": (config.quantization is not None, "ranks quantise parts of rows"),
-        "quantised weights": (stored is not None, "ranks quantise parts of rows"),
-        "lora": (config.lora is not None, "adapter outputs are summed by rank"),
-        "{parallel.nodes}": (config.parallel.nodes > 1, "steps are not native then"),
-    }
     return [
         f"parallel.same_bits and {what} exclude each other: {why}"
-        for what, (broken, why) in reasons.items()
-        if broken
+        for what, why in same_bits_obstacles(case.config, case.facts).items()
     ]
 
 
@@ -78,10 +69,9 @@ def _without_groups(case: RuleCase) -> list[str]:
     heads = given is not None and given.algorithm in (*DRAFT_HEADS, OWN_HEAD)
     broken = {
         "{parallel.pp}": config.parallel.pp > 1,
-        "{parallel.same_bits}": config.parallel.same_bits,
+        "{parallel.same_bits}": config.parallel.same_bits is True,
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
-        "lora": config.lora is not None,
         "{speculative.algorithm}": heads,
         "pdmux": config.pdmux is not None,
         "kv_events": config.kv_events is not None,
@@ -198,7 +188,7 @@ PARALLEL_RULES = (
         "groups of attention with others",
         (
             *("parallel.attention_dp", "parallel.pp", "parallel.same_bits", "tiers", "disagg"),
-            *("lora", "speculative.algorithm", "pdmux", "kv_events", "observe.record"),
+            *("speculative.algorithm", "pdmux", "kv_events", "observe.record"),
         ),
         lambda c: bool(_without_groups(c)),
         lambda c: "\n".join(_without_groups(c)),
@@ -237,7 +227,10 @@ PARALLEL_RULES = (
     ),
     Rule(
         "the same bits with others",
-        ("parallel.same_bits", "deterministic", "quantization", "lora", "parallel.nodes"),
+        (
+            *("parallel.same_bits", "deterministic", "quantization", "lora", "parallel.nodes"),
+            "parallel.tp",
+        ),
         lambda c: bool(_without_same_bits(c)),
         lambda c: "\n".join(_without_same_bits(c)),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sylvan.config.exact import obstacle
+from sylvan.config.exact import obstacle, same_bits_obstacles
 from sylvan.config.facts import DTYPE_BYTES, KEEPS_CODES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.parallel import GPUS
@@ -173,12 +173,23 @@ def _deterministic(state: _State) -> None:
     state.decide("deterministic", found is None, why)
 
 
+def _same_bits(state: _State) -> None:
+    """Leave it to the sizes of the model with several ranks, which settings alone do not tell."""
+    for what, why in same_bits_obstacles(state.config, state.facts).items():
+        state.decide("parallel.same_bits", False, f"{what.strip('{}')}: {why}")
+    if state.config.parallel.tp == 1:
+        state.decide("parallel.same_bits", True, "sums are those of several ranks")
+    elif state.is_auto("parallel.same_bits"):
+        why = "where the sizes of the model divide alike on any number of ranks"
+        state.decide("parallel.same_bits", "auto", why)
+
+
 def _fallback(state: _State) -> None:
     config = state.config
     chosen = [name for name in ("runner", "attention") if get(config, name) != "auto"]
     if config.deterministic is True:
         chosen.append("deterministic")
-    if config.parallel.same_bits:
+    if config.parallel.same_bits is True:
         chosen.append("parallel.same_bits")
     why = f"{chosen[0]} was chosen" if chosen else "any model can fall back to PyTorch"
     state.decide("runner_fallback", not chosen, why)
@@ -471,6 +482,7 @@ _STEPS: tuple[Callable[[_State], None], ...] = (
     _attention,
     _runner,
     _deterministic,
+    _same_bits,
     _names,
     _load_cache,
     _pages,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -149,6 +150,13 @@ class LoraRows:
         table[0] = len(rows)
         self.groups = tuple((slot, torch.from_numpy(own).long()) for slot, own in rows.items())
         self.taken, self._on_device = (), None
+
+    def select(self, whole: LoraRows, rows: IntArray) -> None:
+        """Number some rows of a step from 0; each uses the slot that `whole` has for it."""
+        slots = whole.slot_of_row[rows]
+        edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2)).tolist()
+        runs = [(int(slots[start]), start, stop) for start, stop in pairwise(edges)]
+        self.assign([run for run in runs if run[0] >= 0])
 
     def on_device(self, device: torch.device) -> DeviceRows:
         """The row groups for device kernels; copied to the device once per step."""

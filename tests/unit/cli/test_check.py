@@ -82,6 +82,17 @@ def test_model_that_does_not_fit_is_reported(capsys, tiny_model):
     assert "too little memory" in found["fits"]["cost"]
 
 
+def test_ranks_are_described(capsys):
+    assert main(["check", "model", "sapling", "--tp", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 ranks share each layer; the same bits as on one rank" in shown
+
+    main(["check", "model", "sapling", "--tp", "3"])
+    shown = capsys.readouterr().out
+    assert "MISSING  ranks" in shown
+    assert "num_attention_heads (4) does not divide by 3 ranks; this model divides" in shown
+
+
 def test_kernels_are_listed_with_the_reason(capsys):
     assert main(["check", "kernels"]) == 0
     out = capsys.readouterr().out

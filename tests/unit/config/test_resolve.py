@@ -8,7 +8,7 @@ from sylvan.config.check import check
 from sylvan.config.facts import AttentionFacts, DeviceFacts
 from sylvan.config.fields import fields, get, replaced
 from sylvan.config.resolve import resolve
-from sylvan.config.tree import Config
+from sylvan.config.tree import Config, LoraConfig
 from tests.support.config_facts import GIB, make_facts, make_model
 
 LEFT_TO_THE_MODEL = {
@@ -48,6 +48,32 @@ def test_ranks_share_memory_where_kernels_are_compiled(facts):
     found = resolve(Config(), dataclasses.replace(facts, devices={"cpu": cpu})).config
 
     assert found.parallel.backend == "shared"
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "reason"),
+    [
+        ({}, True, "sums are those of several ranks"),
+        ({"lora": LoraConfig()}, True, "sums are those of several ranks"),
+        ({"parallel__pp": 2, "parallel__nodes": 2}, True, "sums are those of several ranks"),
+        ({"parallel__tp": 2}, "auto", "where the sizes of the model divide alike"),
+        ({"parallel__tp": 2, "lora": LoraConfig()}, False, "lora: adapter outputs"),
+        ({"parallel__tp": 2, "parallel__nodes": 2}, False, "parallel.nodes: steps are not native"),
+        ({"quantization": "w8a8"}, False, "quantization: ranks quantise parts of rows"),
+        ({"deterministic": False}, False, "deterministic: results depend on the batch then"),
+    ],
+)
+def test_sums_are_alike_on_any_number_of_ranks_where_they_can_be(facts, given, value, reason):
+    found = resolve(config_with(**given), facts)
+
+    assert found.config.parallel.same_bits == value
+    assert found.decisions["parallel.same_bits"].reason.startswith(reason)
+
+
+def test_sums_of_a_quantised_checkpoint_depend_on_the_ranks():
+    found = resolve(Config(), make_facts(model=make_model(quantization="w4a16")))
+
+    assert found.config.parallel.same_bits is False
 
 
 def test_nothing_stays_auto_but_what_the_model_decides(facts):

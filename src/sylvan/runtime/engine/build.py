@@ -36,7 +36,7 @@ from sylvan.runtime.engine.compose import (
 from sylvan.runtime.engine.composition import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
-from sylvan.runtime.engine.ranks import RankGroup
+from sylvan.runtime.engine.ranks import RankGroup, one_rank, with_same_bits
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.capability import CapabilityWorker
@@ -111,8 +111,8 @@ def build_scheduler(
         ConfigError: Something cannot be served; one clear sentence.
         RankLostError: Another rank did not start.
     """
-    given = config = resolved(config)
-    mesh = ranks.start(config) if ranks else Mesh(same_bits=config.parallel.same_bits)
+    given = config = with_same_bits(resolved(config))
+    mesh = ranks.start(config) if ranks else one_rank(config)
     _warn_of_no_kernels(config)
     grammar = _grammar(config)
     lora = LoraServing(config.lora) if config.lora else None
@@ -139,7 +139,7 @@ def build_scheduler(
         config = replaced(config, {"cache.max_tokens": tokens})
     config = in_force(config, model.runner, exact=model.exact)
     if tiers is not None:
-        tiers.open(config, model, model_dir(config.model))
+        tiers.open(given, model, model_dir(config.model))
     disagg.open(_identity(config, model))
     publisher = KVEventPublisher(config.kv_events) if config.kv_events else None
     capabilities: tuple[Capability, ...] = (
@@ -335,8 +335,7 @@ def build_late(config: Config, grammar: GrammarParts, memory: InheritedMemory) -
     """
     worker = with_worker(grammar).worker
     workers = (lambda context: worker, partial(media_worker, settings=config.media))
-    mesh = Mesh(same_bits=config.parallel.same_bits)
-    return _own_executor(config, workers, mesh, None, memory)[0]
+    return _own_executor(config, workers, one_rank(config), None, memory)[0]
 
 
 def _grammar(config: Config) -> Grammar:
@@ -429,7 +428,8 @@ def program_of(config: Config) -> tuple[str, Sequence[OpCost]]:
         ConfigError: It cannot be served; one clear sentence.
     """
     config = resolved(config)
-    executor, facts = build_executor(model_dir(config.model), _options(config))
+    mesh = one_rank(config)
+    executor, facts = build_executor(model_dir(config.model), _options(config), mesh=mesh)
     executor.close()
     return facts.runner, facts.program
 

@@ -73,13 +73,17 @@ def resolved(config: Config) -> Config:
 
 
 def in_force(config: Config, runner: str, *, exact: bool) -> Config:
-    """Return the configuration with the resulting `deterministic`, a best-effort setting.
+    """Return the configuration with the resulting `deterministic` and `parallel.same_bits`.
+
+    They are best-effort settings.
 
     Args:
         config: Resolved.
         runner: Name of the step runner.
         exact: Whether its results never depend on the batch.
     """
+    same = exact and config.parallel.same_bits is True
+    config = replaced(config, {"parallel.same_bits": same})
     if config.deterministic == "auto":
         return replaced(config, {"deterministic": exact})
     if not config.deterministic or exact:

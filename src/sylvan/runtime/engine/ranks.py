@@ -12,6 +12,8 @@ import msgspec
 
 from sylvan.config import Config
 from sylvan.config.address import own_address, resolve_host, split_address
+from sylvan.config.checkpoint import model_dir
+from sylvan.config.fields import replaced
 from sylvan.kernels.api import Communicator
 from sylvan.kernels.collective.gloo import (
     file_store,
@@ -29,6 +31,7 @@ from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.engine.child_main import ChildMain
 from sylvan.runtime.engine.roles import RENDEZVOUS, streams_of
 from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.division import check_division, same_bits_obstacle
 from sylvan.runtime.executor.ranks import FromRank, RankedExecutor, ToRank
 from sylvan.runtime.features.disagg.decode import DecodeRole
 from sylvan.runtime.features.disagg.prefill import PrefillRole
@@ -40,9 +43,10 @@ from sylvan.runtime.features.prompt_logprobs.control import PromptLogprobsCapabi
 from sylvan.runtime.features.recurrent.control import RecurrentStates
 from sylvan.runtime.features.speculation.head_control import HeadSpeculation
 from sylvan.runtime.features.tiers.control import KVTiers
-from sylvan.runtime.layers.mesh import Mesh, SingleRank
-from sylvan.runtime.layers.placement import read_placement
+from sylvan.runtime.layers.mesh import Mesh, SingleRank, UnconnectedRank
+from sylvan.runtime.layers.placement import ExpertPlacement, read_placement
 from sylvan.runtime.layers.stage import Stage
+from sylvan.runtime.models.registry import load_config
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
 from sylvan.transport.star import Centre, Point, Spoke
 from sylvan.utils.names import random_hex
@@ -83,6 +87,54 @@ def step_codec() -> StepCodec:
     return StepCodec(
         {control.name: control.work_type for control in _WITH_WORKERS},
         {c.name: c.report_type for c in _WITH_WORKERS if c.report_type is not None},
+    )
+
+
+def with_same_bits(config: Config) -> Config:
+    """Decide `parallel.same_bits` by the sizes of the model, if it is still `auto`."""
+    if config.parallel.same_bits != "auto":
+        return config
+    if why := _why_not_alike(config):
+        logger.info("parallel.same_bits=false: %s", why)
+    return replaced(config, {"parallel.same_bits": not why})
+
+
+def describe_ranks(config: Config) -> str:
+    """Say how a resolved configuration divides its model, without loading it.
+
+    Raises:
+        ConfigError: The model does not divide so.
+    """
+    parallel = config.parallel
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    check_division(model, _without_others(config))
+    parts = [f"{parallel.tp} ranks share each layer"] if parallel.tp > 1 else []
+    parts += [f"{parallel.pp} stages share the layers"] if parallel.pp > 1 else []
+    why = _why_not_alike(config) if parallel.same_bits == "auto" else ""
+    same = parallel.same_bits is not False and not why
+    bits = "the same bits as on one rank" if same else "other bits than on one rank"
+    return f"{', '.join(parts)}; {bits}" + (f": {why}" if why else "")
+
+
+def _why_not_alike(config: Config) -> str:
+    """Why sums cannot be those of any number of ranks; empty if they can be."""
+    model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+    why = same_bits_obstacle(model, _without_others(config))
+    return why.removeprefix("parallel.same_bits: ")
+
+
+def _without_others(config: Config) -> Mesh:
+    """The mesh of the first rank, for sizes only."""
+    parallel = config.parallel
+    dense, groups = parallel.moe_dense_tp, parallel.attention_groups
+    return Mesh(
+        UnconnectedRank(parallel.tp),
+        parallel.ep,
+        _placement(config),
+        parallel.same_bits is True,
+        Stage(0, parallel.pp),
+        attention=UnconnectedRank(parallel.tp // groups) if groups > 1 else None,
+        dense=None if dense in (None, parallel.tp) else UnconnectedRank(dense),
     )
 
 
@@ -254,11 +306,9 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
         join: Joins a group.
     """
     parallel = config.parallel
-    path = Path(parallel.expert_placement) if parallel.expert_placement else None
-    placement = read_placement(path, parallel.ep, parallel.redundant_experts)
     every = join("", rank, parallel.ranks)
     a2a = parallel.expert_exchange == "all_to_all"
-    whole = Mesh(every, parallel.ep, placement, parallel.same_bits, all_to_all=a2a)
+    whole = Mesh(every, parallel.ep, _placement(config), parallel.same_bits is True, all_to_all=a2a)
     if parallel.moe_dense_tp not in (None, parallel.tp):
         whole = replace(whole, dense=_part(join, "dense", rank, parallel.moe_dense_tp))
     if (groups := parallel.attention_groups) > 1:
@@ -274,6 +324,18 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
         after = join(f"-link-{number + 1}-{place}", 0, 2)
     stage = Stage(number, parallel.pp, before=before, after=after)
     return replace(whole, tp=tp, stage=stage)
+
+
+def _placement(config: Config) -> ExpertPlacement | None:
+    """Read which groups have which experts."""
+    parallel = config.parallel
+    path = Path(parallel.expert_placement) if parallel.expert_placement else None
+    return read_placement(path, parallel.ep, parallel.redundant_experts)
+
+
+def one_rank(config: Config) -> Mesh:
+    """Return the mesh of a process that has the whole model."""
+    return Mesh(same_bits=config.parallel.same_bits is True)
 
 
 def _part(join: Join, name: str, rank: int, size: int) -> Communicator:

@@ -407,6 +407,8 @@ def _nothing() -> None:
 
 
 def _with_tensors(plan: ModelPlan) -> BuiltModel:
+    mesh = replace(plan.build.mesh, same_bits=False)  # PyTorch's sums depend on the batch anyway
+    plan = replace(plan, build=replace(plan.build, mesh=mesh))
     if plan.kv_type in SCALED:
         raise ConfigError(
             f"cache.dtype={plan.options.kv_dtype} needs a step program on the CPU; leave it at "

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.attention import PagedAttention
 from sylvan.runtime.layers.build import Build
@@ -15,6 +16,7 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
+from sylvan.runtime.models.jetmoe import ChosenHeads
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.models.stages import check_stages, num_last_layers
 
@@ -53,6 +55,16 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
     sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, mesh, n)]
     counts = ", ".join(sizes) or "none"
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
+
+
+def same_bits_obstacle(config: ModelConfig, mesh: Mesh) -> str:
+    """Why a model's sums cannot be those of any number of ranks; empty if they can be.
+
+    `mesh`: only its sizes count.
+    """
+    if mesh.tp.size == 1 or config.path != "native":
+        return ""
+    return _obstacle(config, replace(mesh, same_bits=True), mesh.tp.size)
 
 
 def on_stage(mesh: Mesh, config: ModelConfig) -> Mesh:
@@ -125,10 +137,15 @@ def _divides_rows(model: nn.Module) -> bool:
         for part in model.modules()
         if type(part) is LatentAttention
         or (isinstance(part, Attention) and type(part).forward is Attention.forward)
+        or isinstance(part, ChosenHeads)
     ]
     inside = {inner for part in asking for inner in part.modules()}
-    keeping = (PagedAttention, LatentAttention, CrossAttention)
-    return all(part in inside for part in model.modules() if isinstance(part, keeping))
+    return all(part in inside for part in model.modules() if _keeps_kv(part))
+
+
+def _keeps_kv(part: nn.Module) -> bool:
+    known = isinstance(part, PagedAttention | LatentAttention | CrossAttention)
+    return known or any(isinstance(value, AttentionLayer) for value in vars(part).values())
 
 
 def _on_meta(mesh: Mesh) -> Build:

@@ -67,6 +67,8 @@ class ImmediateBackend:
             self._trees.forget()
         self.batch.rotary_positions = self.batch.row_ends = None
         self.batch.cross = ()
+        if self.own is not None:
+            self.own.choose(plan)
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
             self.batch.host.page_tables[groups, slots, entries] = pages

@@ -39,6 +39,8 @@ class OwnRequests:
         sizes = [memory.num_pages - 1 for memory in batch.kv.groups]
         self._sizes: IntArray = np.array(sizes, np.int32)  # pages of this rank, by KV group
         self._owners: IntArray = np.zeros(batch.limits.max_reqs, np.int32)  # by request slot
+        self._rows: _Index = np.empty(0, np.int64)  # of the step
+        self._mine: _Index = np.empty(0, np.int64)  # its slices
         self._own = ForwardBatch(batch.limits, batch.kv, batch.attention)
         self._own.host.page_tables, self._own.page_tables = (
             batch.host.page_tables,
@@ -64,9 +66,8 @@ class OwnRequests:
             )
         return msgspec.structs.replace(plan, pages=pages, copies=copies)
 
-    def lay_out(self, plan: StepPlan) -> None:
-        """Set `ForwardBatch.own` once the batch of the whole step is filled."""
-        whole, own = self._whole, self._own
+    def choose(self, plan: StepPlan) -> None:
+        """Set `ForwardBatch.own`, whose batch `lay_out` fills."""
         lens = plan.stops - plan.starts
         owners_R = self._owners[plan.slots]
         owners_T = np.repeat(owners_R, lens)
@@ -74,16 +75,20 @@ class OwnRequests:
         places_T = np.empty(plan.num_tokens, np.int64)
         for group, count in enumerate(counts.tolist()):
             places_T[owners_T == group] = np.arange(count) + group * int(counts.max())
-        rows = np.flatnonzero(owners_T == self._group).astype(np.int64)
-        mine = np.flatnonzero(owners_R == self._group).astype(np.int64)
-        self._fill(plan, mine, rows)
-        own.row_ends = None if whole.row_ends is None else whole.row_ends[rows]
-        whole.own = OwnRows(
-            batch=own,
-            rows=torch.from_numpy(rows),
+        self._rows = np.flatnonzero(owners_T == self._group).astype(np.int64)
+        self._mine = np.flatnonzero(owners_R == self._group).astype(np.int64)
+        self._whole.own = OwnRows(
+            batch=self._own,
+            rows=torch.from_numpy(self._rows),
             most_rows=int(counts.max()),
             places_T=torch.from_numpy(places_T),
         )
+
+    def lay_out(self, plan: StepPlan) -> None:
+        """Fill the batch of this rank's requests, once that of the whole step is filled."""
+        whole, own = self._whole, self._own
+        self._fill(plan, self._mine, self._rows)
+        own.row_ends = None if whole.row_ends is None else whole.row_ends[self._rows]
 
     def _first(self, kv_group: int) -> int:
         return self._group * int(self._sizes[kv_group])

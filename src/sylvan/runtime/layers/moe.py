@@ -6,6 +6,7 @@ Shapes: T rows, D hidden, E experts, F inner.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -156,11 +157,27 @@ class MoE(nn.Module):
         return ops.add(out_TD, shared_TD)
 
 
-def mixtures(model: nn.Module) -> dict[int, MoE]:
-    """The mixtures of a model, by layer number."""
-    return {part.experts.layer: part for part in model.modules() if isinstance(part, MoE)}
+class CountsRows(Protocol):
+    """A layer of experts that counts the rows of each: `load`, (E,)."""
+
+    experts: Experts
+    load: torch.Tensor
+
+
+def mixtures(model: nn.Module) -> dict[int, CountsRows]:
+    """The layers of a model that count the rows of experts, by layer number."""
+    return {part.experts.layer: part for part in _counting(model).values()}
 
 
 def expert_load(model: nn.Module) -> dict[str, torch.Tensor]:
     """Rows of each expert since the model was built, by layer name."""
-    return {name: part.load for name, part in model.named_modules() if isinstance(part, MoE)}
+    return {name: part.load for name, part in _counting(model).items()}
+
+
+def _counting(model: nn.Module) -> dict[str, CountsRows]:
+    return {
+        name: cast("CountsRows", part)
+        for name, part in model.named_modules()
+        if isinstance(getattr(part, "experts", None), Experts)
+        and isinstance(getattr(part, "load", None), torch.Tensor)
+    }

@@ -178,6 +178,11 @@ class BartDecoder(Decoder):
             x_TD, _ = self.embed_norm(x_TD)
         return x_TD
 
+    @property
+    def has_one_stream(self) -> bool:
+        """See `Decoder.has_one_stream`."""
+        return True
+
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         if self._kind.pre_norm:
             return super().forward(x_TD, batch)

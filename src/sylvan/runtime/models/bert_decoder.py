@@ -211,7 +211,7 @@ class BertDecoder(Decoder):
     @property
     def unused(self) -> tuple[str, ...]:
         """Name prefixes of heads for other tasks, and of duplicates of other tensors."""
-        return _UNUSED
+        return (*_UNUSED, *self.absent)
 
     def rename(self, name: str) -> str:
         """Strip the prefix from a tensor name; old checkpoints say gamma and beta."""
@@ -238,6 +238,11 @@ class BertDecoder(Decoder):
         if self.embed_norm is not None:
             x_TD, _ = self.embed_norm(x_TD)
         return x_TD if self.project is None else self.project(x_TD)
+
+    @property
+    def has_one_stream(self) -> bool:
+        """See `Decoder.has_one_stream`."""
+        return True
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         if self._kind.pre_norm:

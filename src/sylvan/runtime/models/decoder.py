@@ -344,6 +344,11 @@ class Decoder(nn.Module):
         return tensor
 
     @property
+    def has_one_stream(self) -> bool:
+        """Whether layers pass on the residual stream alone: pipeline stages need that."""
+        return type(self).forward is Decoder.forward
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """Name prefixes of checkpoint tensors that are ignored."""
         heads = () if self.config.head == "lm" else UNUSED_HEADS

@@ -114,6 +114,20 @@ def _greedy(raw: Raw) -> Raw:
     return {"moe": moe}
 
 
+def _beside_others(raw: Raw) -> Raw:
+    """Experts that no layer has in place of its feed-forward block: see `longcat`."""
+    moe = MoEConfig(
+        num_experts=raw.get("n_routed_experts") or 1,
+        top_k=raw.get("moe_topk") or raw.get("num_experts_per_tok") or 12,
+        inner=raw.get("expert_ffn_hidden_size") or raw.get("moe_intermediate_size") or 1,
+        scale=raw.get("routed_scaling_factor", 1.0),
+        router_bias=bool(raw.get("router_bias", False)),
+        correction=True,
+        layers=(),
+    )
+    return {"moe": moe}
+
+
 _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
     {
         "DeepseekV2ForCausalLM": _greedy,
@@ -122,7 +136,7 @@ _FAMILIES: Mapping[str, Callable[[Raw], Raw]] = MappingProxyType(
         "GlmMoeDsaForCausalLM": _first_dense(3),
         "Glm4MoeLiteForCausalLM": _first_dense(1),
         "AXK1ForCausalLM": _first_dense(1),
-        "LongcatFlashForCausalLM": lambda raw: {},
+        "LongcatFlashForCausalLM": _beside_others,
         "Mistral4ForCausalLM": _mistral4,
         "MistralLarge3ForCausalLM": _mistral4,
         "YoutuForCausalLM": _youtu,

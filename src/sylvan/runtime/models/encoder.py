@@ -44,6 +44,7 @@ class PostAdd(nn.Module):
         self.post_feedforward_layernorm = make_norm(config, build)
 
     def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X | None]:
+        x_TD = ops.cast(x_TD, self.post_attention_layernorm.weight)  # of a pipeline stage before
         x_TD, _ = self.post_attention_layernorm(self.self_attn(x_TD, batch), x_TD)
         x_TD, _ = self.post_feedforward_layernorm(self.mlp(x_TD), x_TD)
         return x_TD, None

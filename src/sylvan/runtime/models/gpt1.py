@@ -68,6 +68,11 @@ class OpenAIGPT(Decoder):
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return PostAdd(config, build, layer, ropes)
 
+    @property
+    def has_one_stream(self) -> bool:
+        """See `Decoder.has_one_stream`."""
+        return True
+
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         residual_TD = None
         for block in self.layers:

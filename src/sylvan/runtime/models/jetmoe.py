@@ -6,7 +6,7 @@ the attention results back.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -79,11 +79,13 @@ class ChosenHeads(ChoosesExperts):
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
         assert config.moe is not None
-        heads = build.mesh.share(config.num_key_value_heads, "num_key_value_heads")
+        self.row_groups, count = build.mesh.row_groups, config.num_key_value_heads
+        heads = build.mesh.heads(count, count).keys
         width, dim = heads.times(config.head_dim), config.hidden_size
         self.experts = _Projections(dim, Split(width), build, config.moe.num_experts)
         self.kv_proj = ColumnParallel(build, dim, Split(width, width))
-        self._rope, self._heads, self._ranks = ropes.of(layer), heads.size, build.mesh.tp
+        self._rope, self._heads = ropes.of(layer), heads.size
+        self._ranks = build.mesh.sharing(heads)
         self._routing = Routing(top_k=config.moe.top_k, scores="softmax_chosen")
         self._layer = AttentionLayer(
             index=layer,
@@ -97,6 +99,13 @@ class ChosenHeads(ChoosesExperts):
         """Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
             raise Unsupported("attention with chosen heads")
+        if self.row_groups is None:
+            return self.of_rows(x_TD, batch)
+        compute: Any = self.of_rows
+        return cast("torch.Tensor", self.row_groups.attend(compute, x_TD, batch))
+
+    def of_rows(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """`forward` for rows whose KV this rank has."""
         part, heads = self.experts, self._heads
         ids_TK, weights_TK = route(part.router.layer(x_TD, out_f32=True), self._routing)
         every_TKD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1)

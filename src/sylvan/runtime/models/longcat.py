@@ -13,17 +13,18 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Routing, X
+from sylvan.kernels.api import ExpertRanks, X
+from sylvan.kernels.experts.exchange import sum_by_owner
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.chosen import ChoosesExperts
-from sylvan.runtime.layers.moe import Experts, MoEShape, Router
+from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.decoder import Decoder, Ropes
+from sylvan.runtime.models.decoder import Decoder, Ropes, moe_shape
 from sylvan.runtime.models.deepseek import LatentBlock
 
 Raw = dict[str, Any]
@@ -46,31 +47,25 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 class ZeroMoE(ChoosesExperts):
-    """Experts, some of which are the identity."""
+    """Experts, some of which are the identity.
 
-    def __init__(self, config: ModelConfig, build: Build) -> None:
+    Every rank adds those; the others may be divided among groups of ranks, which count their rows.
+    """
+
+    load: torch.Tensor | None = None
+
+    def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
-        raw = config.raw
-        self._real = raw.get("n_routed_experts") or 1
-        routing = Routing(
-            top_k=raw.get("moe_topk") or raw.get("num_experts_per_tok") or 12,
-            scale=raw.get("routed_scaling_factor", 1.0),
-        )
-        shape = MoEShape(
-            dim=config.hidden_size,
-            inner=raw.get("expert_ffn_hidden_size") or raw.get("moe_intermediate_size") or 1,
-            num_experts=self._real,
-            routing=routing,
-            act=config.hidden_act,
-            correction=True,
-            router_bias=bool(raw.get("router_bias", False)),
-        )
-        every = replace(shape, num_experts=self._real + (raw.get("zero_expert_num") or 0))
+        assert config.moe is not None
+        shape = moe_shape(config.moe, config, layer)
+        self._real = shape.num_experts
+        idle = config.raw.get("zero_expert_num") or 0
+        every = replace(shape, num_experts=self._real + idle)
         self.gate = Router(build, every)
         self.experts = Experts(build, shape)
-        self._routing, self._ranks = routing, build.mesh.tp
-        if build.mesh.ep > 1:
-            raise ConfigError("parallel.ep: experts that do nothing have no place; leave it at 1")
+        self._routing, self._ranks = shape.routing, build.mesh.tp
+        if self.experts.spread is not None:
+            self.load = torch.zeros(self._real, dtype=torch.int64, device=build.device)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
@@ -79,17 +74,32 @@ class ZeroMoE(ChoosesExperts):
         ids_TK, weights_TK = route(logits_TE, routing)
         idle = ids_TK >= self._real
         returned_TD = x_TD.float() * (weights_TK * idle).sum(-1, keepdim=True)
-        weights, ids_P = self.experts.weights(), ids_TK.flatten()
+        weights, spread = self.experts.weights(), self.experts.spread
+        ids_P = (ids_TK if spread is None else self._held(spread, ids_TK)).flatten()
         assert isinstance(weights.gate_up, torch.Tensor)
         assert isinstance(weights.down, torch.Tensor)
         x_PD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1).flatten(0, 1)
         inner_PI = glu(self.product(x_PD, weights.gate_up, ids_P), weights.act)
         made_PD = self.product(inner_PI, weights.down, ids_P)  # zeros of those that do nothing
+        if spread is not None:
+            pairs = torch.arange(len(made_PD), device=made_PD.device)
+            if spread.all_to_all:
+                weights_TK, some_TK = weights_TK.masked_fill(idle, 0.0), ids_TK.masked_fill(idle, 0)
+                out_TD = sum_by_owner(spread, some_TK, made_PD, pairs, weights_TK)
+                return (returned_TD + out_TD.float()).to(x_TD.dtype)
+            made_PD = spread.combine(made_PD, pairs, len(made_PD))
         made_TKD = made_PD.float().unflatten(0, tuple(ids_TK.shape))
         out_TD = (made_TKD * weights_TK[..., None]).sum(1)
-        if self._ranks.size > 1:  # each has a share of the columns of every expert
+        if self._ranks.size > 1 and spread is None:  # each has a share of every expert's columns
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)
+
+    def _held(self, spread: ExpertRanks, ids_TK: torch.Tensor) -> torch.Tensor:
+        """The expert of this rank that computes each pair, -1: none; counts rows. Shape: (T, K)."""
+        idle = ids_TK >= self._real
+        assert self.load is not None
+        self.load += ids_TK[~idle].bincount(minlength=self._real)
+        return spread.dispatch(ids_TK.masked_fill(idle, 0)).masked_fill(idle, -1)
 
 
 class Round(LatentBlock):
@@ -97,7 +107,7 @@ class Round(LatentBlock):
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
-        self.experts = None if layer % _ROUNDS else ZeroMoE(config, build)
+        self.experts = None if layer % _ROUNDS else ZeroMoE(config, build, layer)
 
     def run(
         self,

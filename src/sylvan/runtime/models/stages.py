@@ -113,8 +113,7 @@ def cut(model: Any, stage: Stage) -> Any:
     """
     if stage.count == 1:
         return model
-    plain = isinstance(model, Decoder) and type(model).forward is Decoder.forward
-    if not plain or type(model).embed is not Decoder.embed:
+    if not isinstance(model, Decoder) or not model.has_one_stream:
         raise ConfigError(
             f"parallel.pp={stage.count}: layers of {model.config.architecture} pass on more than "
             "one stream; use parallel.pp=1"
@@ -131,6 +130,7 @@ def cut(model: Any, stage: Stage) -> Any:
             layers[layer] = AbsentLayer()
     if not stage.is_last:
         left.norm, left.lm_head, left.score = AbsentLayer(), None, None
+        left.words = None  # the head of `bert_decoder`
     if not stage.is_first:
         model.embed_positions = None
         if not (stage.is_last and model.config.tie_word_embeddings):

@@ -21,7 +21,7 @@ from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.mlp import GatedMLP
 from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.models.config import ModelConfig, NotNative, common_fields, make_config
-from sylvan.runtime.models.decoder import FUSED, Attention, Decoder, PreNorm, Ropes
+from sylvan.runtime.models.decoder import FUSED, Attention, Decoder, PreNorm, Ropes, make_norm
 
 Raw = dict[str, Any]
 
@@ -159,8 +159,12 @@ class NanoChat(Decoder):
         "down_proj": ("fc2",),
     }
 
+    def __init__(self, config: ModelConfig, build: Build) -> None:
+        super().__init__(config, build)
+        self.embed_norm = make_norm(config, build)
+
     def embed(self, batch: ForwardBatch) -> X:
-        return self.norm(super().embed(batch))[0]
+        return self.embed_norm(super().embed(batch))[0]
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Swap the halves of rotated heads, which reverses the direction."""

@@ -15,6 +15,7 @@ from tests.support.chosen import more
 from tests.support.coded import KINDS, coded
 from tests.support.tensors import fp8, home, put, random
 
+GPT_OSS = Clamping(0.3, "gpt_oss", 1.7)
 TWO, SCALED = (
     Routing(top_k=2, normalise=True),
     Routing(top_k=1, scores="sigmoid", scale_inputs=True),

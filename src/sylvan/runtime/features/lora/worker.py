@@ -19,6 +19,7 @@ from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.executor.trees import computed_ends
 from sylvan.runtime.features.lora.store import AdapterStore, HostCopy
 from sylvan.runtime.features.lora.work import AdapterRows, LoraWork
+from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.models.adapters import AdapterTargets
 from sylvan.runtime.models.files import open_weights
 from sylvan.runtime.models.stored import WeightFiles
@@ -50,6 +51,7 @@ class LoraWorker(CapabilityWorker):
     def __init__(self, context: ModelContext, capacity: LoraCapacity) -> None:
         self._model_context, self._capacity = context, capacity
         self._rows = LoraRows(capacity.slots, context.max_tokens, capacity.max_rank)
+        self._own_rows = LoraRows(capacity.slots, context.max_tokens, capacity.max_rank)
         self._made: AdapterStore | None = None
         self._layers: list[LoraLayer] = []
         self._head: LoraLayer | None = None
@@ -76,6 +78,8 @@ class LoraWorker(CapabilityWorker):
         capacity = self._capacity
         self._made = AdapterStore(targets, capacity.max_rank, capacity.most_bytes)
         self._layers, self._head = targets.layers, targets.head
+        for layer in _layers_of_groups(model):
+            layer.rows = self._own_rows
 
     @property
     def commands(self) -> Mapping[type[ExecutorCommand], Handler]:
@@ -99,6 +103,8 @@ class LoraWorker(CapabilityWorker):
         if work.rows != self._assigned:
             self._rows.assign([(r.slot, r.start, r.stop) for r in work.rows])
             self._assigned = work.rows
+        if not work.rows:
+            self._own_rows.assign(())
 
     def before_forward(self, step: StepContext, work: LoraWork) -> None:
         """Set the rows of adapters; captured graphs have none; draft trees have more rows."""
@@ -108,6 +114,8 @@ class LoraWorker(CapabilityWorker):
             place = computed_ends(plan)
             self._rows.assign([(r.slot, place[r.start], place[r.stop]) for r in work.rows])
             self._assigned = None
+        if (own := step.batch.own) is not None:
+            self._own_rows.select(self._rows, own.rows.numpy())
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
         """Set the rows of adapters that change the head."""
@@ -146,6 +154,13 @@ class LoraWorker(CapabilityWorker):
         if not command.keep:
             self._store.drop((copy.id,))
         return {"id": copy.id, "rank": copy.rank, "num_bytes": copy.num_bytes}
+
+
+def _layers_of_groups(model: nn.Module) -> list[LoraLayer]:
+    """Layers that compute the rows of this rank's own requests only (`RowGroups`)."""
+    attending = [part for part in model.modules() if getattr(part, "row_groups", None) is not None]
+    inner = [part for whole in attending for part in whole.modules() if isinstance(part, Linear)]
+    return [part.lora for part in inner if part.lora is not None]
 
 
 def _files(context: ModelContext) -> Callable[[], WeightFiles] | None:

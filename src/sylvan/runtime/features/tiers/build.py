@@ -109,11 +109,12 @@ class TiersParts:
                 max_pending_bytes=staged_bytes(memory),
                 counts=counts,
             )
+        same = ", sums in parts" if config.parallel.same_bits is True else ""
         manifest = kv_manifest(
             config,
             model_dir,
             dtype=model.dtype,
-            runner=model.runner,
+            runner=model.runner + same,
             page_size=layout.page_size,
             groups=tuple(
                 GroupLayout(group.name, group.kind, size, group.window)
