@@ -39,5 +39,5 @@ def linear(
 def gated_linear(x: X, weight: LinearWeight, bias: torch.Tensor | None, kind: ActivationKind) -> X:
     """`gating.glu` of `linear`: weight (2 F, K), gates first. Shape: (T, K) to (T, F)."""
     if isinstance(x, TracedTensor):
-        return x.tracer.glu(x.tracer.linear(x, weight, bias, False), kind)
+        return x.tracer.glu(x.tracer.linear(x, weight, bias, False), kind, None)
     return _gated_linear.on(x)(x, weight, bias, kind)
