@@ -150,6 +150,7 @@ def test_long_sounds_are_heard_in_windows(server):
     assert ask(server, data, response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
 
 
+@pytest.mark.slow
 def test_words_have_times(server):
     data = wav(31.0)
     form = {"response_format": "verbose_json"}

@@ -29,9 +29,6 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
         return None
     if not device.exact_runners:
         found = _without_kernels(device)
-    elif facts.model.state_numbers:
-        cause = "PyTorch computes recurrent layers, and its results depend on the batch"
-        found = DeterminismBlocker(cause, "leave deterministic at auto")
     elif config.parallel.attention_groups > 1:
         cause = "ranks with different requests attend through PyTorch, whose results depend on it"
         found = DeterminismBlocker(cause, "use parallel.attention_dp=1")

@@ -554,7 +554,6 @@ def inexact(**changes):
             inexact(runners=("eager",), exact_runners=frozenset()),
             "no native kernels are compiled here",
         ),
-        ({}, make_facts(model=make_model(state_numbers=8)), "PyTorch computes recurrent layers"),
         (
             {"device": "cuda", "attention": "elsewhere"},
             make_facts(devices={"cuda": DeviceFacts(kind="cuda", available_bytes=1 << 34)}),
