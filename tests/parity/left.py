@@ -9,7 +9,7 @@ OWN_ATTENTION = "computes attention by itself, without transformers' interface"
 INDEXED = "chooses tokens by an index of its own (sparse attention)"
 OWN_STATE = "keeps recurrent states in a way of its own"
 IMAGES = "needs images or sounds"
-SEEN = "reads images or sounds, too: see the next table"
+SERVED = "served, with images or sounds: [multimodal](../howto/multimodal.md)"
 MASKS = "masks or biases attention in a way of its own"
 
 LEFT: Mapping[str, str] = MappingProxyType(
@@ -24,23 +24,23 @@ LEFT: Mapping[str, str] = MappingProxyType(
         "Dots3NoteForCausalLM": INDEXED,
         "Emu3ForCausalLM": IMAGES,
         "FuyuForCausalLM": IMAGES,
-        "Gemma3nForConditionalGeneration": SEEN,
+        "Gemma3nForConditionalGeneration": SERVED,
         "Gemma4AssistantForCausalLM": "drafts for another model",
-        "Gemma4ForConditionalGeneration": SEEN,
+        "Gemma4ForConditionalGeneration": SERVED,
         "Gemma4UnifiedAssistantForCausalLM": "drafts for another model",
-        "Gemma4UnifiedForConditionalGeneration": SEEN,
+        "Gemma4UnifiedForConditionalGeneration": SERVED,
         "GitForCausalLM": IMAGES,
-        "GotOcr2ForConditionalGeneration": IMAGES,
+        "GotOcr2ForConditionalGeneration": SERVED,
         "HYV4ForCausalLM": INDEXED,
         "Inkling2ForCausalLM": MASKS,
         "Inkling2LoopForCausalLM": MASKS,
         "InklingForCausalLM": MASKS,
-        "MllamaForCausalLM": IMAGES,
+        "MllamaForCausalLM": "half of MllamaForConditionalGeneration, which is served",
         "MossTranscribeDiarizeForConditionalGeneration": IMAGES,
         "MoshiForCausalLM": "speaks: its tokens come with those of an audio model",
         "MusicgenForCausalLM": "its tokens are sounds",
         "MusicgenMelodyForCausalLM": "its tokens are sounds",
-        "Phi4MultimodalForCausalLM": IMAGES,
+        "Phi4MultimodalForCausalLM": SERVED,
         "ProphetNetForCausalLM": OWN_ATTENTION,
         "Qwen4ExpForCausalLM": OWN_STATE,
         "ReformerModelWithLMHead": OWN_ATTENTION,
