@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from types import MappingProxyType
 
 import transformers
@@ -64,13 +65,16 @@ OLD_NAMES = {
 
 
 def shape(name: str, **changes: object) -> Callable[[], PretrainedConfig]:
-    """A config class of transformers in the common shape."""
-    return lambda: getattr(transformers, name)(**SHAPE | changes)
+    """A config class of transformers in the common shape.
+
+    Each has its own values: configs keep dictionaries, and write into them.
+    """
+    return lambda: getattr(transformers, name)(**deepcopy(SHAPE | changes))
 
 
 def old(name: str, **changes: object) -> Callable[[], PretrainedConfig]:
     """The same for classes that spell sizes as GPT-2 does."""
-    return lambda: getattr(transformers, name)(**OLD_NAMES | changes)
+    return lambda: getattr(transformers, name)(**deepcopy(OLD_NAMES | changes))
 
 
 DENSE: Mapping[str, Callable[[], PretrainedConfig]] = MappingProxyType(

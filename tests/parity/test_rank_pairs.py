@@ -37,7 +37,7 @@ WAYS_OF_EXPERTS: dict[str, Callable[[Path], Serving]] = {
     "attention-dp with ep": lambda path: grouped(path, ep=2),
     "pp with ep": lambda path: staged(path, 2, 2),
 }
-SEVERAL_STREAMS = {"deepseek-v32", "glm-moe-dsa", "longcat-flash", "zamba"}
+SEVERAL_STREAMS = {"deepseek-v32", "deepseek-v4", "glm-moe-dsa", "longcat-flash", "zamba"}
 STATES = {
     *("bamba", "falcon-mamba", "granite4", "jamba", "lfm2", "lfm2-moe", "mamba", "mamba2"),
     *("minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv", "zamba"),

@@ -235,8 +235,8 @@ class DeepseekV4(Decoder):
     def __init__(self, config: ModelConfig, build: Build) -> None:
         if build.mesh.stage.count > 1:
             raise ConfigError(
-                f"parallel.pp={build.mesh.stage.count}: {config.architecture} passes several "
-                "residual streams between layers, and stages pass one; leave it at 1"
+                f"parallel.pp={build.mesh.stage.count}: {config.architecture} passes more "
+                "than one stream of rows between layers, and stages pass one; leave it at 1"
             )
         self._layout = compressed_layout(config.raw)
         super().__init__(config, build)
