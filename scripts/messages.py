@@ -337,8 +337,9 @@ def _raised_in(tree: ast.Module, known: _Known) -> Iterator[tuple[str, str]]:
     constants = known.texts | _assigned(tree.body)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for function in functions:
-        names = constants | _assigned(list(ast.walk(function)))
-        for call in ast.walk(function):
+        nodes = list(ast.walk(function))
+        names = constants | _assigned(nodes)
+        for call in nodes:
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
                 continue
             if call.func.id not in known.statuses or not call.args:

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.conftest import running
 from tests.support.encoder import BEGIN, END, POSITIONS, SIZE, write_bert
 
+pytestmark = pytest.mark.slow  # an encoder through torch takes seconds to start
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

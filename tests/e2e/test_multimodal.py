@@ -112,6 +112,7 @@ def tokens(response) -> list[int]:
     return response.json()["choices"][0]["response_token_ids"]
 
 
+@pytest.mark.slow
 def test_answers_equal_transformers_cold_and_warm(server, reference):
     for images in ([png(1)], [png(2), png(3, 80, 30)]):
         content = [x for image in images for x in (part(image), said("and "))]
