@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -348,6 +350,31 @@ async def test_an_embedded_engine_may_have_processes_of_its_own(model: Path) -> 
 
     one, many = [await asyncio.to_thread(generate, processes) for processes in ("one", "many")]
     assert one == many
+
+
+FORGETFUL = """
+import sys
+from sylvan import Engine
+if __name__ == "__main__":
+    engine = Engine(model_path=sys.argv[1], processes=sys.argv[2], load_format="dummy",
+                    device="cpu", threads=1, max_total_tokens=4096)
+    print(engine.generate("hello", {"max_new_tokens": 2, "ignore_eos": True})["meta_info"])
+"""
+
+
+@pytest.mark.parametrize("processes", ["one", "many"])
+async def test_a_script_that_never_shuts_its_engine_down_ends_cleanly(
+    model: Path, tmp_path: Path, processes: str
+) -> None:
+    (script := tmp_path / "script.py").write_text(FORGETFUL)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), str(model), processes), stdout=PIPE, stderr=PIPE
+    )
+    said, complaints = await asyncio.wait_for(child.communicate(), 3 * DEADLINE_S)
+    assert child.returncode == 0
+    assert b"completion_tokens" in said
+    assert b"Traceback" not in complaints
+    assert b"was destroyed" not in complaints
 
 
 @pytest.mark.slow

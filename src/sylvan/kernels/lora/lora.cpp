@@ -137,7 +137,8 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
             constant<TILE_ROWS>(std::min(TILE_ROWS, count - m), [&](auto M) {
                 vf acc[M][1] = {};
                 multiply<E, M, 1>(acc, reinterpret_cast<const uint32_t*>(x + m * stride),
-                                  stride / 4, w + n * step, 0, LANES, words, count <= 4 ? 384 : 0);
+                                  stride / 4, w + n * step, 0, LANES, words,
+                                  Prefetch{count <= 4 ? 384 : 0});
                 for (int i = 0; i < M; i++) f(m + i, n, acc[i][0]);
             });
 }

@@ -183,7 +183,7 @@ void add_groups(const Matrix& a, const Expanded<E>& part, const uint32_t* x, int
     for (int g = 0; g < part.count; g++) {
         vf acc[M][N] = {};
         const uint32_t* w = part.weights + j * SIZE + g * part.words * LANES;
-        multiply<E, M, N>(acc, x + g * part.words, xs, w, SIZE, LANES, part.words, 0);
+        multiply<E, M, N>(acc, x + g * part.words, xs, w, SIZE, LANES, part.words);
         unrolled<M * N>([&](auto i) SYLVAN_INLINE {
             total[i] = fma(acc[i / N][i % N], part.scale[j + i % N][g], total[i]);
         });

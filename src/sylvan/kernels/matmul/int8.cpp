@@ -26,7 +26,7 @@ template <class T> void by_vectors(const Linear& op, const Step& s, const Block&
         vi acc[M][N] = {};
         const uint32_t* w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
         multiply<Int8, M, N>(acc, x + (spot.m - b.m0) * xs, xs, w, words * LANES, LANES, int(words),
-                             b.ahead());
+                             b.prefetch(spot.m, N, words * LANES));
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) finish<T>(op, s, spot, i, j, acc[i][j], zero);
     });

@@ -7,13 +7,13 @@ namespace {
 // neighbours, then pairs of them.
 template <class E, int M, int N>
 void multiply_parts(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs, const uint32_t* w,
-                    int64_t words, int parts, int ahead) {
+                    int64_t words, int parts, Prefetch ahead) {
     vf sums[PART_LEVELS][M * N];  // of 1, 2, 4, .. parts that wait for their neighbours
     int64_t each = words / parts;
     for (int part = 0; part < parts; part++) {
         unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i / N][i % N] = vf{}; });
         multiply<E, M, N>(acc, x + part * each, xs, w + part * each * LANES, words * LANES, LANES,
-                          int(each), ahead);
+                          int(each), {ahead.words, part + 1 < parts ? 0 : ahead.jump});
         int level = 0;
         for (; part >> level & 1; level++)
             unrolled<M * N>([&](auto i) SYLVAN_INLINE {
@@ -40,10 +40,11 @@ template <class E> void linear(const Linear& op, const Step& s, int t, void*) {
         vf acc[M][N] = {};
         const uint32_t* x = at<uint32_t>(op.x, s) + b.x / 4 + spot.m * xs;
         const uint32_t* w = at<uint32_t>(op.weight, s) + spot.w * words * LANES;
+        Prefetch ahead = b.prefetch(spot.m, N, words * LANES);
         if (op.parts == 1)
-            multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), b.ahead());
+            multiply<E, M, N>(acc, x, xs, w, words * LANES, LANES, int(words), ahead);
         else
-            multiply_parts<E, M, N>(acc, x, xs, w, words, op.parts, b.ahead());
+            multiply_parts<E, M, N>(acc, x, xs, w, words, op.parts, ahead);
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) write<typename E::row>(op, s, spot, i, j, acc[i][j]);
     });

@@ -37,6 +37,11 @@ struct Block {
     int count() const { return m1 - m0; }
     // words; hides memory's latency where weights are read once
     int ahead() const { return count() <= 32 ? 384 : 0; }
+    // The first rows of a tile read its weights from memory, the others from the second cache.
+    // After the last words of `wide` blocks of `words` words, those of the next ones are read.
+    Prefetch prefetch(int m, int wide, int64_t words) const {
+        return m == m0 ? Prefetch{768, (wide - 1) * words} : Prefetch{};
+    }
 };
 static inline Block linear_block(const Linear& op, const Step& s, int t) {
     int width = linear_width(op, s), blocks = op.outputs / LANES;

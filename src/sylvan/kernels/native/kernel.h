@@ -71,19 +71,29 @@ template <int N, class F> static inline __attribute__((always_inline)) void unro
 }
 #define SYLVAN_INLINE __attribute__((always_inline))
 
+// Prefetches weights into the second cache while a product runs: `words` ahead of what it reads,
+// and `jump` words further where that is beyond its last vector. None if `words` is 0.
+struct Prefetch {
+    int words = 0;
+    int64_t jump = 0;
+};
+
 // The one inner loop: acc[m][n] += x[m] . w[n] over `words` words, the vectors of w `step` words
 // apart.
 template <class E, int M, int N>
 static inline __attribute__((always_inline)) void
 multiply(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs, const uint32_t* w, int64_t ws,
-         int64_t step, int words, int ahead) {
+         int64_t step, int words, Prefetch ahead = {}) {
+    const int64_t end = words * step - ahead.words;
     typename E::acc sums[M * N];
     unrolled<M * N>([&](auto i) SYLVAN_INLINE { sums[i] = acc[i / N][i % N]; });
     for (int k = 0; k < words; k++) {
         vu wv[N];
+        int64_t next = ahead.words + (k * step < end ? 0 : ahead.jump);
         unrolled<N>([&](auto n) SYLVAN_INLINE {
-            wv[n] = load<vu>(w + n * ws + k * step);
-            if (ahead) __builtin_prefetch(w + n * ws + k * step + ahead);
+            const uint32_t* p = w + n * ws + k * step;
+            wv[n] = load<vu>(p);
+            if (ahead.words) __builtin_prefetch(p + next, 0, 2);
         });
         unrolled<M>([&](auto m) SYLVAN_INLINE {
             vu xv = repeated(x + m * xs + k);

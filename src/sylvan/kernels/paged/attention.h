@@ -351,7 +351,7 @@ template <class E> void scores(const Pages<E>& pages, const Query& q, Span span,
                 const auto* k1 = t + 16 < span.end ? (const uint32_t*)pages.keys(t + 16) : k0;
                 vf acc[M][2] = {};
                 multiply<E, M, 2>(acc, (const uint32_t*)ws.q[m], MAX_HEAD / E::ELEMENTS, k0,
-                                  k1 - k0, LANES, words, 0);
+                                  k1 - k0, LANES, words);
                 for (int i = 0; i < M; i++) {
                     store(ws.score[m + i] + t, acc[i][0]);
                     store(ws.score[m + i] + t + 16, acc[i][1]);
@@ -368,7 +368,7 @@ void weigh(const Pages<E>& pages, Span span, const Workspace<E>& ws, Part* part,
     for (int t = span.low / LANES * LANES; t < span.end; t += LANES) {
         int words = std::min(LANES / e, ceil_div(span.end - t, e));
         multiply<E, M, N>(acc, (const uint32_t*)(ws.weight[m] + t), KV_CHUNK / e,
-                          (const uint32_t*)pages.vals(t) + d, LANES, pages.h.v_pad, words, 0);
+                          (const uint32_t*)pages.vals(t) + d, LANES, pages.h.v_pad, words);
     }
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++)

@@ -79,7 +79,7 @@ template <class E> void score_tokens(const IndexScores& op, const Step& s, int64
             constant<FACTORS>(std::min(FACTORS, heads - m), [&](auto M) {
                 vf acc[M][2] = {};
                 multiply<E, M, 2>(acc, reinterpret_cast<const uint32_t*>(q + m * cols), words, k0,
-                                  k1 - k0, LANES, words, 0);
+                                  k1 - k0, LANES, words);
                 for (int i = 0; i < M; i++)
                     for (int j = 0; j < 2; j++)
                         total[j] = fma(max(acc[i][j], vf{}), splat(weights[m + i]), total[j]);

@@ -27,7 +27,6 @@ from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.transport.inproc import AsyncPipe, Pipe
 from sylvan.utils.tasks import outcome_of
-from sylvan.utils.threads import call_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,8 @@ class LocalEngine:
         if self._thread.ident is not None and self._thread.is_alive():
             self._inbox.send(Control(id=0, command=Shutdown()))
             await self._ended.wait()
-            await call_in_thread(self._thread.join)
+            while self._thread.is_alive():  # briefly; at the interpreter's exit no pool can join it
+                await asyncio.sleep(0.001)
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
