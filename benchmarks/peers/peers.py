@@ -27,7 +27,7 @@ class Job:
     """The model that a worker loads. `extra` is the converted model, if a peer needs one.
 
     Processes that must be ended separately are added to `endings`. `variant`: of Sylvan's kernels;
-    None: the best one that works here.
+    None: the best one that works here. `ranks` divide the layers, and the threads, if more than 1.
     """
 
     model: Path
@@ -36,6 +36,7 @@ class Job:
     extra: Path
     prefix_cache: bool
     variant: str | None = None
+    ranks: int = 1
     endings: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -80,7 +81,8 @@ def _sylvan(job: Job) -> Generate:
     engine = Engine(
         model=str(job.source),
         dtype="bfloat16",
-        threads=job.threads,
+        threads=job.threads // job.ranks,
+        tp_size=job.ranks,
         quantization=job.quantization,
         context_len=LONGEST,
         cache__prefix="none",
@@ -111,7 +113,8 @@ def _force(variant: str) -> None:
 def _sylvan_served(job: Job) -> Generate:
     from served import Served
 
-    words = [str(job.source), "--dtype", "bfloat16", "--threads", str(job.threads)]
+    words = [str(job.source), "--dtype", "bfloat16", "--tp-size", str(job.ranks)]
+    words += ["--threads", str(job.threads // job.ranks)]
     words += ["--context-len", str(LONGEST), "--cache.max-tokens", str(32 * 2048)]
     words += ["--scheduler.max-batch-tokens", "2048"]
     words += ["--scheduler.max-running-reqs", str(IN_FLIGHT)]
@@ -263,11 +266,17 @@ def _convert_llama_cpp(model: Path, form: str, out: Path) -> None:
 
 
 def _vllm(job: Job) -> Generate:
+    if job.ranks > 1:  # cores of each rank
+        cores, each = sorted(os.sched_getaffinity(0)), job.threads // job.ranks
+        groups = (cores[rank * each : (rank + 1) * each] for rank in range(job.ranks))
+        bound = "|".join(",".join(map(str, group)) for group in groups)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = bound
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         model=str(job.source),
         dtype="bfloat16",
+        tensor_parallel_size=job.ranks,
         max_model_len=LONGEST,
         enable_prefix_caching=job.prefix_cache,
         max_num_seqs=IN_FLIGHT if job.prefix_cache else 32,

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -117,6 +118,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("extra", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--variant", help="of Sylvan's kernels, as avx512; the best is the default")
+    parser.add_argument("--ranks", type=int, default=1, help="divide layers, and the threads")
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument(
         "--new", type=int, default=64, help="tokens decoded; more if that is soon over"
@@ -143,8 +145,16 @@ def main() -> None:
     start = time.perf_counter()
     shared = options.job == "shared"
     job = Job(
-        options.model, options.format, options.threads, options.extra, shared, options.variant
+        options.model,
+        options.format,
+        options.threads,
+        options.extra,
+        shared,
+        options.variant,
+        options.ranks,
     )
+    if options.ranks > 1 and options.peer not in ("sylvan", "vllm"):
+        sys.exit(f"{options.peer} does not divide layers among the cores of a machine")
     try:
         work(counted(peer.load(job)), options, start)
     finally:
