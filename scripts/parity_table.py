@@ -295,9 +295,9 @@ def _left() -> Mapping[str, str]:
 
 
 def _refused() -> Mapping[str, str]:
-    from sylvan.runtime.models.refused import REFUSED
+    from sylvan.runtime.models.unsupported import UNSUPPORTED
 
-    return REFUSED
+    return {name: why for name, why in UNSUPPORTED.items() if name not in _media()}
 
 
 def _results() -> dict[str, Row]:
