@@ -146,7 +146,7 @@ class RunningGateway:
 
     async def settled(self, count: int) -> None:
         """Wait until so many workers are healthy."""
-        await self.runtime.jobs.settled()
+        await self.runtime.jobs.wait_all()
         await until(lambda: sum(w.is_healthy for w in self.runtime.registry.workers) == count)
 
     def metric(self, name: str, **labels: str) -> float:

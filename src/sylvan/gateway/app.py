@@ -19,7 +19,7 @@ from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.observe.families import HttpFamilies
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import GatewayAuth
-from sylvan.gateway.table import Route, RouteMatch, Table
+from sylvan.gateway.table import Route, RouteMatch, RouteTable
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.body_memory import BodyMemory
 from sylvan.utils.clock import Clock
@@ -62,7 +62,7 @@ class AppParts:
         audit: Log administrative calls.
     """
 
-    table: Table
+    table: RouteTable
     gate: GatewayAuth
     router: Serving
     families: HttpFamilies

@@ -40,7 +40,7 @@ from sylvan.gateway.http.sender import RequestSender
 from sylvan.gateway.live import GatewayCallerSettings
 from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.spans import NoTracing, Tracing
-from sylvan.gateway.openai.build import PassThroughParts
+from sylvan.gateway.openai.build import PassThroughBuilder
 from sylvan.gateway.openai.router import ROUTES as PROVIDED
 from sylvan.gateway.openai.router import PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
@@ -54,7 +54,7 @@ from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import GatewayAuth, Tokens
 from sylvan.gateway.security.operators import Operators
 from sylvan.gateway.security.pages import TrustedPages
-from sylvan.gateway.table import Table
+from sylvan.gateway.table import RouteTable
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.prompts import PromptIds
 from sylvan.gateway.upstream.http import HttpUpstream
@@ -342,7 +342,7 @@ class GatewayRuntime:
         self.families.registry.register(WorkerGauges(self.registry, self._placing))
         return Gateway(
             AppParts(
-                table=Table([*routes, *self._settings, *PAGE]),
+                table=RouteTable([*routes, *self._settings, *PAGE]),
                 gate=self._gate,
                 router=serving,
                 families=self.families.http,
@@ -358,7 +358,7 @@ class GatewayRuntime:
 
     def _pass_through(self, upstreams: Upstreams) -> PassThrough:
         clocks = self._clocks
-        passing = PassThroughParts(
+        passing = PassThroughBuilder(
             config=self._config,
             upstreams=upstreams,
             http=self._upstream,

@@ -51,14 +51,14 @@ class Reconciler:
     async def run(self, interval_s: float) -> None:
         """Poll the source until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(interval_s)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll once, and start the resulting additions and removals."""
         name, began = self._source.name, self._clock()
         try:
-            specs = await self._source.look()
+            specs = await self._source.list_workers()
         except DiscoveryError as error:
             if str(error) != self._complaint:
                 logger.warning("discovery by %s: %s; workers stay as they are", name, error)

@@ -116,7 +116,7 @@ class GrpcRouter:
         return Attempts(retries, parts.families.worker, parts.health, endpoint)
 
     async def serve(
-        self, caller: Caller, route: ProxyRoute, asked: ParsedBody, meter: RequestMeter
+        self, caller: Caller, route: ProxyRoute, parsed: ParsedBody, meter: RequestMeter
     ) -> Totals:
         """Serve one request, or send the client an error; return its token count.
 
@@ -126,7 +126,7 @@ class GrpcRouter:
             CallerGoneError: The client disconnected.
         """
         answer = Answer(caller, route.family, self._parts.limits.slow_client_s)
-        given = RequestInput(caller, route, asked, answer, meter)
+        given = RequestInput(caller, route, parsed, answer, meter)
         if route.path == EMBEDDINGS:
             return await self._embed(given)
         context = RequestContext(given)

@@ -63,7 +63,7 @@ class Caller:
         self._receive = receive
         self._send = send
 
-    def asking(self, method: str, path: str) -> Caller:
+    def for_call(self, method: str, path: str) -> Caller:
         """Copy the request with another path and body, for a call whose answer is dropped."""
         scope = {
             "method": method,

@@ -15,7 +15,7 @@ from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.history import History
 from sylvan.gateway.openai.history.owners import Owners
 from sylvan.gateway.openai.history.store import HistoryStore
-from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.router import PassThroughParts, PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.upstream.http import HttpUpstream
@@ -23,7 +23,7 @@ from sylvan.utils.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassThroughParts:
+class PassThroughBuilder:
     """Dependencies of the pass-through.
 
     Attributes:
@@ -54,12 +54,12 @@ class PassThroughParts:
         """
         config, history = self.config, self._history()
         catalog = Catalog(self.upstreams, self.http)
-        asking = asyncio.create_task(catalog.run())
-        stack.callback(asking.cancel)
+        polling = asyncio.create_task(catalog.run())
+        stack.callback(polling.cancel)
         if history is not None:
             stack.push_async_callback(history.close)
         return PassThrough(
-            PassParts(
+            PassThroughParts(
                 catalog=catalog,
                 upstream=self.http,
                 admission=GatewayAdmission(config.limits, self.clock),

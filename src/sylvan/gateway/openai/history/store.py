@@ -259,7 +259,7 @@ def _find(db: sqlite3.Connection, kind: Kind, owner: str, name: str) -> StoredIt
         return None
     reply = orjson.loads(row[0])
     if row[2] == "lost":
-        message = "The gateway ended before the response did."
+        message = "The gateway stopped before the response was complete."
         reply |= {"status": "failed", "error": {"code": "server_error", "message": message}}
     return StoredItem(reply, orjson.loads(row[1]))
 
