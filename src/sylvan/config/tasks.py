@@ -171,12 +171,12 @@ def _widest(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
-    """Nothing limits its texts: those that it was trained on."""
+    """Context length of training, because the architecture itself has no limit."""
     return {"max_position_embeddings": config.get("max_position_embeddings") or 8192}
 
 
 def _rwkv(config: dict[str, Any]) -> dict[str, Any]:
-    """Nothing limits its texts: those that it was trained on."""
+    """Context length of training, because the architecture itself has no limit."""
     given = config.get("max_position_embeddings") or config.get("max_context_length")
     return {"max_position_embeddings": given or 4096}
 

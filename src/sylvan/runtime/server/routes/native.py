@@ -28,7 +28,7 @@ from sylvan.api.native import (
 )
 from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
 from sylvan.api.openai.vectors import EncodeBody
-from sylvan.api.spelling import grammars_in
+from sylvan.api.client_fields import grammars_in
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from sylvan.api.tools import ParseCallsBody, ParseCallsReply, SeparateBody, SeparateReply

@@ -39,7 +39,7 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
-from sylvan.api.spelling import TOOL_SCHEMA
+from sylvan.api.client_fields import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
 from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
 from sylvan.runtime.server.responses import conversations, inputs

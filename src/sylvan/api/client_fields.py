@@ -23,7 +23,7 @@ def grammars_in(field: str) -> Mapping[str, str]:
     return {kind: f"{field}.{kind}" for kind in _GRAMMARS}
 
 
-def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
+def with_client_field(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
     """Return the error with its field as the client spells it.
 
     Args:
@@ -52,19 +52,19 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
 
 
 def of_tools(
-    use: ToolUse, asked: SamplingParams, used: SamplingParams, names: Mapping[str, str]
+    use: ToolUse, client: SamplingParams, sent: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
     """Map the grammar made from tools; empty if the client set the grammar itself.
 
     Args:
         use: The tools.
-        asked: Sampling parameters of the client.
-        used: Sampling parameters with the grammar.
+        client: Sampling parameters of the client.
+        sent: Sampling parameters with the grammar.
         names: Names of the route; include `TOOL_SCHEMA`.
     """
-    if used.grammar is None or used.grammar == asked.grammar:
+    if sent.grammar is None or sent.grammar == client.grammar:
         return {}
-    kind, text = used.grammar
+    kind, text = sent.grammar
     rest = names.get(TOOL_SCHEMA, _CHAT_SCHEMA)
     called = [tool.get("function", {}).get("name") for tool in use.tools]
     chosen = [i for i, name in enumerate(called) if use.choice in ("auto", "required", name)]
@@ -81,17 +81,17 @@ def of_tools(
         if len(chosen) > 1:
             places.pop("#/items/properties/parameters", None)
         found |= {f"{kind}: {place}": name for place, name in places.items()}
-    return found | _of_answer(text, kind, asked, names)
+    return found | _of_answer(text, kind, client, names)
 
 
 def _of_answer(
-    text: str, kind: str, asked: SamplingParams, names: Mapping[str, str]
+    text: str, kind: str, client: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
     """Map the client's own grammar, if it became an alternative to calls."""
-    if asked.grammar is None or kind != "structural_tag":
+    if client.grammar is None or kind != "structural_tag":
         return {}
     answer = json.loads(text).get("format", {}).get("elements", [{}])[0]
     inner = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
     key = inner.get(answer.get("type"))
     place = f"{kind}: #/format/elements/0" + (f"/{key}" if key else "")
-    return {place: names.get(asked.grammar[0], asked.grammar[0])}
+    return {place: names.get(client.grammar[0], client.grammar[0])}
