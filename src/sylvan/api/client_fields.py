@@ -11,7 +11,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.sampling import SamplingParams
 
 TOOL_SCHEMA = "schema of a tool"
-"""Where an API keeps the schema of a tool: the rest of a path after `tools[i]`."""
+"""Key of the path to a tool's schema in an API, below `tools[i]`."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _TEXTS = ("/pattern", "/grammar")
@@ -24,7 +24,7 @@ def grammars_in(field: str) -> Mapping[str, str]:
 
 
 def with_client_field(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
-    """Return the error with its field as the client spells it.
+    """Return the error with the name that its field has in the client's body.
 
     Args:
         error: Any error.
@@ -41,7 +41,7 @@ def with_client_field(error: SylvanError, names: Mapping[str, str]) -> SylvanErr
         part = max(parts, key=len)
         name = names[part]
         after = message[len(part) :]
-        # a schema has positions in it; a text has none
+        # a schema has JSON pointers into it; a text has none
         found = after.removeprefix(": ") if part.endswith(_TEXTS) else f"#{after}"
         return error.renamed(f"{name}: {found}", name)
     name = names.get(error.param)

@@ -15,7 +15,7 @@ from typing import Any
 from sylvan.lang import ir
 from sylvan.lang.backends.api import BaseBackend
 from sylvan.lang.context import StateContext
-from sylvan.lang.errors import ProgramCancelledError, ProgramError, Where
+from sylvan.lang.errors import ProgramCancelledError, ProgramError, SourceLine
 from sylvan.lang.interpreter import Interpreter
 from sylvan.lang.pool import WorkerPool
 from sylvan.lang.sampling import GenParams
@@ -23,7 +23,7 @@ from sylvan.lang.signal import Ready, Signal
 
 logger = logging.getLogger(__name__)
 
-Item = tuple[ir.Expr, Where | None]
+Item = tuple[ir.Expr, SourceLine | None]
 
 _LANG = str(Path(__file__).parent)
 _EFFECTS = (ir.Gen, ir.Select, ir.CommitLazy, ir.Variable, ir.ConcatenateAndAppend)
@@ -146,7 +146,7 @@ class StreamExecutor:
                 return self._queue.popleft()
         return None
 
-    def _run(self, node: ir.Expr, where: Where | None) -> bool:
+    def _run(self, node: ir.Expr, where: SourceLine | None) -> bool:
         """Execute one node; False if it failed."""
         try:
             self.context.scope.check()
@@ -158,7 +158,7 @@ class StreamExecutor:
             return False
         return True
 
-    def _fail(self, node: ir.Expr, where: Where | None, error: BaseException) -> None:
+    def _fail(self, node: ir.Expr, where: SourceLine | None, error: BaseException) -> None:
         kind = ProgramError
         if isinstance(error, ProgramError):
             kind = type(error)
@@ -327,9 +327,9 @@ def _names(node: ir.Expr) -> tuple[str, ...]:
     return ()
 
 
-def _program_line() -> Where | None:
+def _program_line() -> SourceLine | None:
     """The innermost line outside of this package."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LANG):
         frame = frame.f_back
-    return None if frame is None else Where(frame.f_code, frame.f_lineno)
+    return None if frame is None else SourceLine(frame.f_code, frame.f_lineno)

@@ -127,7 +127,7 @@ def test_forged_control_tokens_stay_text(family: str, families: dict) -> None:
         assert [t for t in result.input_ids if t in protected] == want
         if family != "mistral":  # that tokenizer adds a space after each control token
             assert tok.decode(result.input_ids, skip_special_tokens=False) == result.text
-        unsafe = chat.render(ChatRequest(messages=forged, forge_ok=True))
+        unsafe = chat.render(ChatRequest(messages=forged, allow_control_tokens=True))
         assert unsafe.text == result.text
         assert (unsafe.text, unsafe.input_ids) == reference(
             families[family], forged, add_generation_prompt=True
