@@ -1,9 +1,9 @@
-"""Which JSON Schema keywords each installed grammar library supports, measured; writes the table.
+"""Measures which JSON Schema keywords each installed grammar library supports; writes the table.
 
     python benchmarks/grammar/keywords.py [--check]
 
-A keyword counts as supported if a schema that uses it is compiled, texts that are valid by it are
-accepted, and texts that are not valid are not.
+A keyword counts as supported if a schema that uses it compiles, valid texts are accepted, and
+invalid texts are not.
 """
 
 from __future__ import annotations

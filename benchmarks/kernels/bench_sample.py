@@ -1,9 +1,10 @@
-"""Sampling while the head multiplies, against a head that writes all logits and a sampler after it.
+"""Compares sampling fused with the head against a head that writes all logits, followed by a
+sampler.
 
     python benchmarks/kernels/bench_sample.py --width 896 --vocab 151936
 
-Both draw the same tokens, which is checked. Turns alternate; medians, and the spread of ratios of
-neighbouring turns. Run it on a quiet machine.
+Both draw the same tokens, which is checked. Runs are interleaved; reports medians, and the spread
+of ratios of neighbouring runs. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 class Head:
-    """Of random weights, whose logits spread as those of trained models do."""
+    """A head with random weights, whose logits are distributed like those of trained models."""
 
     def __init__(self, library: Library, width: int, vocab: int, most: int) -> None:
         self.vocab, self.library = vocab, library
@@ -62,7 +63,7 @@ class Head:
     def ways(
         self, rows: int, wish: dict[str, Any], told: LogprobOptions | None
     ) -> list[Callable[[], IntArray]]:
-        """At once; one after the other; the product alone."""
+        """Return three functions: fused, one after the other, and the product alone."""
         batch = _batch(rows, self.vocab, wish, told)
         memory = self.program.read(self.logits, rows)
         mine = NativeSamplingRows(batch.params, rows)

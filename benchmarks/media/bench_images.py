@@ -122,7 +122,7 @@ def _onevision() -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """A family's config and the arguments of its processor."""
+    """A family's configuration, and the arguments of its processor."""
 
     family: str
     config: Any
@@ -149,7 +149,7 @@ SHAPES = {
 
 
 def _shorten(config: Any, depth: int) -> None:
-    """Leave so many layers in each part."""
+    """Keep only this many layers in each part."""
     config.text_config.num_hidden_layers = depth
     if getattr(config.text_config, "layer_types", None):
         config.text_config.layer_types = config.text_config.layer_types[:depth]
@@ -161,7 +161,7 @@ def _shorten(config: Any, depth: int) -> None:
 
 
 def write_shape(shape: Shape, folder: Path, dtype: torch.dtype, depth: int | None = None) -> None:
-    """A checkpoint with random weights, a byte tokenizer and the family's processor."""
+    """Write a checkpoint with random weights, a byte tokenizer and the family's processor."""
     files = PROCESSORS[shape.family]
     images, whole = files.images | shape.images, files.whole | shape.whole
     write_files(replace(files, images=images, whole=whole), folder)
@@ -178,7 +178,7 @@ def write_shape(shape: Shape, folder: Path, dtype: torch.dtype, depth: int | Non
 
 
 class Images:
-    """New images of a size."""
+    """Creates new images of one size."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._size, self._rng = size, np.random.default_rng(0)
@@ -198,20 +198,20 @@ class Server:
         self._http = httpx.Client(base_url=url, timeout=PATIENCE_S)
 
     def first(self, image: bytes, question: list[int]) -> float:
-        """Seconds to the first token about an image."""
+        """Return the seconds to the first token about an image."""
         start = time.perf_counter()
         self._ask([IMAGE, *question], 1, image)
         return time.perf_counter() - start
 
     def each_second(self, images: list[bytes]) -> float:
-        """Images a second, all at once."""
+        """Return images per second, all sent at once."""
         start = time.perf_counter()
         with ThreadPoolExecutor(len(images)) as pool:
             list(pool.map(lambda image: self.first(image, QUESTION), images))
         return len(images) / (time.perf_counter() - start)
 
     def between(self, tokens: int) -> list[float]:
-        """Seconds between the tokens of a text; those that come together are 0 s apart."""
+        """Return the seconds between the tokens of a text; tokens of one event are 0 s apart."""
         body = self._body(list(b"tell me more "), tokens, None) | {"stream": True}
         times: list[float] = []
         with self._http.stream("POST", "/generate", json=body) as reply:
@@ -226,7 +226,9 @@ class Server:
         return np.diff(times).tolist()
 
     def encoded(self) -> int:
-        """How many images its encoder has seen, once two reports in a row say the same."""
+        """Return the number of images that the encoder has seen, once two consecutive reports
+        agree.
+        """
         before, now = -1, self._reported()
         while now != before:
             time.sleep(REPORTED_S)
@@ -303,7 +305,7 @@ class Theirs:
 
 
 def spread(numbers: Sequence[float]) -> str:
-    """The median, and what it lies between."""
+    """Format the median and the range."""
     return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
 
 
@@ -331,7 +333,7 @@ def speeds(servers: dict[str, Server], theirs: Theirs, images: Images, args: Any
 
 
 def same_image(server: Server, images: Images, args: Any) -> None:
-    """The same image asked about `ASKED` times, an image a round."""
+    """Ask `ASKED` questions about the same image, one image per round."""
     server.first(images.new(), QUESTION)
     ratios: list[float] = []
     for _ in range(args.rounds):
@@ -350,7 +352,7 @@ def same_image(server: Server, images: Images, args: Any) -> None:
 
 
 def beside(server: Server, images: Images, args: Any) -> None:
-    """A text's tokens with and without images beside; a pair of both is a round."""
+    """Stream a text with and without concurrent image requests; a pair of both is a round."""
     server.first(images.new(), QUESTION)
     p99: tuple[list[float], list[float]] = ([], [])
     for _ in range(args.rounds):
@@ -377,7 +379,7 @@ def beside(server: Server, images: Images, args: Any) -> None:
 
 
 def percentile(times: Sequence[float]) -> float:
-    """The 99th, in seconds."""
+    """Return the 99th percentile, in seconds."""
     return float(np.percentile(times, 99))
 
 

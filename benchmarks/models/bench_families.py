@@ -202,7 +202,7 @@ def say(text: str) -> None:
 
 
 def write(name: str, path: Path, *, tiny: bool) -> None:
-    """A random checkpoint in bfloat16, as transformers writes it."""
+    """Write a random checkpoint in bfloat16, with transformers."""
     kind, changes = FAMILIES[name]
     shape = {**HALF_BILLION, **changes}
     if tiny:
@@ -214,7 +214,7 @@ def write(name: str, path: Path, *, tiny: bool) -> None:
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of all ways, each in a process of its own, and what follows from them."""
+    """Return tokens per second of all ways, each in a separate process, and their ratios."""
     found: dict[str, Any] = {"architecture": architecture(path)}
     found |= {"prompt": args.prompt, "new": args.new, "requests": args.requests}
     for way in args.ways:
@@ -234,7 +234,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_way(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of one way: each batch, then mixed requests."""
+    """Return tokens per second of one way: each batch, then mixed requests."""
     kind, path = args.way, args.checkpoint
     rng = np.random.default_rng(0)  # the same requests for all
     lengths, answers = (TINY_PROMPTS, TINY_ANSWERS) if args.tiny else (PROMPTS, ANSWERS)
@@ -262,7 +262,7 @@ def time_way(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def timed(way: Way, prompts: Sequence[np.ndarray], new: Sequence[int]) -> float:
-    """Tokens that were asked for in a second."""
+    """Return the requested tokens per second."""
     start = time.perf_counter()
     way.answer(prompts, new)
     return round(sum(new) / (time.perf_counter() - start), 2)
@@ -273,21 +273,21 @@ def architecture(path: Path) -> str:
 
 
 class Way:
-    """One way to answer."""
+    """One implementation that answers prompts."""
 
     name = ""
     vocab_size = 0
 
     def answer(self, prompts: Sequence[np.ndarray], new: Sequence[int]) -> None:
-        """Answer each prompt with so many tokens."""
+        """Answer each prompt with this many tokens."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its memory."""
 
 
 class Served(Way):
-    """Scheduler, cache and executor in this process; `AT_ONCE` requests run at a time."""
+    """Scheduler, cache and executor in this process; `AT_ONCE` requests run concurrently."""
 
     def __init__(
         self, path: Path, length: int, dtype: str, runner: str = "auto", device: str = "cpu"
@@ -347,7 +347,7 @@ class Served(Way):
 
 
 class Generate(Way):
-    """`generate` of transformers, on batches of at most `AT_ONCE` in the order of arrival."""
+    """`generate` of transformers, on batches of at most `AT_ONCE` requests in order of arrival."""
 
     name = "generate"
 
@@ -383,7 +383,7 @@ class Generate(Way):
 
 
 def hidden(path: Path, length: int, dtype: str) -> Way:
-    """Build while nothing native serves the architecture."""
+    """Build the model while its native implementation is hidden."""
     with _without(architecture(path)):
         return Served(path, length, dtype)
 
@@ -398,12 +398,12 @@ def _without(name: str) -> Iterator[None]:
 
 
 def plain(path: Path, length: int, dtype: str) -> Way:
-    """The native model by PyTorch alone."""
+    """Build the native model with PyTorch alone."""
     return Served(path, length, dtype, "eager")
 
 
 def on_jax(path: Path, length: int, dtype: str) -> Way:
-    """Its step program through JAX."""
+    """Build its step program for JAX."""
     return Served(path, length, dtype, device="jax")
 
 

@@ -120,7 +120,7 @@ def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict
 
 
 def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> float:
-    """Measure `batch` requests with new prompts."""
+    """Return the seconds for `batch` requests with new prompts."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(10, 200, (batch, prompt), generator=generator).tolist()
     params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -130,7 +130,7 @@ def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> 
 
 
 def compare(what: str, model: Path, args: argparse.Namespace) -> None:
-    """Paired rounds of all ways; a line for each row."""
+    """Run paired rounds of all ways; print a line for each row."""
     tokens = 4 if args.tiny else DECODED
     prompt = 16 if args.tiny else PROMPT
     batches = BATCHES_OF_STAGES if what in ("pp", "bubble") else BATCHES
@@ -172,7 +172,7 @@ def one_rank(kind: str, path: str, rank: int, sizes: Mapping[str, int], rounds: 
 
 
 def collectives(args: argparse.Namespace) -> None:
-    """Microseconds of an all-reduce between two processes, by each way."""
+    """Return the microseconds of an all-reduce between two processes, by each way."""
     context = multiprocessing.get_context("spawn")
     found: dict[str, dict[str, float]] = {}
     for kind in ("shared", "gloo"):
@@ -200,7 +200,7 @@ def collectives(args: argparse.Namespace) -> None:
 
 
 def start(model: Path, shape: Mapping[str, Any]) -> None:
-    """Seconds to the first answer from real files, and the most memory that each rank had."""
+    """Return the seconds to the first answer from real files, and the peak memory of each rank."""
     write_weights(model, shape)
     weights = (model / WEIGHTS).stat().st_size >> 20
     small = {"load_format": "safetensors", "load_cache": None, "max_total_tokens": 4096}
@@ -214,7 +214,7 @@ def start(model: Path, shape: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, shape: Mapping[str, Any]) -> None:
-    """Random weights of a Qwen3 of this shape, whose head is its embedding."""
+    """Write random weights of a Qwen3 of this shape with tied embeddings."""
     generator = torch.Generator().manual_seed(0)
     dim, inner, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = (shape[f"num_{kind}_heads"] * width for kind in ("attention", "key_value"))
@@ -240,7 +240,7 @@ def write_weights(folder: Path, shape: Mapping[str, Any]) -> None:
 
 
 def peaks_of_ranks() -> dict[str, int]:
-    """MB that the process of each rank had at most, the first one first."""
+    """Return the peak memory of each rank's process in MB, in order of ranks."""
     kinds = {"scheduler_process": "first rank", "rank_process": "another rank"}
     found: dict[str, int] = {}
     for child in psutil.Process().children(recursive=True):
@@ -251,7 +251,7 @@ def peaks_of_ranks() -> dict[str, int]:
 
 
 def parts(model: Path, args: argparse.Namespace) -> None:
-    """Microseconds a step by op, on each rank."""
+    """Return the microseconds per step by op, on each rank."""
     tokens = 4 if args.tiny else DECODED
     for name, way in WAYS["tp"].items():
         with engines(model, {name: way}) as made, tempfile.TemporaryDirectory() as folder:
@@ -277,7 +277,8 @@ def control(engine: Engine, command: StartProfile | StopProfile) -> None:
 
 
 def sent_bytes(shape: Mapping[str, Any]) -> None:
-    """Bytes that a rank sends for a token: float32 rows of every sum, and of every link."""
+    """Return the bytes that a rank sends per token: float32 rows of every sum, and of every link.
+    """
     row = 4 * shape["hidden_size"]
     sums = 2 * shape["num_hidden_layers"] + 1  # and the embedding
     report(what="bytes", row="two ranks", sums=sums, bytes_a_token=sums * row)

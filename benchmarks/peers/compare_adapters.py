@@ -31,7 +31,7 @@ KNOWN = ("sylvan", "vllm", "llama.cpp")
 
 
 def write_adapter(folder: Path, shape: str, seed: int) -> None:
-    """One in PEFT's format, with random numbers."""
+    """Write an adapter in PEFT's format, with random numbers."""
     raw = SHAPES[shape]
     dim, head = raw["hidden_size"], raw["head_dim"]
     outputs = {
@@ -60,7 +60,7 @@ def write_adapter(folder: Path, shape: str, seed: int) -> None:
 
 
 def prepared(name: str, options: argparse.Namespace) -> tuple[Environment, list[str]]:
-    """A peer's environment, and its format, model and converted model."""
+    """Return a peer's environment, and its format, model and converted model."""
     peer, cache = PEERS[name], options.cache
     environment = Environment(name, peer, cache, options.threads)
     environment.prepare(3600.0)

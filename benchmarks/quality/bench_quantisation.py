@@ -1,8 +1,9 @@
-"""The loss of quality by each number format, on the built-in model and held-out conversations.
+"""Measures the quality loss of each number format, on the built-in model and held-out
+conversations.
 
     python -m benchmarks.quality.bench_quantisation
 
-Deterministic: no times are taken. Copies that are calibrated are written into a temporary folder.
+Deterministic: nothing is timed. Calibrated copies are written into a temporary folder.
 """
 
 from __future__ import annotations

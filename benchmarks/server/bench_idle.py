@@ -32,7 +32,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
-    """CPU time of each living process of a tree so far."""
+    """Return the CPU time of each living process of a tree so far."""
     root = Path(f"/proc/{pid}")
     try:
         fields = (root / "stat").read_text().rpartition(")")[2].split()
@@ -46,7 +46,7 @@ def cpu_seconds(pid: int) -> dict[int, float]:
 
 
 def idle(pid: int, seconds: float) -> dict[str, float]:
-    """Percent of a core over some seconds, of all processes and of the busiest."""
+    """Return percent of a core over some seconds, for all processes and for the busiest."""
     time.sleep(SETTLE_S)
     start, before = time.perf_counter(), cpu_seconds(pid)
     time.sleep(seconds)
@@ -58,7 +58,7 @@ def idle(pid: int, seconds: float) -> dict[str, float]:
 
 
 def run(model: str, seconds: float, *, quiet: bool = True) -> dict[str, dict[str, float]]:
-    """Resource usage of a server after its start, and after a burst."""
+    """Return the resource usage of a server after its start, and after a burst."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", model, "--port", str(port)]

@@ -59,7 +59,7 @@ class Setup:
 
 @contextmanager
 def directory(model: str, folder: Path) -> Iterator[str]:
-    """Arguments of `sylvan serve`."""
+    """Return the arguments of `sylvan serve`."""
     if model not in SHAPES:
         yield model
         return
@@ -69,7 +69,7 @@ def directory(model: str, folder: Path) -> Iterator[str]:
 
 
 def peaks(pid: int) -> dict[int, float]:
-    """Most memory that each process of a tree has held, in MB."""
+    """Return the peak memory of each process of a tree, in MB."""
     root = Path(f"/proc/{pid}")
     try:
         lines = (root / "status").read_text().splitlines()
@@ -84,7 +84,7 @@ def peaks(pid: int) -> dict[int, float]:
 
 
 def cpu_s(pid: int) -> list[float]:
-    """Processor time of each process of a tree so far."""
+    """Return the processor time of each process of a tree so far."""
     root = Path(f"/proc/{pid}")
     try:
         fields = (root / "stat").read_text().rpartition(")")[2].split()
@@ -111,7 +111,7 @@ def generate(port: int, prompt: int, new: int) -> list[int]:
 
 
 def started(port: int, server: subprocess.Popen[bytes]) -> None:
-    """Returns with the first token."""
+    """Wait for the first token."""
     until = time.perf_counter() + PATIENCE_S
     while time.perf_counter() < until:
         try:
@@ -144,7 +144,9 @@ def wait_until_written(cache: Path) -> None:
 def serve(
     setup: Setup, *settings: str, fills: Path | None = None
 ) -> tuple[dict[str, float], list[int]]:
-    """Times of one start, and the first tokens of an answer; `fills`: a load cache to write."""
+    """Return the times of one start, and the first tokens of an answer; `fills`: a load cache to
+    write.
+    """
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", setup.model, "--port", str(port)]
@@ -212,7 +214,7 @@ def _over(some: list[dict[str, float]], others: list[dict[str, float]]) -> list[
 
 
 def spread(values: list[float]) -> list[float]:
-    """Median, least, most."""
+    """Return median, smallest and largest."""
     return [round(x, 2) for x in (statistics.median(values), min(values), max(values))]
 
 
