@@ -100,7 +100,7 @@ def one_prompt(page_size: int) -> dict[str, object]:
 
 
 def whole_steps(num_running: int = 256, nodes: int = 200_000) -> dict[str, object]:
-    garbage.freeze()  # as a scheduler process does when it starts
+    garbage.freeze()  # as a scheduler process does at start-up
     rng = np.random.default_rng(1)
     groups = [KVGroup(name="full", kind="full", num_pages=700_001, page_size=1)]
     cache = kv_cache(groups, "radix", "lru")

@@ -135,7 +135,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="sapling")
-    parser.add_argument("--threads", type=int, help="default: as the engine chooses")
+    parser.add_argument("--threads", type=int, help="default: the engine's choice")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))

@@ -45,7 +45,7 @@ SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()
 RANK, REQUESTS, TOKENS, PROMPT = 16, 32, 64, 256
 DEFAULT = ("q_proj", "v_proj")
 TARGETS: dict[str, Sequence[str]] = {"default": DEFAULT, "all-linear": ()}
-BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5}  # of a weight, but for the head's
+BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5}  # of a weight, except the head's
 
 
 def write_model(folder: Path, layers: int) -> Path:

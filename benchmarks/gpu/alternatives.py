@@ -5,7 +5,7 @@ Each part times the alternatives of one kernel, or of a whole decode step, in on
 line of a part is the choice that a server uses.
 
     python benchmarks/gpu/alternatives.py [--only early,rows,experts,extend,latent] [--minutes 6]
-    python benchmarks/gpu/alternatives.py --device cpu --tiny     # does it work at all
+    python benchmarks/gpu/alternatives.py --device cpu --tiny     # test this program
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ PARTS = {"early": early, "rows": rows, "experts": experts, "extend": extend, "la
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test this program")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--out", type=Path, default=Path("alternatives.json"))

@@ -171,7 +171,7 @@ class Served:
 
 def serve(bench: Bench, folder: Path, shape: Shape, way: Way = Way()) -> Served:
     path = shape.write(folder / shape.name)
-    gc.collect()  # what failed before may still be held by its error
+    gc.collect()  # an earlier error may still hold the memory
     bench.platform.trim()
     context, pages = (96, 64) if bench.tiny else (40960, 4096)
     return Served(bench, path, way, context=context, pages=pages)

@@ -7,7 +7,7 @@ transformers' continuous batching. Parts for which no time is left are skipped a
 
     python benchmarks/gpu/run.py [--minutes 9] [--out gpu.json]
     python benchmarks/gpu/run.py --only quantised   # a part, or its tiles: --only tiles
-    python benchmarks/gpu/run.py --device cpu --tiny      # does it work at all
+    python benchmarks/gpu/run.py --device cpu --tiny      # test this program
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ALONE = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto", help="cuda, rocm, cpu; auto: the first GPU")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test this program")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", choices=sorted(ALONE), help="one part, in about a minute")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))

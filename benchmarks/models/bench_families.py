@@ -1,28 +1,31 @@
-"""Claims: native families are faster than the path through transformers, and that path is no
-slower than transformers' own generate: at least 0.9 of it alone, at least 3 times where it serves.
-Native families that no step program holds as a whole are faster with native kernels than by PyTorch
-alone (`--families lfm2 qwen3-next --ways native plain`). Step programs through JAX on this CPU are
-no slower than `generate` (`--families qwen2 --dtype float32 --ways jax transformers`, and the
-package jax): a check of the lowering, not of a TPU. Compiling does not count.
+"""Claims: native families are faster than the transformers path, which is no slower than
+`generate`.
+
+The path through transformers reaches at least 0.9 of the speed of `generate` on single batches, and
+at least 3 times its speed on mixed requests. Native families that no step program contains as a
+whole are faster with native kernels than with PyTorch alone (`--families lfm2 qwen3-next --ways
+native plain`). Step programs through JAX on this CPU are no slower than `generate` (`--families
+qwen2 --dtype float32 --ways jax transformers`, and the package jax): a check of the lowering, not
+of a TPU. Compile time does not count.
 
     python benchmarks/models/bench_families.py [--families NAME ...] [--all] [--output FILE]
 
 Each family is a random checkpoint of half a billion parameters in bfloat16. Three ways answer the
 same prompts greedily: the native model, the same architecture with its native file hidden, and
-`generate` of transformers. Each runs in a process of its own, ours with the environment that a
-server gives its processes, transformers' with the one it was started in. A number is tokens of
-answers per second, prompts included. There are three rows of them:
+`generate` of transformers. Each runs in a separate process, ours with the environment of a server's
+processes, transformers' with that of this program. Numbers are output tokens per second, including
+the time of the prompts, in three rows:
 
-`1` and `16`: so many requests with equally long prompts and answers, as one batch. Nothing is
+`1` and `16`: this many requests with equally long prompts and answers, as one batch. Nothing is
 padded and no request waits for another: the best case of `generate`. Best of the repeats.
 
-`mixed`: what a server sees. Requests with prompts of 32 to 256 tokens and answers of 8 to 128, of
-a fixed seed. We run 16 at once and let the next one in where one ends; `generate` takes them as
-they come in left-padded batches of 16, each of which runs to its longest answer. Counted are the
-tokens that were asked for. Once, after the rows above.
+`mixed`: what a server sees: requests with prompts of 32 to 256 tokens and answers of 8 to 128, from
+a fixed seed. We run 16 at a time and admit the next one when one ends; `generate` gets them in
+order, in left-padded batches of 16, each of which runs to its longest answer. Only requested tokens
+count. Measured once, after the rows above.
 
-Results are JSON lines; progress goes to stderr. `--tiny` only shows that everything runs, and
-`--ways` leaves some ways out, with the ratios they are part of.
+Results are JSON lines; progress goes to stderr. `--tiny` only checks that everything runs, and
+`--ways` selects ways, and so the ratios.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
-"""Claims: ranks cost little. On one machine, with as many threads in all, paired rounds:
+"""Claims: ranks cost little.
 
-`tp`: two ranks of one thread decode and read prompts at least 0.85 times as fast as one process of
-two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
-of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
-`pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight, in a batch for
-each stage or in one for both; with one request one stage waits for the other. `bubble`: the share
-of the time that stages wait, beside one process of one thread. `dp`: attention of two ranks for
-different requests, beside shares of the heads, for a model of 128 experts. `a2a`: outputs of
-experts sent to the ranks that add them up, beside all of them sent to all. `parts`: microseconds of
-a decode step of 8 requests by op, on each of two ranks. `overlap`: steps of two ranks that are
-launched ahead. `bytes`: what a rank sends to the others for a token, from the sizes of the model.
-`collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
-twice. `start`: seconds to the first answer from real files, and the peak memory of each rank,
-of which its share of the weights is most.
+Paired rounds on one machine, with the same number of threads in total:
+
+`tp`: two ranks of one thread decode and prefill at least 0.85 times as fast as one process of two
+threads. `ep`: the same with whole experts on two ranks, for a model of 128 experts, against shares
+of each expert. `bits`: the cost of `parallel.same_bits` on one rank; the goal is at most 5 %. `pp`:
+two pipeline stages of one thread, at least 0.85 with 16 requests in flight, in a batch per stage or
+in one for both; with one request, one stage waits for the other. `bubble`: the share of time that
+stages wait, against one process of one thread. `dp`: data-parallel attention on two ranks, against
+shares of the heads, for a model of 128 experts. `a2a`: outputs of experts sent to the ranks that
+sum them, against all of them sent to all. `parts`: microseconds of a decode step of 8 requests by
+op, on each of two ranks. `overlap`: steps of two ranks that are launched ahead. `bytes`: what a
+rank sends per token, computed from the sizes of the model. `collectives`: all-reduce of 8 KB over
+shared memory at least 5 times as fast as over gloo, of 1 MB twice. `start`: seconds to the first
+answer from real files, and the peak memory of each rank, most of which is its share of the weights.
 
     python -m benchmarks.parallel.bench_ranks --what tp ep bits pp bubble dp a2a parts overlap bytes
         collectives start [--shape FILE] [--rounds 7] [--tiny]
 
 `--shape benchmarks/one_billion.json` has the sizes of a model of 1.2 billion parameters.
 
-Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
+Weights are random. Results are JSON lines; a ratio above 1 means that the second is faster.
 """
 
 from __future__ import annotations

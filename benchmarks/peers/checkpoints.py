@@ -70,7 +70,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def write_checkpoint(shape: str, folder: Path) -> None:
     """Write a Hugging Face directory in bfloat16 with the tokenizer of the built-in model."""
-    import torch  # takes longer than all that is done where the checkpoint is there
+    import torch  # slow to import, and not needed if the checkpoint exists
     from safetensors.torch import save_file
 
     raw = SHAPES[shape] | {

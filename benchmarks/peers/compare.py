@@ -1,4 +1,4 @@
-"""Sylvan and its peers on the same random-weight checkpoints, one after the other, in rounds.
+"""Compares Sylvan with its peers on the same random-weight checkpoints, in interleaved rounds.
 
     python benchmarks/peers/compare.py --setup            # install and convert only
     python benchmarks/peers/compare.py --check            # do the converted models answer alike?

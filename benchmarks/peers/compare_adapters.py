@@ -1,12 +1,12 @@
-"""Sylvan and its peers with LoRA adapters: tokens a second beside those of the bare model.
+"""Compares Sylvan with its peers with LoRA adapters: tokens per second relative to the bare model.
 
     python benchmarks/peers/compare_adapters.py [--peers sylvan vllm llama.cpp] [--rounds 3]
         [--shape 0.5B] [--batch 1 32] [--new 32] [--adapters 16] [--cache ~/.cache/sylvan-peers]
 
-Adapters have rank 16 on `q_proj` and `v_proj`, as PEFT takes them for such models. Each peer is in
-a process of its own that holds the model once and decodes with no adapter, with one adapter for all
-requests, and with `--adapters` of them in turn (not llama.cpp, where all requests of a context have
-the same), one after the other in every round. Environments are those of `compare.py`.
+Adapters have rank 16 on `q_proj` and `v_proj`, PEFT's defaults for such models. Each peer runs in a
+separate process that holds the model once and decodes with no adapter, with one adapter for all
+requests, and with `--adapters` of them in turn (not llama.cpp, where all requests of a context use
+the same), interleaved in every round. Environments are those of `compare.py`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def run(
     Processes that it started end with it. Raises `CommandFailedError`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    # A file and no pipe: processes that a command leaves behind may hold a pipe open for good.
+    # A file instead of a pipe: processes that a command leaves behind may keep a pipe open.
     with (
         log.open("a", encoding="utf-8") as complaints,
         tempfile.TemporaryFile("w+", errors="replace") as said,

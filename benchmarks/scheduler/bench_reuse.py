@@ -74,7 +74,7 @@ class Engine:
         self._forward_s = 0.0
         program = self.built.scheduler._parts.executor._worker._backend._fused._program
         program.run = self._timed(program.run)
-        garbage.freeze()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does at start-up
 
     def _timed(self, call):
         def run(step):
@@ -224,7 +224,7 @@ def _no_sharing(repeats: int, outputs: int) -> dict[str, object]:
     ratios, us, extra = [], [], []
     for seed in range(max(10, 3 * repeats)):
         both = {prefix: _chats(prefix, seed, outputs) for prefix in ("radix", "none")}
-        garbage.freeze()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does at start-up
         took = dict.fromkeys(both, 0.0)
         turn = list(both)
         while not all(scheduler.idle for scheduler in both.values()):

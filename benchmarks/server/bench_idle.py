@@ -1,12 +1,12 @@
-"""Claim: a server that has nothing to do uses at most 2% of a core, all its processes together,
-also after a crowd: threads stop spinning.
+"""Claim: an idle server uses at most 2% of a core, all processes together, also after a burst.
 
     python benchmarks/server/bench_idle.py [MODEL ...] [--seconds 30] [--runs 3] [--limit 2]
 
-MODEL as for `bench_start.py`. Each run starts `sylvan serve`, requests one token, waits until it is
-idle, and reads the CPU time of its processes (/proc/PID/stat: all threads, user and system) before
-and after `--seconds` without a request; then again after 32 requests at once. Prints percent of one
-core; ends with 1 where the median is above `--limit`. Linux.
+MODEL as for `bench_start.py`. Each run starts `sylvan serve`, requests one token, waits until the
+server is idle, and reads the CPU time of its processes (/proc/PID/stat: all threads, user and
+system) before and after `--seconds` without a request; then again after 32 concurrent requests,
+after which threads must stop spinning. Prints percent of one core; exits with 1 if the median is
+above `--limit`. Linux.
 """
 
 from __future__ import annotations

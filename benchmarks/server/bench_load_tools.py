@@ -8,7 +8,8 @@ medians of the runs of each.
 
     python -m venv build/aiperf && build/aiperf/bin/pip install aiperf==0.13.0
     python tests/sdk/run.py sglang     # installs SGLang's package in build/sdk/sglang
-    python benchmarks/server/bench_load_tools.py --aiperf build/aiperf/bin/aiperf         --sglang build/sdk/sglang
+    python benchmarks/server/bench_load_tools.py --aiperf build/aiperf/bin/aiperf \\
+        --sglang build/sdk/sglang
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""Claims: the first token of the built-in model comes within twice the time of `import torch`
-alone; with a warm load cache, which has the step program too, it comes before `import torch` alone
-would be done; a warm load cache makes starts of other models faster and changes no token; while it
-loads, the scheduler's process holds at most 1.2 times the weights and 400 MB.
+"""Claims: a start takes about as long as `import torch`, and less with a warm load cache.
+
+The first token of the built-in model arrives within twice the time of `import torch` alone; with a
+warm load cache, which includes the step program, before `import torch` alone would end. A warm load
+cache makes starts of other models faster and changes no token. While it loads, the scheduler's
+process uses at most 1.2 times the weights plus 400 MB.
 
     python benchmarks/server/bench_start.py [MODEL ...] [--runs 3] [--quantization FORMAT] [--crowd]
 
-MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B) with random weights, of
-which a checkpoint is written. Each run times, one after another: `import torch` alone, a start
-without a load cache, and one with a warm one; each until a first token has come. With
-`--quantization` a start that only reads the file, without rounding it, is timed too; the aim is
-that a rounded model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`).
-Python may write compiled files, as it does for installed packages; starts that are not measured
-make them, and fill the load cache. Processor time, of all processes and of the busiest one, tells
-how long it would take where other programs take none. With `--crowd` 32 requests of 500 tokens
-follow, and memory is measured under them, too. Linux; memory is what processes held at their peaks
-(VmHWM), files that they read from included, and of all processes together pages that they share
-count several times.
+MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B), for which a checkpoint
+with random weights is written. Each run times, one after another: `import torch` alone, a start
+without a load cache, and a start with a warm one, each until the first token. With `--quantization`
+a start that only reads the file, without quantising it, is timed too; the goal is that a quantised
+model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`). Python may write
+compiled files, as for installed packages; starts that are not measured create them, and fill the
+load cache. Processor time, of all processes and of the busiest one, estimates the duration on an
+idle machine. With `--crowd`, 32 requests of 500 tokens follow, and memory is measured under them,
+too. Linux; memory is the peak of each process (VmHWM), including files that it read; in the sum
+over processes, shared pages count several times.
 """
 
 from __future__ import annotations
