@@ -1,7 +1,6 @@
-"""Measures the latency between tokens of a plain stream while other requests send new, expensive
-grammars.
+"""Measures the latency between tokens of a stream under a storm of new, expensive grammars.
 
-    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8] \
+    python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8] \\
         [--backend llguidance|xgrammar|outlines_core|combined]
 
 MODEL is a directory, a built-in model, or the shape 0.5B with random weights.

@@ -1,4 +1,4 @@
-"""Settings and requests of a scheduler, drawn by hypothesis."""
+"""Settings and requests of a scheduler, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ EVICTIONS = plugins.options(eviction)
 
 
 def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
-    """Settings of a server.
-
-    `room` is its memory in tokens, `lag` how many steps the detokenizer is behind.
+    """Draw settings of a server. `room` is its memory in tokens, `lag` the delay of the detokenizer
+    in steps.
     """
     return st.fixed_dictionaries(
         {
@@ -51,7 +50,7 @@ def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Wish:
-    """A client's request, before it is limited to what fits."""
+    """A client's request, before it is cut to what fits."""
 
     start: int
     common: int
