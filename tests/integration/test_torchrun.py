@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines import FLAGS, completion, started, waited
+from tests.support.server_processes import FLAGS, completion, started, waited
 from tests.support.nodes import free_port
 from tests.support.tiny import write_model
 

@@ -49,7 +49,7 @@ def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ClientRequest:
     """A client's request, before it is cut to what fits."""
 
     start: int
@@ -67,8 +67,8 @@ class Wish:
     sampling: dict[str, Any]
 
 
-wishes = st.builds(
-    Wish,
+client_requests = st.builds(
+    ClientRequest,
     start=st.sampled_from([0, 0, 1, 2]),
     common=st.sampled_from([40, 70, 20, 33, 5, 0]),
     own=st.lists(st.integers(0, 39), min_size=1, max_size=6).map(tuple),

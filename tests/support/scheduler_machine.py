@@ -22,7 +22,7 @@ from sylvan.runtime.core.req import Batch
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from tests.support.kv import World, alone, digest, histories, request, space_at
-from tests.support.wishes import STARTS, Wish, wishes
+from tests.support.scheduler_inputs import STARTS, ClientRequest, client_requests
 
 STEP_S = 0.01
 DRAIN_STEPS = 4000
@@ -70,15 +70,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- clients
 
-    @rule(target=requests, crowd=st.lists(wishes, min_size=1, max_size=6))
-    def submit(self, crowd: list[Wish]) -> Any:
-        rids = [self.add([*STARTS[wish.start][: wish.common], *wish.own], wish) for wish in crowd]
+    @rule(target=requests, crowd=st.lists(client_requests, min_size=1, max_size=6))
+    def submit(self, crowd: list[ClientRequest]) -> Any:
+        rids = [
+            self.add([*STARTS[each.start][: each.common], *each.own], each) for each in crowd
+        ]
         return multiple(*filter(None, rids))
 
-    @rule(target=requests, before=requests, wish=wishes)
-    def next_turn(self, before: str, wish: Wish) -> Any:
+    @rule(target=requests, before=requests, wanted=client_requests)
+    def next_turn(self, before: str, wanted: ClientRequest) -> Any:
         said = [*self.asked[before].input_ids.tolist(), *self.world.tokens.get(before, [])]
-        return self.add([*said, *wish.own], wish) or multiple()
+        return self.add([*said, *wanted.own], wanted) or multiple()
 
     @rule(rid=requests)
     def submit_again(self, rid: str) -> None:
@@ -310,40 +312,40 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- helpers
 
-    def add(self, prompt: list[int], wish: Wish) -> str | None:
+    def add(self, prompt: list[int], wanted: ClientRequest) -> str | None:
         """Submit as much of a request as fits; return its name unless the queue was full."""
         room = self.world.cache.total_tokens
-        if wish.embed:
+        if wanted.embed:
             room = self.world.cache.max_step_tokens if self.setup["whole_prompts"] else room
             return self.send(
                 EmbedRequest(
                     rid=self.new_rid(),
                     input_ids=np.array(prompt[:room], np.int32),
-                    tenant=wish.tenant,
-                    cache_salt=self.isolation.owner(wish.tenant),
-                    **wish.limits,
+                    tenant=wanted.tenant,
+                    cache_salt=self.isolation.owner(wanted.tenant),
+                    **wanted.limits,
                 )
             )
-        new = min(wish.new, room - 1)
+        new = min(wanted.new, room - 1)
         ids = np.array(prompt[: room - new], np.int32)
-        salt = self.isolation.salt(wish.tenant, wish.salt)
+        salt = self.isolation.salt(wanted.tenant, wanted.salt)
         asked = request(
             self.new_rid(),
             ids,
-            sampling=SamplingParams(max_new_tokens=new, **wish.sampling),
-            eos_ids=() if wish.sampling["ignore_eos"] else (7,),
-            tenant=wish.tenant,
+            sampling=SamplingParams(max_new_tokens=new, **wanted.sampling),
+            eos_ids=() if wanted.sampling["ignore_eos"] else (7,),
+            tenant=wanted.tenant,
             cache_salt=salt,
             shared_tokens=self.isolation.shared_tokens(ids) if salt else 0,
-            interval=wish.interval,
-            **wish.limits,
-            **wish.targets,
+            interval=wanted.interval,
+            **wanted.limits,
+            **wanted.targets,
         )
-        if wish.replayed:  # a restart lost it; it continues after the client's tokens
-            outputs = np.array(alone(asked)[:-1][: wish.replayed], np.int32)
+        if wanted.replayed:  # a restart lost it; it continues after the client's tokens
+            outputs = np.array(alone(asked)[:-1][: wanted.replayed], np.int32)
             asked = msgspec.structs.replace(asked, output_ids=outputs)
-        if wish.text_ends and wish.sampling["stop"]:
-            self.text_ends[asked.rid] = wish.text_ends
+        if wanted.text_ends and wanted.sampling["stop"]:
+            self.text_ends[asked.rid] = wanted.text_ends
         return self.send(asked)
 
     def send(self, asked: GenerateRequest | EmbedRequest) -> str | None:
