@@ -292,7 +292,7 @@ class SpeculativeConfig(Section, frozen=True):
 
         Drafts do not pay off in larger batches. Needs a resolved section.
         """
-drafts = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
+        drafts = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * drafts
 
     def most_paths(self, running_reqs: int) -> int:
