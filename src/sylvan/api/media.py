@@ -175,7 +175,7 @@ def media_part(kind: MediaKind, given: object, path: str) -> dict[str, Any]:
     """Return the part of a message with an item.
 
     Raises:
-        RequestError: It is no address, data URL or base64; the message names the path.
+        RequestError: It is not an address, data URL or base64; the message names the path.
     """
     return _part(read_source(kind, given, path))
 

@@ -167,7 +167,7 @@ class Client:
         try:
             found = orjson.loads(data)
         except ValueError as error:
-            raise TargetError(f"{method} {path}: the answer is no JSON") from error
+            raise TargetError(f"{method} {path}: the answer is not JSON") from error
         if not isinstance(found, dict):
             raise TargetError(f"{method} {path}: the answer is not a JSON object")
         return cast("dict[str, Any]", found)

@@ -123,7 +123,7 @@ def _explain(address: tuple[str, int], names: tuple[str, str], flag: str, error:
         case errno.EACCES:
             return f"{port_name}: port {port} needs administrator rights; use one above 1023"
         case errno.EADDRNOTAVAIL:
-            return f"{host_name}: {host!r} is no address of this machine; 0.0.0.0 means all of them"
+            return f"{host_name}: {host!r} is not an address of this machine; 0.0.0.0 means all"
         case _:
             return f"cannot listen on {host}:{port}: {error.strerror}"
 

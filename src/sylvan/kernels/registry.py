@@ -163,5 +163,5 @@ def _loaded(entry: EntryPoint) -> Sequence[KernelSpec]:
     specs = (found,) if isinstance(found, KernelSpec) else tuple(found)
     for spec in specs:
         if not isinstance(spec, KernelSpec) or not spec.target:
-            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are no kernel specs")
+            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are not kernel specs")
     return specs

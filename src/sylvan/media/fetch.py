@@ -218,7 +218,7 @@ class Fetcher:
 
 
 def _joined(url: str, target: str) -> str:
-    """Where a redirect leads to; empty if that is no address."""
+    """Where a redirect leads to; empty if that is not an address."""
     try:
         return urljoin(url, target)
     except ValueError:

@@ -38,7 +38,7 @@ class RemoteEncoders:
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ConfigError(f"media.encoder_urls: {url!r} is no http or https address")
+                raise ConfigError(f"media.encoder_urls: {url!r} is not an http or https address")
         self._urls, self._key, self._timeout_s = tuple(urls), key, timeout_s
         self._client: Any = None  # of httpx, which is imported with the first item
         self._encoder = MessageEncoder(limit=None)

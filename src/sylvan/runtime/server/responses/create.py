@@ -102,7 +102,7 @@ def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse
         RequestError: The ID is malformed, or the tenant has no such response.
     """
     if not name.startswith("resp_"):
-        message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
+        message = f"{param or 'response_id'}: {name[:80]!r} is not an id of a response (resp_...)."
         raise RequestError(message, param=param or "response_id")
     found = call.context.responses.get(name, call.tenant.name)
     if found is None:
