@@ -272,13 +272,13 @@ def _pages(state: _State) -> None:
 
 
 def _load_cache(state: _State) -> None:
-    obstacles = {
+    reasons = {
         f"weights are packed for CPUs, not for {state.config.device}": state.config.device != "cpu",
         "the weights are random": state.config.load_format == "dummy",
         "weights are packed for step programs only": state.config.runner != "program",
         "the user's cache directory cannot be used": state.facts.load_cache is None,
     }
-    why = next((why for why, holds in obstacles.items() if holds), "")
+    why = next((why for why, holds in reasons.items() if holds), "")
     folder = None if why else state.facts.load_cache
     state.decide("load_cache", folder, why or "later starts read what this one writes there")
 

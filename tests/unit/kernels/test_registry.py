@@ -93,7 +93,7 @@ def test_a_kernel_without_its_package_is_not_used_and_says_so():
     kernels = others("TWO")
 
     assert [s.backend for s in kernels.usable("rows", "cpu")] == ["native"]
-    assert kernels.of("rows.add", "cpu")[0].obstacle() == "no_such_package is not installed"
+    assert kernels.of("rows.add", "cpu")[0].unusable_reason() == "no_such_package is not installed"
 
 
 def test_check_kernels_names_them():

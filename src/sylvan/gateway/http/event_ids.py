@@ -160,7 +160,8 @@ class NumberedStreams:
             return None
         found = _ID.match(given)
         if found is None:
-            raise RequestError(f"{LAST_HEADER}: {given[:80]!r} is not an event ID of this gateway.", param=LAST_HEADER)
+            message = f"{LAST_HEADER}: {given[:80]!r} is not an event ID of this gateway."
+            raise RequestError(message, param=LAST_HEADER)
         stream = self._streams.get(found[1])
         if stream is None or stream.tenant != caller.tenant:
             raise RequestError("There is no such stream.", param=LAST_HEADER, status=410)

@@ -94,7 +94,7 @@ def prepared(
     """Load a model in float32, and select the texts that are long enough.
 
     Raises:
-        ConfigError: it is no native decoder, or there are no texts.
+        ConfigError: it is not a native decoder, or there are no texts.
     """
     config = load_config(model_dir)
     kept = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
