@@ -106,11 +106,11 @@ def describe(folder: Path = LIB) -> Description:
         best = load(folder=folder).variant
     except LibraryMissing as why:
         return Description(None, (), {"none": str(why)})
-    reasons = {
+    status = {
         name: "in use" if name == best else reason or f"works here, but {best} is faster"
         for name, reason in reasons.items()
     }
-    return Description(best, cpu_features(folder), reasons)
+    return Description(best, cpu_features(folder), status)
 
 
 def _path(folder: Path, name: str) -> Path:
