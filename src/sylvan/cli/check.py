@@ -160,7 +160,7 @@ def _libraries() -> Iterable[Finding]:
     optional = {
         "triton": "needed for GPUs only: pip install 'sylvan[gpu]'",
         "gguf": "GGUF files are refused: pip install 'sylvan[gguf]'",
-        "transformers": "tokenizers in other formats are refused: pip install 'sylvan[transformers]'",
+        "transformers": "other tokenizers are refused: pip install 'sylvan[transformers]'",
     }
     for name, cost in optional.items():
         try:

@@ -83,7 +83,7 @@ class _Cluster:
 
 
 @contextmanager
-def placed(settings: Settings) -> Iterator[Settings]:
+def place_nodes(settings: Settings) -> Iterator[Settings]:
     """Settings of node 0 while the other machines run on Ray; unchanged unless requested.
 
     Raises:

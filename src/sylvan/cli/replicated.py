@@ -154,7 +154,7 @@ def gateway_config(
     for path, setting in loaded.given.items():
         section, _, _ = path.partition(".")
         if section in _FRONT or path == "processes":
-            raise ConfigError(f"{setting.spelled}: the gateway of --dp takes it from the server's settings")
+            raise ConfigError(f"{setting.spelled}: with --dp it comes from the server's settings")
     check_route(loaded)
     config = loaded.config
     front = msgspec.structs.replace(

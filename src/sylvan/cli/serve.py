@@ -19,7 +19,7 @@ from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
 from sylvan.cli.node import with_torchrun_settings, serve_node
 from sylvan.cli.progress import starting
-from sylvan.cli.ray_nodes import placed
+from sylvan.cli.ray_nodes import place_nodes
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import Roles, read_roles
 from sylvan.cli.service import Service, reloaded_by_signal
@@ -117,8 +117,8 @@ def _run(
         start.close()
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
-        raise ConfigError(f"{unused[0]}: it configures the gateway of --dp or --pd; give one of them")
-    with placed(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
+        raise ConfigError(f"{unused[0]}: it needs --dp or --pd, which start a gateway")
+    with place_nodes(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
         job = ServeJob(
             *(settings, sock, prewarmed, started_s, start, quiet, eof, service),

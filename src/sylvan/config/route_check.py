@@ -50,7 +50,7 @@ def _idle(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
         if setting is not None and loaded.config.control.jwt_issuer is None:
             yield f"{setting.spelled}: tokens need control.jwt_issuer"
     if loaded.config.control.jwt_issuer is not None and loaded.config.control.jwt_audience is None:
-        yield "control.jwt_issuer needs control.jwt_audience: else tokens for other services would be accepted"
+        yield "control.jwt_issuer needs control.jwt_audience: else any audience would be accepted"
     yield from _history(loaded)
     setting = loaded.given.get("observe.trace_endpoint")
     if setting is not None and not loaded.config.observe.trace:

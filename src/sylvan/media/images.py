@@ -29,7 +29,7 @@ def open_image(item: PrepareItem, *, tiles: bool = False) -> Any:
         tiles: Whether the number of tiles can be chosen.
 
     Raises:
-        UnreadableError: As `decode_image`; or the options set a number of tiles that this model fixes.
+        UnreadableError: As `decode_image`; or the options set the number of tiles in vain.
     """
     options = item.options
     if not tiles and (MAX_TILES in options or MIN_TILES in options):

@@ -31,7 +31,7 @@ class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
 class EncodeItem(msgspec.Struct, frozen=True, kw_only=True):
     """Prepare and encode an item; the answer is a `PreparedItem` whose features are the vectors.
 
-    `scope` separates tenants: an item that one tenant sent is never served to another from the cache.
+    `scope` separates tenants: the cache never serves one tenant's item to another.
     """
 
     item: PrepareItem

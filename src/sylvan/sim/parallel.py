@@ -65,7 +65,7 @@ def _start(
     context: ForkContext, study: Study, scenario: Scenario
 ) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe(duplex=False)
-    assert isinstance(ours, Connection), "os.fork exists, so this is not Windows with its named pipes"
+    assert isinstance(ours, Connection), "os.fork exists, so this is not Windows"
     assert isinstance(theirs, Connection)
     process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)
     with warnings.catch_warnings():

@@ -107,7 +107,7 @@ class GrpcEmbeddings:
                 try:
                     return await self._try(given, ids, attempts)
                 except UpstreamError:
-                    if not await attempts.another("regular"):
+                    if not await attempts.should_retry("regular"):
                         raise
 
     async def _try(

@@ -42,7 +42,7 @@ class Attempts:
         dispatch.failed()
         self._health.suspect(worker)
 
-    async def another(self, kind: Kind) -> bool:
+    async def should_retry(self, kind: Kind) -> bool:
         """Decide whether to retry the whole request; wait for the pause before the retry.
 
         Args:

@@ -271,7 +271,7 @@ class Exchange:
                 return False
             self._meter.continued()
             return True
-        return await self._attempts.another(self._kind)
+        return await self._attempts.should_retry(self._kind)
 
     async def _wait_for_worker(self) -> bool:
         """Wait for a worker that can serve the request or continue it; whether one appeared."""

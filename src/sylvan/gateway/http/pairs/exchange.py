@@ -317,7 +317,7 @@ class PairExchange:
             return False
         if isinstance(error, RetryableStatusError) and error.refusal.status not in RETRYABLE:
             return False
-        return await self._attempts.another(self._failed)
+        return await self._attempts.should_retry(self._failed)
 
     def _sent_headers(self) -> HeaderPairs:
         headers = self._parts.sender.forwarding.headers(self._caller)
