@@ -84,7 +84,7 @@ class _Cluster:
 
 @contextmanager
 def place_nodes(settings: Settings) -> Iterator[Settings]:
-    """Settings of node 0 while the other machines run on Ray; unchanged unless requested.
+    """Start the other machines on Ray, if requested; yield the settings of node 0.
 
     Raises:
         ConfigError: Ray is not installed or not running, or has no room; says what to do.
