@@ -127,7 +127,7 @@ def test_an_error_in_a_process_is_reported(study):
     planned = scenarios(SimConfig(cache_tokens=(4096, 4097)), ArrivalConfig(), study.profile)
     wrong = Study(study.profile, [([], None)], {}, 1, 1, scatter=True)
 
-    with pytest.raises(SimulationError, match="has died; give fewer --jobs"):
+    with pytest.raises(SimulationError, match="process died; use fewer --jobs"):
         [*run_all(wrong, planned, 2, lambda done, total: None)]
 
 

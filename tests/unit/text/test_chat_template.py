@@ -348,7 +348,7 @@ def test_templates_resolve_from_name_file_or_text(tmp_path: Path) -> None:
         ("a\0b", "cannot be read"),
         (".", "cannot be read"),
         ("latin.jinja", "cannot be read"),
-        ("conversation.json", "conversation in JSON"),
+        ("conversation.json", "is JSON; give a Jinja template"),
         ("broken.jinja", r"not valid Jinja \(line 2\)"),
         ("{% if %}", "not valid Jinja"),
         ("{{ 1 }}" * 200_000, "over 1000000 characters"),
