@@ -20,7 +20,7 @@ from sylvan.cli.main import COMMANDS
 from sylvan.config.flags import CONFIG_OPTIONS, HELP
 from sylvan.config.tree import ObserveConfig
 from sylvan.gateway.control.gauges import InflightAges, WorkerGauges
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.kernels.inventory import op_uses
 from sylvan.kernels.native.library import Description
 from sylvan.kernels.native.opset import OPS
@@ -193,7 +193,7 @@ _SETTINGS = (
 
 def metrics() -> str:
     """Return the page `docs/reference/metrics.md`, from registries with every metric."""
-    gateway = Families().registry
+    gateway = GatewayMetrics().registry
     gateway.register(WorkerGauges(_Registry(), _Placing()))  # type: ignore[arg-type]
     gateway.register(InflightAges(monotonic))
     return (

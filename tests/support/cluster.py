@@ -150,7 +150,7 @@ class RunningGateway:
         await until(lambda: sum(w.is_healthy for w in self.runtime.registry.workers) == count)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.runtime.families.registry.get_sample_value(name, labels) or 0.0
+        return self.runtime.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @asynccontextmanager

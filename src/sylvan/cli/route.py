@@ -200,7 +200,7 @@ async def serve_gateway(
     limits = connection_limits(config.limits)
     async with AsyncExitStack() as stack:
         if sockets.metrics is not None:
-            metrics = make_asgi_app(gateway.families.registry)
+            metrics = make_asgi_app(gateway.metrics.registry)
             scrapers = Connections(limits)
             server = HttpServer(metrics, FrontConfig(), sockets.metrics, scrapers)
             await stack.enter_async_context(server)

@@ -17,7 +17,7 @@ from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.sender import RequestSender
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.meter import RequestMeter
 from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
@@ -40,7 +40,7 @@ class ExchangeParts:
         sender: Sends requests to them.
         health: Probes workers that look lost.
         recovery: Waits for workers that were lost.
-        families: Metrics.
+        metrics: Prometheus metrics.
         budget: Retry budget of all requests.
         retry: When to retry.
         failover: When to move a stream to another worker.
@@ -55,7 +55,7 @@ class ExchangeParts:
     sender: RequestSender
     health: HealthChecks
     recovery: Recovery
-    families: Families
+    metrics: GatewayMetrics
     budget: RetryBudget
     retry: RetryConfig
     failover: FailoverConfig
@@ -67,7 +67,7 @@ class ExchangeParts:
     def attempts(self, endpoint: str) -> Attempts:
         """Make the attempts of a new request."""
         retries = Retries(self.retry, self.budget, self.rng)
-        return Attempts(retries, self.families.worker, self.health, endpoint)
+        return Attempts(retries, self.metrics.worker, self.health, endpoint)
 
     def journal(self, caller: Caller) -> AnswerJournal:
         """Make the journal of a new request."""

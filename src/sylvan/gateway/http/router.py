@@ -194,7 +194,7 @@ class HttpRouter:
         return registry.speaks(parsed.model, "grpc") and not registry.speaks(parsed.model, "http")
 
     async def _enter(self, tenant: str) -> Permit:
-        outcomes = self._parts.exchange.families.http.rate_limit
+        outcomes = self._parts.exchange.metrics.http.rate_limit
         try:
             permit = await self._parts.admission.enter(tenant)
         except QueueFullError:
@@ -217,7 +217,7 @@ class HttpRouter:
         served = exchange.registry.models
         model = served[0] if len(served) == 1 else parsed.model
         labels = RouteLabels(connection, backend, connection, self._models.label(model), route.path)
-        return RequestMeter(exchange.families, labels, exchange.clock, stream=parsed.stream)
+        return RequestMeter(exchange.metrics, labels, exchange.clock, stream=parsed.stream)
 
     async def _pinned(self, caller: Caller, parsed: ParsedBody) -> Pinned | None:
         """The worker that this request must use, if any."""

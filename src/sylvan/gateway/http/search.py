@@ -120,7 +120,7 @@ class ObjectLocator:
     async def _ask(self, caller: Caller, family: Family, worker: Worker, raw: bytes) -> None:
         parts = self._parts
         labels = RouteLabels("http", "regular", "http", "unknown", _shape(caller.path))
-        meter = RequestMeter(parts.families, labels, parts.clock, stream=False)
+        meter = RequestMeter(parts.metrics, labels, parts.clock, stream=False)
         answer = Answer(caller, family, parts.limits.slow_client_s)
         dispatch = worker.begin()
         relay = Relay(answer, dispatch, meter, RETRYABLE | _NOT_HERE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sylvan.config.route import RouteConfig
 from sylvan.gateway.flow.admission import GatewayAdmission
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.openai.catalog import Catalog
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.history import History
@@ -31,7 +31,7 @@ class PassThroughBuilder:
         upstreams: Upstream servers and fallback models.
         http: HTTP client.
         clients: Tenants' budgets.
-        families: Metrics.
+        metrics: Prometheus metrics.
         clock: Monotonic clock, for durations.
         wall: Wall clock, in seconds since the Unix epoch.
         process: Name of this process among the gateway's processes.
@@ -41,7 +41,7 @@ class PassThroughBuilder:
     upstreams: Upstreams
     http: HttpUpstream
     clients: Clients
-    families: Families
+    metrics: GatewayMetrics
     clock: Clock
     wall: Clock
     process: str
@@ -65,7 +65,7 @@ class PassThroughBuilder:
                 admission=GatewayAdmission(config.limits, self.clock),
                 clients=self.clients,
                 keeps_credentials=self.clients.open,
-                families=self.families,
+                metrics=self.metrics,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
                 clock=self.clock,
@@ -78,7 +78,7 @@ class PassThroughBuilder:
         if providers is None or providers.history == "none":
             return None
         maker = f"{platform.node()}:{self.config.server.port}:{self.process}"
-        store = HistoryStore(providers, self.families.history, self.wall, maker)
+        store = HistoryStore(providers, self.metrics.history, self.wall, maker)
         return History(
             store=store,
             background=Background(store, self.wall),

@@ -21,7 +21,7 @@ from sylvan.gateway.http.outgoing import OWN_HEADERS
 from sylvan.gateway.http.parsed_body import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.http.routes import AUDIO, ProxyRoute
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
 from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
 from sylvan.gateway.openai.history.answer import StoredAnswer
@@ -59,7 +59,7 @@ class PassThroughParts:
         admission: Admits requests.
         clients: Tenants' budgets.
         keeps_credentials: Forward clients' keys to servers that have none configured.
-        families: Metrics.
+        metrics: Prometheus metrics.
         limits: Timeouts.
         max_body_bytes: Limit of bodies.
         clock: Monotonic clock, for durations.
@@ -71,7 +71,7 @@ class PassThroughParts:
     admission: GatewayAdmission
     clients: Clients
     keeps_credentials: bool
-    families: Families
+    metrics: GatewayMetrics
     limits: RouteLimitsConfig
     max_body_bytes: int
     clock: Clock
@@ -177,7 +177,7 @@ class PassThrough:
         plain = Answer(caller, route.family, limits.slow_client_s)
         answer = plain if work.turn is None else StoredAnswer(work.turn, plain)
         labels = RouteLabels("openai", "external", "http", self._models.label(parsed.model), route.path)
-        meter = RequestMeter(self._parts.families, labels, self._parts.clock, stream=parsed.stream)
+        meter = RequestMeter(self._parts.metrics, labels, self._parts.clock, stream=parsed.stream)
         failure: UpstreamError | None = None
         deadline = asyncio.timeout(limits.request_timeout_s)
         try:
