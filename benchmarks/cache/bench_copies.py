@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="M")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pages", type=int, default=64, help="of a transfer")
+    parser.add_argument("--pages", type=int, default=64, help="pages per transfer")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -201,7 +201,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test this program")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--out", type=Path, default=Path("alternatives.json"))
     options = parser.parse_args()

@@ -89,7 +89,7 @@ def p99(parts: list[list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="sapling")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=40.0, help="seconds of each kind of interval")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--backend", default="auto", help="grammar.backend of the engine")
     options = parser.parse_args()

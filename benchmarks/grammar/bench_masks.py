@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=SAPLING)
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--backend", nargs="+", default=installed_backends())
-    parser.add_argument("--vocab", type=int, default=0, help="ids of the head; 0: the tokenizer's")
+    parser.add_argument("--vocab", type=int, default=0, help="vocabulary size; 0: the tokenizer's")
     parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()
     words = vocabulary_of(Tokenizer.load(options.model), options.vocab)

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--what", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=3, help="requests for each place in a batch")
+    parser.add_argument("--rounds", type=int, default=3, help="requests per place in the batch")
     parser.add_argument("--backend", default="llguidance")
     parser.add_argument("--overlap", choices=["auto", "on", "off"], nargs="+", default=["auto"])
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS)

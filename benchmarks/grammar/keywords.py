@@ -192,7 +192,7 @@ def table() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    parser.add_argument("--check", action="store_true", help="only report whether the page is out of date")
     options = parser.parse_args()
     return put("keywords", table(), check=options.check)
 

@@ -189,7 +189,7 @@ def each_heavy(server: Server) -> Iterator[dict[str, object]]:
 def main() -> int:
     """Run both parts; see the module's docstring."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=1, help="try one in so many")
+    parser.add_argument("--every", type=int, default=1, help="test only every Nth body")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     import tempfile

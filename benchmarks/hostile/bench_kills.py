@@ -115,10 +115,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--deaths", type=int, default=100)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=0.2, help="deaths a second of each process")
-    parser.add_argument("--api", type=float, help="seconds from one death of an API process on")
+    parser.add_argument("--rate", type=float, default=0.2, help="kills per second of each process")
+    parser.add_argument("--api", type=float, help="seconds between kills of an API process")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600, help="stop then at the latest")
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit in seconds")
     args = parser.parse_args()
     with serving("sapling") as calm:
         expected = asyncio.run(all_said(calm, args.streams))

@@ -107,7 +107,7 @@ def _batch(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=896, help="of the head's input")
+    parser.add_argument("--width", type=int, default=896, help="width of the head's input")
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--top-k", type=int, default=20)

@@ -44,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", nargs="+", default=["bf16", "w8a8", "w4a8"])
     parser.add_argument("--shape", default="M")
-    parser.add_argument("--variant", nargs="+", help="default: all that work here")
+    parser.add_argument("--variant", nargs="+", help="default: all that run on this machine")
     parser.add_argument("--out", type=Path)
     parser.add_argument("more", nargs="*", help="after --: flags of bench_step.py")
     options = parser.parse_args()

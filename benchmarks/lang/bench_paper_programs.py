@@ -132,8 +132,8 @@ def half_billion(folder: Path) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="directory, or 0.5B; default: the built-in")
-    parser.add_argument("--programs", type=int, default=32, help="programs of each kind a run")
-    parser.add_argument("--threads", type=int, default=32, help="programs at a time")
+    parser.add_argument("--programs", type=int, default=32, help="programs of each kind per run")
+    parser.add_argument("--threads", type=int, default=32, help="concurrent programs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", action="append", help="names of workloads")
     parser.add_argument("--serve", action="append", default=[], metavar="NAME=VALUE")

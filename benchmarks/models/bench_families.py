@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=48, help="mixed ones; 0: none")
+    parser.add_argument("--requests", type=int, default=48, help="mixed requests; 0: none")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)

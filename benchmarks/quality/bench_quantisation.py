@@ -42,7 +42,7 @@ FILES = tuple(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-class", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=4096, help="that copies are calibrated with")
+    parser.add_argument("--tokens", type=int, default=4096, help="calibration tokens")
     args = parser.parse_args()
     texts = held_out(args.per_class)
     with tempfile.TemporaryDirectory() as folder:

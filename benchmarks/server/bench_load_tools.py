@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="folder for what the tools print")
+    parser.add_argument("--keep", type=Path, help="folder for the output of the tools")
     args = parser.parse_args()
     tools: dict[str, tuple[str, Callable[[Bench], Figures]]] = {}
     if args.sglang:

@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sapling")
     parser.add_argument("--pairs", type=int, default=24)
-    parser.add_argument("--baseline", help="sources of the server that is off")
+    parser.add_argument("--baseline", help="sources for the server without observability")
     args = parser.parse_args()
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder, collector() as collected:

@@ -123,7 +123,7 @@ def model_of(args: argparse.Namespace, folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--paced", action="store_true")
-    parser.add_argument("--only-gateway", action="store_true", help="with --paced; not one server")
+    parser.add_argument("--only-gateway", action="store_true", help="with --paced: skip the single server")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--requests", type=int, default=240)

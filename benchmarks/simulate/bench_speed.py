@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--policy", nargs="+", default=["cache_aware", "round_robin"])
     parser.add_argument(
-        "--off", type=int, default=5000, help="requests with and without the switch"
+        "--off", type=int, default=5000, help="requests of the comparison with the off switch"
     )
     args = parser.parse_args()
     few = max(1, args.replicas // 20)
