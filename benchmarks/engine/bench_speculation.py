@@ -66,8 +66,7 @@ KINDS = {"copy": ("copy",), "calls": ("tool_parallel",), "chat": CLASSES}
 
 
 class Oracle:
-    """Implements `Drafter` with known answers; each draft token is right with a given probability.
-    """
+    """Implements `Drafter` with known answers; each draft token is right with a given probability."""
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -211,12 +210,16 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
-    parser.add_argument("--all", action="store_true", help="verify all drafts, even if they do not pay off")
+    parser.add_argument(
+        "--all", action="store_true", help="verify all drafts, even if they do not pay off"
+    )
     parser.add_argument("--requests", type=int, help="requests at batch size 1 (default: 32 or 63)")
     parser.add_argument("--threads", type=int, help="cores of a step (default: all)")
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
-    parser.add_argument("--guesses", type=int, help="draft tokens per step (default: 10 for ngram, else 4)")
+    parser.add_argument(
+        "--guesses", type=int, help="draft tokens per step (default: 10 for ngram, else 4)"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)

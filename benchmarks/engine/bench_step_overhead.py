@@ -62,7 +62,9 @@ def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
         start = time.perf_counter()
         built.scheduler.step()
         whole.append(time.perf_counter() - start)
-        if overlap != "on" and number % 4 == 3:  # interleaved, so that load on the machine affects both alike
+        if (
+            overlap != "on" and number % 4 == 3
+        ):  # interleaved, so that load on the machine affects both alike
             alone += bare(worker, 1)
     built.scheduler.pause("abort")
     forward, step = statistics.median(alone or bare(worker, STEPS)), statistics.median(whole)

@@ -211,8 +211,7 @@ def spread(values: list[float]) -> list[float]:
 
 
 def new_tokens(args: argparse.Namespace) -> int:
-    """Return the number of distinct tokens of all chats, each of which is computed at least once.
-    """
+    """Return the number of distinct tokens of all chats, each of which is computed at least once."""
     return args.chats * (args.history + (args.turns + 1) * (args.new + TURN))
 
 
@@ -346,8 +345,12 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=16, help="output tokens")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--history", type=int, default=1024, help="prompt tokens of a chat's first turn")
-    parser.add_argument("--times", type=int, default=5, help="ratio of all histories to the device's memory")
+    parser.add_argument(
+        "--history", type=int, default=1024, help="prompt tokens of a chat's first turn"
+    )
+    parser.add_argument(
+        "--times", type=int, default=5, help="ratio of all histories to the device's memory"
+    )
     parser.add_argument("--page-size", type=int, default=0, help="default: the engine's choice")
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
     parser.add_argument("--rest", type=float, default=1.0, help="idle seconds after a start")

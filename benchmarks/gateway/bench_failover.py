@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between signals")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--hang", type=float, default=8.0, help="seconds for which a server is suspended")
+    parser.add_argument(
+        "--hang", type=float, default=8.0, help="seconds for which a server is suspended"
+    )
     parser.add_argument("--stall", type=float, default=4.0, help="failover.stall_s")
     parser.add_argument("--spare", type=int, default=2, help="servers that are never disturbed")
     parser.add_argument("--seed", type=int, default=0)

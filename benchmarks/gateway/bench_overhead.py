@@ -182,7 +182,9 @@ def measure(name: str, port: int, args: argparse.Namespace) -> dict[str, dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--router", help="a Python with the package sglang-router")
-    parser.add_argument("--processes", type=int, default=1, help="more gateway processes to measure, besides one")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="more gateway processes to measure, besides one"
+    )
     parser.add_argument("--upstreams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=500.0)

@@ -1,5 +1,4 @@
-"""Compares with transformers: equal tokens on small models, and speed of its continuous batching.
-"""
+"""Compares with transformers: equal tokens on small models, and speed of its continuous batching."""
 
 from __future__ import annotations
 

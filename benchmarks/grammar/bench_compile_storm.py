@@ -89,7 +89,9 @@ def p99(parts: list[list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="sapling")
-    parser.add_argument("--seconds", type=float, default=40.0, help="seconds of each kind of interval")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="seconds of each kind of interval"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--backend", default="auto", help="grammar.backend of the engine")
     options = parser.parse_args()
@@ -121,8 +123,7 @@ def main() -> None:
 
 
 def ratio(rounds: list[Round], base: str) -> dict[str, Any]:
-    """Return the ratio of the 99th percentiles of stormy and other intervals, with a 95 % interval.
-    """
+    """Return the ratio of the 99th percentiles of stormy and other intervals, with a 95 % interval."""
     found = [p99([r["stormy"]]) / p99([r[base]]) for r in rounds]
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(found, k=len(found))) for _ in range(1000))

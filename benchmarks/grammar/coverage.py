@@ -47,7 +47,9 @@ def table(cache: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only report whether the page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only report whether the page is out of date"
+    )
     parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache/d/json-schema-suite")
     options = parser.parse_args()
     return put("coverage", table(options.cache), check=options.check)

@@ -192,7 +192,9 @@ def table() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only report whether the page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only report whether the page is out of date"
+    )
     options = parser.parse_args()
     return put("keywords", table(), check=options.check)
 

@@ -119,7 +119,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print each schema that is refused")
     parser.add_argument("--model", help="model that generates answers")
     parser.add_argument("--random", action="store_true", help="with random weights")
-    parser.add_argument("--tokens", type=int, default=160, help="largest number of tokens of an answer")
+    parser.add_argument(
+        "--tokens", type=int, default=160, help="largest number of tokens of an answer"
+    )
     args = parser.parse_args()
     vocabulary = vocabulary_of(Tokenizer.load(SAPLING), 0)
     limits = Limits(timeout_s=args.timeout_s, quick_s=1.0)

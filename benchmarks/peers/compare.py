@@ -79,8 +79,7 @@ class LeftOut:
 
 
 def candidates(options: argparse.Namespace, setting: Setting, out: LeftOut) -> list[Candidate]:
-    """Install, write and convert what is needed; neighbours in a table are measured consecutively.
-    """
+    """Install, write and convert what is needed; neighbours in a table are measured consecutively."""
     for shape in options.shapes:
         model = setting.cache / "models" / shape
         if not model.exists():
@@ -238,7 +237,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--limit-s", type=float, default=900.0, help="seconds for one measurement")
     parser.add_argument("--setup-limit-s", type=float, default=3600.0)
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no measurement after this many minutes")
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="start no measurement after this many minutes"
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "sylvan-peers")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the cache")
     parser.add_argument("--resume", action="store_true", help="continue with existing results")

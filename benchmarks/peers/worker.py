@@ -117,12 +117,16 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("extra", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--variant", help="variant of Sylvan's kernels, such as avx512; default: the best")
+    parser.add_argument(
+        "--variant", help="variant of Sylvan's kernels, such as avx512; default: the best"
+    )
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument(
         "--new", type=int, default=64, help="output tokens; more if they take too little time"
     )
-    parser.add_argument("--prompt", type=int, default=32, help="length of the prompts that are decoded from")
+    parser.add_argument(
+        "--prompt", type=int, default=32, help="length of the prompts that are decoded from"
+    )
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--shared", type=int, default=64)

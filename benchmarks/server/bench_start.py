@@ -226,7 +226,9 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=CROWD * (PROMPT + 2 * ANSWER))
     parser.add_argument("--quantization", help="as of sylvan serve")
     parser.add_argument("--crowd", action="store_true", help="measure memory under load, too")
-    parser.add_argument("--folder", type=Path, help="folder for checkpoints and caches; not deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for checkpoints and caches; not deleted"
+    )
     args = parser.parse_args()
     settings = ["--cache.max-tokens", str(args.kv_tokens)]
     rounding = ("--quantization", args.quantization) if args.quantization else ()

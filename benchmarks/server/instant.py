@@ -1,6 +1,6 @@
 """A server whose engine answers at once, to measure the cost of HTTP alone.
 
-    python benchmarks/server/instant.py PORT
+python benchmarks/server/instant.py PORT
 """
 
 from __future__ import annotations

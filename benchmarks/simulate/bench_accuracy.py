@@ -55,8 +55,7 @@ def command(*words) -> list[str]:
 
 @contextmanager
 def gateway(model: Path, env: dict[str, str], count: int, *flags):
-    """Start several servers behind one address; yield that address, and the address of one of them.
-    """
+    """Start several servers behind one address; yield that address, and the address of one of them."""
     with ExitStack() as stack:
         urls = [stack.enter_context(server(model, env, *flags)) for _ in range(count)]
         words = command("route", "--worker-urls", *urls, "--port", 0)
@@ -123,7 +122,9 @@ def model_of(args: argparse.Namespace, folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--paced", action="store_true")
-    parser.add_argument("--only-gateway", action="store_true", help="with --paced: skip the single server")
+    parser.add_argument(
+        "--only-gateway", action="store_true", help="with --paced: skip the single server"
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--requests", type=int, default=240)

@@ -1,5 +1,4 @@
-"""A vocabulary for grammar tests: every byte, some longer tokens, two control tokens, some padding.
-"""
+"""A vocabulary for grammar tests: every byte, some longer tokens, two control tokens, some padding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Several ranks in one process: the first is used like any executor, the others follow in threads.
-"""
+"""Several ranks in one process: the first is used like any executor, the others follow in threads."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     def start(self, setup: dict[str, Any], *drafters: Capability, most_guesses: int = 0) -> None:
-        """Call this from an `initialize` rule. `most_guesses`: draft tokens per request and step.
-        """
+        """Call this from an `initialize` rule. `most_guesses`: draft tokens per request and step."""
         setup = dict(setup)
         self.most_guesses = most_guesses
         room, size = setup.pop("room"), setup["page_size"]
@@ -72,9 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(target=requests, crowd=st.lists(client_requests, min_size=1, max_size=6))
     def submit(self, crowd: list[ClientRequest]) -> Any:
-        rids = [
-            self.add([*STARTS[each.start][: each.common], *each.own], each) for each in crowd
-        ]
+        rids = [self.add([*STARTS[each.start][: each.common], *each.own], each) for each in crowd]
         return multiple(*filter(None, rids))
 
     @rule(target=requests, before=requests, wanted=client_requests)
@@ -276,8 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
 
     def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
-        """Check that the first token is emitted at once, and so are tokens that may end the text.
-        """
+        """Check that the first token is emitted at once, and so are tokens that may end the text."""
         later = pieces[1:-1]
         if self.most_guesses:  # several come at a time
             assert all(count > 0 for count in later) or self.tells
@@ -397,8 +393,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [] if isinstance(asked, EmbedRequest) else asked.output_ids.tolist()
 
     def learn(self) -> None:
-        """Record the tokens that clients have by now; text may still be cut until it is confirmed.
-        """
+        """Record the tokens that clients have by now; text may still be cut until it is confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
         kept_back = {r.rid: r.tokens.view(r.num_emitted, len(r.tokens)).tolist() for r in alive}

@@ -54,7 +54,7 @@ Script = Callable[[GenerateRequest, str], str]
 
 
 def echo(request: GenerateRequest, prompt: str) -> str:
-    """Repeat the prompt, so that answers can be told apart."""
+    """Repeat the prompt, so that answers differ."""
     return prompt
 
 

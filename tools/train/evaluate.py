@@ -178,7 +178,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Score sapling on held-out examples.")
     parser.add_argument("--model", type=Path, default=ASSETS, help="model directory")
     parser.add_argument("--vision", action="store_true", help="ask about pictures as well")
-    parser.add_argument("--other-fonts", action="store_true", help="draw fonts that were never trained on")
+    parser.add_argument(
+        "--other-fonts", action="store_true", help="draw fonts that were never trained on"
+    )
     parser.add_argument("--url", help="score a running server instead of the local files")
     parser.add_argument("--name", default="sapling", help="model name to send to the server")
     parser.add_argument("--per-class", type=int, default=200)

@@ -105,7 +105,9 @@ def plan_answer(parsers: Parsers, request: AnswerRequest, prompt: str) -> Answer
     sampling = _constrained(request, rules)
     grammar = None
     if sampling.grammar is not None:
-        grammar = _grammar_with_thinking(request, sampling, opens=_may_open(family, request, prompt))
+        grammar = _grammar_with_thinking(
+            request, sampling, opens=_may_open(family, request, prompt)
+        )
         if not grammar.calls and rules.reasoning is not None:
             family = replace(rules.reasoning, interrupts=())
             rules = msgspec.structs.replace(rules, reasoning=family)
@@ -290,7 +292,9 @@ def _schema_of(text: str) -> Any:
         raise RequestError(message, param="json_schema") from None
 
 
-def _grammar_with_thinking(request: AnswerRequest, sampling: SamplingParams, *, opens: bool) -> GrammarWithThinking:
+def _grammar_with_thinking(
+    request: AnswerRequest, sampling: SamplingParams, *, opens: bool
+) -> GrammarWithThinking:
     """Return how the grammar in `sampling` combines with thinking."""
     ours = sampling is not request.sampling  # the grammar constrains calls
     calls = ours and sampling.structural_tag is not None

@@ -24,7 +24,9 @@ class Api(Protocol):
     path: str
     streams: bool
 
-    def body(self, turn: BenchTurn, history: History, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         """Build the body of a request."""
         ...
 
@@ -46,7 +48,9 @@ class GenerateApi:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, history: History, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         config = self._config
         exact = turn.token_ids and not history
         body: dict[str, Any] = {
@@ -83,7 +87,9 @@ class Completions:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, history: History, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         exact = turn.token_ids and not history
         body = {
             "prompt": list(turn.token_ids) if exact else _whole(turn, history),
@@ -109,7 +115,9 @@ class Chat:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, history: History, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         earlier: list[Mapping[str, object]] = []
         for question, answer in history:
             earlier.append({"role": "user", "content": question})
@@ -141,7 +149,9 @@ class EmbeddingsApi:
     def __init__(self, config: AnswerConfig) -> None:
         del config  # generates nothing
 
-    def body(self, turn: BenchTurn, history: History, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         del history
         return {"input": list(turn.token_ids) or turn.text, "model": adapter or model}
 

@@ -17,7 +17,7 @@ from sylvan.cli.encoder import serve_encoder
 from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
-from sylvan.cli.node import with_torchrun_settings, serve_node
+from sylvan.cli.node import serve_node, with_torchrun_settings
 from sylvan.cli.progress import starting
 from sylvan.cli.ray_nodes import place_nodes
 from sylvan.cli.replicated import RouterOptions, serve_replicas

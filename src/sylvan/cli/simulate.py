@@ -152,7 +152,9 @@ def _sentences(reports: _Reports) -> list[str]:
         ]
     if config.sim.slo:
         share = config.sim.share
-        found += [table.sentence(each, config.sim.slo, share) for each in capacity_plans(results, share)]
+        found += [
+            table.sentence(each, config.sim.slo, share) for each in capacity_plans(results, share)
+        ]
     return found
 
 

@@ -9,13 +9,13 @@ from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
 from sylvan.config.facts import KEEPS_CODES, Facts
 from sylvan.config.fields import get, nearest, size_text
-from sylvan.config.sglang_values import alternative_to
 from sylvan.config.jax_rules import JAX_RULES, KEYS_ON_JAX
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.quantization import ROUNDED_ROWS, STORED
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Rule, RuleCase
+from sylvan.config.sglang_values import alternative_to
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.config.values import no_network, not_an_address

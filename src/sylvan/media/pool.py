@@ -58,7 +58,9 @@ class MediaWorkers:
                 ) from error
             except (OSError, EOFError, asyncio.IncompleteReadError) as error:
                 await worker.end()
-                message = f"{path}: the process that prepared this {item.kind} died; it may be damaged."
+                message = (
+                    f"{path}: the process that prepared this {item.kind} died; it may be damaged."
+                )
                 raise RequestError(message, param=path) from error
             except BaseException:
                 await worker.end()  # otherwise a stale answer could be taken for the next item's

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from sylvan.media.dual_encoder import DualEncoderImages
 from sylvan.media.documents import PAGES, draw_pages
+from sylvan.media.dual_encoder import DualEncoderImages
 from sylvan.media.fixed_size import FixedSizeImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError

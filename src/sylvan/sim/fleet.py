@@ -284,7 +284,9 @@ class Fleet:
         if self._queue and len(self._live) < self._limit:
             self._ask(self._queue.popleft(), now_s)
 
-    def _record_end(self, live: _Live, now_s: float, error: str, output: TokenOutput | None) -> None:
+    def _record_end(
+        self, live: _Live, now_s: float, error: str, output: TokenOutput | None
+    ) -> None:
         outcomes, place = self.outcomes, live.place
         outcomes.end_s[place] = self._received_s(live, now_s)
         if error:

@@ -58,8 +58,7 @@ def sentence(plan: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
     if plan.meets_slo:
         return f"{plan.load}: {what} is enough: {good} of requests meet {wanted}"
     return (
-        f"{plan.load}: no setup meets {wanted} for {share:.1%} of requests; {what} does "
-        f"for {good}"
+        f"{plan.load}: no setup meets {wanted} for {share:.1%} of requests; {what} does for {good}"
     )
 
 

@@ -270,9 +270,7 @@ def _source(choice: str) -> str:
     if "{{" in choice or "{%" in choice:
         return choice
     if choice.endswith(".json"):
-        raise ConfigError(
-            f"Chat template {choice!r} is JSON; give a Jinja template."
-        )
+        raise ConfigError(f"Chat template {choice!r} is JSON; give a Jinja template.")
     try:
         return Path(choice).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -90,7 +90,9 @@ def test_what_stands_beside_calls_keeps_its_name() -> None:
 
     def said(message: str) -> str:
         return str(
-            with_client_field(RequestError(f"structural_tag: {message}", param="structural_tag"), names)
+            with_client_field(
+                RequestError(f"structural_tag: {message}", param="structural_tag"), names
+            )
         )
 
     assert said("#/format/elements/0/pattern: at position 1: x") == "my.regex: at position 1: x"

@@ -7,10 +7,10 @@ import pytest
 from sylvan.config.check import check
 from sylvan.config.fields import fields, get
 from sylvan.config.flags import CONFIG_OPTIONS, parse_flags
-from sylvan.config.sglang_values import SGLANG_VALUES
 from sylvan.config.load import load
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import resolve
+from sylvan.config.sglang_values import SGLANG_VALUES
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts
 

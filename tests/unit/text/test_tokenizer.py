@@ -199,7 +199,9 @@ def test_given_template_replaces_all_others_and_keeps_their_tokens_protected(
 
     assert tok.chat_templates == {"default": "{{ messages[0].content }}"}
     assert tok.chat_template == "{{ messages[0].content }}"
-    assert tok.spells_control_token("<tool_call>")  # no special token, but the model's template writes it
+    assert tok.spells_control_token(
+        "<tool_call>"
+    )  # no special token, but the model's template writes it
 
 
 @pytest.mark.parametrize(

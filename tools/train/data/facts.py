@@ -1,5 +1,4 @@
-"""Facts: capitals in both directions, chemical symbols, opposites, calendar neighbours and so on.
-"""
+"""Facts: capitals in both directions, chemical symbols, opposites, calendar neighbours and so on."""
 
 from __future__ import annotations
 

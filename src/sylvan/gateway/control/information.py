@@ -173,7 +173,9 @@ class Information:
     async def engine_metrics(self, caller: Caller, params: Params) -> None:
         """Return the merged metrics of all workers, labelled by worker."""
         workers = servers(self._parts.registry.workers)
-        texts = await asyncio.gather(*(self._parts.probe.text(w, "/metrics", ASK_S) for w in workers))
+        texts = await asyncio.gather(
+            *(self._parts.probe.text(w, "/metrics", ASK_S) for w in workers)
+        )
         by_url = {w.url: text for w, text in zip(workers, texts, strict=True) if text is not None}
         await caller.reply(200, METRICS, merged(by_url).encode())
 

@@ -24,8 +24,8 @@ from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.routes import ProxyRoute
-from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.text.library import TextLibrary

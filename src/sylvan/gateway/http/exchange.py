@@ -17,8 +17,8 @@ from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.sender import RequestSender
-from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks

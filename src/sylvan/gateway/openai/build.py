@@ -15,7 +15,7 @@ from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.history import History
 from sylvan.gateway.openai.history.owners import Owners
 from sylvan.gateway.openai.history.store import HistoryStore
-from sylvan.gateway.openai.router import PassThroughParts, PassThrough
+from sylvan.gateway.openai.router import PassThrough, PassThroughParts
 from sylvan.gateway.openai.upstreams import Upstreams
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.upstream.http import HttpUpstream

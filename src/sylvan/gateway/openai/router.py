@@ -21,8 +21,8 @@ from sylvan.gateway.http.outgoing import OWN_HEADERS
 from sylvan.gateway.http.parsed_body import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.http.routes import AUDIO, ProxyRoute
-from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
 from sylvan.gateway.openai.history.answer import StoredAnswer
 from sylvan.gateway.openai.history.history import History
@@ -176,7 +176,9 @@ class PassThrough:
         caller, route, parsed = work.caller, work.route, work.parsed
         plain = Answer(caller, route.family, limits.slow_client_s)
         answer = plain if work.turn is None else StoredAnswer(work.turn, plain)
-        labels = RouteLabels("openai", "external", "http", self._models.label(parsed.model), route.path)
+        labels = RouteLabels(
+            "openai", "external", "http", self._models.label(parsed.model), route.path
+        )
         meter = RequestMeter(self._parts.metrics, labels, self._parts.clock, stream=parsed.stream)
         failure: UpstreamError | None = None
         deadline = asyncio.timeout(limits.request_timeout_s)

@@ -86,13 +86,17 @@ class GatewayAuth:
         if self.clients.open:
             if is_loopback(self.front) and self._from_here(headers):
                 return Principal("local", "admin")
-            message = "Forbidden: without keys, only programs on this machine may operate the gateway."
+            message = (
+                "Forbidden: without keys, only programs on this machine may operate the gateway."
+            )
             raise UnauthorizedError(message, status=403)
         found = self.clients.find(presented) if presented is not None else None
         if found is None:
             raise UnauthorizedError("Unauthorized: an API key is needed.")
         if found.tenant:
-            raise UnauthorizedError("Forbidden: this route is for operators, not for tenants.", status=403)
+            raise UnauthorizedError(
+                "Forbidden: this route is for operators, not for tenants.", status=403
+            )
         return Principal("key", "admin")
 
     def _from_here(self, headers: Mapping[str, str]) -> bool:

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import orjson
 from starlette.requests import Request
 
+from sylvan.api.client_fields import with_client_field
 from sylvan.api.errors import error_body
 from sylvan.api.extras import unknown_fields
-from sylvan.api.client_fields import with_client_field
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.context import Context

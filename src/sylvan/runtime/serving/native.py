@@ -176,7 +176,9 @@ class NativeCall:
             text = prompt.text or ending(tokenizer, prompt.input_ids or ())
             inside = parsers.reasoning.starts_in_reasoning(text)
             opens = parsers.reasoning.may_start_reasoning(text)
-        grammar = GrammarWithThinking(may_open=opens) if prompt.sampling.grammar is not None else None
+        grammar = (
+            GrammarWithThinking(may_open=opens) if prompt.sampling.grammar is not None else None
+        )
         return thinking_of(parsers, inside=inside, budget=budget, grammar=grammar)
 
     def _options(

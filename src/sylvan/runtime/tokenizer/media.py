@@ -172,7 +172,9 @@ class MediaPreparer:
             for number, source in enumerate(sources)
         ]
 
-    def _prepare_item(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> PrepareItem:
+    def _prepare_item(
+        self, source: MediaSource, data: bytes, options: dict[str, Any]
+    ) -> PrepareItem:
         return PrepareItem(
             id=0,
             kind=source.kind,

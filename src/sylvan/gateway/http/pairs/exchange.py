@@ -170,7 +170,9 @@ class PairExchange:
     async def _continue_alone(self) -> None:
         """Continue the stream on another decode worker, which recomputes the prompt itself."""
         begun = StartedAnswer("decode", self._answer, self._attempts, self._journal, self._edits)
-        parsed = replace(self._parsed, raw=without_rendezvous(self._parsed.raw, self._parsed.fields))
+        parsed = replace(
+            self._parsed, raw=without_rendezvous(self._parsed.raw, self._parsed.fields)
+        )
         rest = Exchange(self._parts, self._caller, self._route, parsed, self._meter, begun=begun)
         try:
             await rest.run()
@@ -297,7 +299,9 @@ class PairExchange:
         await self._collect(request, half, answer)
         self._meter.answered(answer.status)
         prompt = await attempt.accepted
-        assert prompt is not None, "the prefill worker's answer is kept when log probabilities are merged"
+        assert prompt is not None, (
+            "the prefill worker's answer is kept when log probabilities are merged"
+        )
         body = prompt.whole(bytes(answer.body))
         attempt.received = True
         self._meter.first_byte()

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.answering import ToolUse, thinking_variables
+from sylvan.api.client_fields import with_client_field
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import join_salt
 from sylvan.api.openai.response_tools import ResponsesChoice, offered_tools
@@ -25,7 +26,6 @@ from sylvan.api.openai.responses import (
 )
 from sylvan.api.request_fields import request_options, sampling_values
 from sylvan.api.sampling import read_sampling
-from sylvan.api.client_fields import with_client_field
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
