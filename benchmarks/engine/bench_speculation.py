@@ -66,7 +66,7 @@ KINDS = {"copy": ("copy",), "calls": ("tool_parallel",), "chat": CLASSES}
 
 
 class Oracle:
-    """Implements `Drafter` with known answers; each draft token is right with a given probability."""
+    """Implements `Drafter` with known answers; each token is right with a given probability."""
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[str, list[int]] = {}

@@ -211,7 +211,7 @@ def spread(values: list[float]) -> list[float]:
 
 
 def new_tokens(args: argparse.Namespace) -> int:
-    """Return the number of distinct tokens of all chats, each of which is computed at least once."""
+    """Return the number of distinct tokens of all chats, which are computed at least once."""
     return args.chats * (args.history + (args.turns + 1) * (args.new + TURN))
 
 

@@ -55,7 +55,7 @@ class Widening:
         self._rows = torch.cat([torch.arange(i * self.size, (i + 1) * self.size) for i in spots])
 
     def matrix(self, given: torch.Tensor, rows: int) -> torch.Tensor:
-        """Widen the columns of a matrix, which hold one or several vectors of the model; add rows."""
+        """Widen the columns of a matrix, which hold vectors of the model; add rows."""
         out = torch.zeros(rows, given.shape[1] // self.old, self.dim, dtype=torch.bfloat16)
         out[: len(given), :, : self.old] = given.unflatten(1, (-1, self.old))
         return out.flatten(1)

@@ -1,4 +1,4 @@
-"""Compares with transformers: equal tokens on small models, and speed of its continuous batching."""
+"""Compares with transformers: equal tokens on small models, speed of continuous batching."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str, needs_s: float) -> Iterator[bool]:
-        """Run one part; yield False if there is no time for it. A failed part does not end the run."""
+        """Run one part; yield False if there is no time. A failure does not end the run."""
         if not self.fits(name, needs_s):
             yield False
             return

@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def ratio(rounds: list[Round], base: str) -> dict[str, Any]:
-    """Return the ratio of the 99th percentiles of stormy and other intervals, with a 95 % interval."""
+    """Return the ratio of 99th percentiles, stormy to others, with a 95 % interval."""
     found = [p99([r["stormy"]]) / p99([r[base]]) for r in rounds]
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(found, k=len(found))) for _ in range(1000))

@@ -102,7 +102,7 @@ def _torch_linear(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple[Callabl
 
 
 def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
-    """Compare one token of each request after `--context` others, in layers with their own pages."""
+    """Compare one token per request after `--context` others, in layers with own pages."""
     heads, kv_heads, width = args.heads, args.kv_heads, args.head_dim
     per_req = -(-(args.context + 1) // PAGE)
     of_layer = 2 * reqs * per_req * PAGE * kv_heads * width * 2

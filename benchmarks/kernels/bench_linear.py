@@ -43,7 +43,7 @@ FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
 
 
 def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> CodedWeight:
-    """Return random codes in the shape of a weight; the time of a product does not depend on them."""
+    """Return random codes in the shape of a weight; they do not affect a product's time."""
     rows, cols = weight.shape
     q = torch.randint(0, 120, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
     scale = torch.full((rows, cols // group), 0.01)

@@ -124,7 +124,7 @@ class Bench:
         self.batch.host.page_table[:32, :40] = pages[: 32 * 40].reshape(32, 40)
 
     def prepare(self, reqs: int, start: int, tokens: int) -> None:
-        """Prepare a step in which `reqs` requests that have `start` tokens compute `tokens` more."""
+        """Prepare a step: `reqs` requests with `start` tokens compute `tokens` more."""
         host = self.batch.host
         total = reqs * tokens
         position = np.tile(np.arange(start, start + tokens), reqs)

@@ -278,7 +278,7 @@ def control(engine: Engine, command: StartProfile | StopProfile) -> None:
 
 
 def sent_bytes(shape: Mapping[str, Any]) -> None:
-    """Return the bytes that a rank sends per token: float32 rows of every sum, and of every link."""
+    """Return the bytes that a rank sends per token: float32 rows of all sums and links."""
     row = 4 * shape["hidden_size"]
     sums = 2 * shape["num_hidden_layers"] + 1  # and the embedding
     report(what="bytes", row="two ranks", sums=sums, bytes_a_token=sums * row)

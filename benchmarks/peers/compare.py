@@ -79,7 +79,7 @@ class LeftOut:
 
 
 def candidates(options: argparse.Namespace, setting: Setting, out: LeftOut) -> list[Candidate]:
-    """Install, write and convert what is needed; neighbours in a table are measured consecutively."""
+    """Install, write and convert what is needed; neighbours in a table run consecutively."""
     for shape in options.shapes:
         model = setting.cache / "models" / shape
         if not model.exists():

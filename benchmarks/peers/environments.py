@@ -66,7 +66,7 @@ class Environment:
         done.write_text(wanted)
 
     def work(self, *words: str, limit_s: float, script: str = "worker.py") -> str:
-        """Run a worker and return its output. Raises `CommandFailedError` with the output so far."""
+        """Run a worker; return its output. Raises `CommandFailedError` with the output."""
         command = [str(self.python), str(HERE / script), *words]
         started = self._peer.start_environment
         extra = OFFLINE | (started(self._folder, self._threads) if started else {})

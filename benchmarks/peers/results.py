@@ -87,7 +87,7 @@ def rates(results: Iterable[Result]) -> Rates:
 
 
 def report(results: Sequence[Result], left_out: Sequence[str], about: str) -> str:
-    """Format as Markdown: what ran, a table for each shape and format, and what is missing and why."""
+    """Format as Markdown: what ran, a table per shape and format, what is missing and why."""
     versions = sorted({r.version for r in results if r.version})
     parts = [f"{about} Versions: {', '.join(versions)}." if versions else about]
     parts += tables(rates(results))
@@ -103,7 +103,7 @@ def _told(result: Result) -> str:
 
 
 def tables(measured: Rates) -> list[str]:
-    """Return one table per shape and format: medians, with the spread if there were several rounds."""
+    """Return one table per shape and format: medians, with the spread of several rounds."""
     parts: list[str] = []
     for shape in dict.fromkeys(key[0] for key in measured):
         for column in COLUMNS:

@@ -179,7 +179,7 @@ def few_shot(model: Model, repeats: int) -> dict[str, object]:
 
 
 def multi_turn(model: Model, repeats: int) -> dict[str, object]:
-    """Measure chats of Zipf-distributed users, one turn at a time: median time to the first token."""
+    """Measure chats of Zipf-distributed users: median time to the first token of a turn."""
 
     def one(engine: Engine) -> Run:
         rng = np.random.default_rng(1)

@@ -55,7 +55,7 @@ def command(*words) -> list[str]:
 
 @contextmanager
 def gateway(model: Path, env: dict[str, str], count: int, *flags):
-    """Start several servers behind one address; yield that address, and the address of one of them."""
+    """Start several servers behind one address; yield it, and the address of one of them."""
     with ExitStack() as stack:
         urls = [stack.enter_context(server(model, env, *flags)) for _ in range(count)]
         words = command("route", "--worker-urls", *urls, "--port", 0)

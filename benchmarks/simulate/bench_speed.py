@@ -31,7 +31,7 @@ FLOOR_S, ROW_S, BOUND_ROWS = 6e-3, 9e-5, 64
 
 
 def profile() -> Profile:
-    """Return the profile of a device that is memory-bound up to 64 rows, with 64 Ki tokens of KV."""
+    """Return a device that is memory-bound up to 64 rows, with 64 Ki tokens of KV."""
     rows = tuple(ROW_S if knot >= BOUND_ROWS else 0.0 for knot in KNOTS)
     step = StepCost(
         constant=FLOOR_S, rows=rows, context=4e-7,

@@ -131,7 +131,7 @@ PHRASES = {
     r"The same,? less\b": "without",
     r"Bound on bodies\b": "Limit of bodies",
     r"for as long as somebody": "while it is used",
-    r"(?<!here )is no (file|JSON|integer|object|list|regular|native|id|address|http|page|tokenizer)\b": "is not a",
+    r"(?<!here )is no (file|JSON|integer|object|list|id|address|http|page|tokenizer)\b": "is not a",
 }
 # These hold for tests, benchmarks, tools and pages, too.
 EVERYWHERE = {

@@ -1,4 +1,4 @@
-"""A vocabulary for grammar tests: every byte, some longer tokens, two control tokens, some padding."""
+"""A vocabulary for grammar tests: every byte, some longer tokens, control tokens, padding."""
 
 from __future__ import annotations
 

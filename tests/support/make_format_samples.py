@@ -1,8 +1,8 @@
 """Writes the samples in `tests/support/format_samples` with the tools that define the formats.
 
     python -m venv --system-site-packages tools
-    tools/bin/pip install --no-deps bitsandbytes torchao hqq autoawq auto-round gptqmodel mlx[cpu] \\
-        mlx-cpu llmcompressor nvidia-modelopt amd-quark
+    tools/bin/pip install --no-deps bitsandbytes torchao hqq autoawq auto-round gptqmodel \\
+        mlx[cpu] mlx-cpu llmcompressor nvidia-modelopt amd-quark
     tools/bin/python -m tests.support.make_format_samples [TOOL ...]
 
 Some tools need further packages, which their errors name. The samples are of bitsandbytes 0.50,

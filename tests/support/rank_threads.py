@@ -17,7 +17,7 @@ from sylvan.transport.inproc import Pipe
 
 
 class RankThreads:
-    """Replaces a `RankGroup`. A process has one thread pool for step programs, so use runner=eager."""
+    """Replaces a `RankGroup`; use runner=eager: step programs share one thread pool."""
 
     def __init__(self, size: int = 2) -> None:
         self._ranks = thread_ranks(size)

@@ -1,4 +1,4 @@
-"""Several ranks in one process: the first is used like any executor, the others follow in threads."""
+"""Several ranks in one process: the first is used like any executor, others are threads."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     def start(self, setup: dict[str, Any], *drafters: Capability, most_guesses: int = 0) -> None:
-        """Call this from an `initialize` rule. `most_guesses`: draft tokens per request and step."""
+        """Call this from an `initialize` rule. `most_guesses`: drafts per step."""
         setup = dict(setup)
         self.most_guesses = most_guesses
         room, size = setup.pop("room"), setup["page_size"]
@@ -273,7 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
 
     def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
-        """Check that the first token is emitted at once, and so are tokens that may end the text."""
+        """Check that first tokens, and tokens that may end, come at once."""
         later = pieces[1:-1]
         if self.most_guesses:  # several come at a time
             assert all(count > 0 for count in later) or self.tells
@@ -393,7 +393,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [] if isinstance(asked, EmbedRequest) else asked.output_ids.tolist()
 
     def learn(self) -> None:
-        """Record the tokens that clients have by now; text may still be cut until it is confirmed."""
+        """Record the tokens that clients have; text may be cut until confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
         kept_back = {r.rid: r.tokens.view(r.num_emitted, len(r.tokens)).tolist() for r in alive}

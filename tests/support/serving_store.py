@@ -1,4 +1,4 @@
-"""A directory store below the device of a `Serving`: both halves of KV tiers, as a server has them."""
+"""A directory store below the device of a `Serving`: both halves of KV tiers."""
 
 from __future__ import annotations
 

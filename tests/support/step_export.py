@@ -17,7 +17,7 @@ LENGTHS = (24, 17)
 
 
 def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) -> bytes:
-    """Write a step of prompts by the portable kernels; return its logits and the pages afterwards."""
+    """Write a step of prompts by the portable kernels; return its logits and final pages."""
     made: list[tuple] = []
 
     class Seen(build.ProgramRunner):

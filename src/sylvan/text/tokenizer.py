@@ -216,7 +216,7 @@ class Tokenizer:
         return b"" if name is None else self._rules.to_bytes(name)
 
     def _find_protected(self) -> dict[str, int]:
-        # the model knows the tokens of its own templates, even if another template renders its prompts
+        # the model knows the tokens of its own templates, even if another one renders its prompts
         templates = "".join((*self.files.templates.values(), *self.chat_templates.values()))
         found = {
             text: token

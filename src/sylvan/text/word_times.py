@@ -32,8 +32,8 @@ def token_starts(weights: np.ndarray) -> np.ndarray:
     """Return when each token is spoken, in seconds from the start of the audio.
 
     Args:
-        weights: Attention weights of the rows that predict the tokens, and of the row after them, float32
-            (N + 1, vectors).
+        weights: Attention weights of the rows that predict the tokens, and of the row after,
+            float32 (N + 1, vectors).
 
     Returns: float64 (N + 1,): the start of each token, and the end of the last one.
     """

@@ -1,4 +1,4 @@
-"""Facts: capitals in both directions, chemical symbols, opposites, calendar neighbours and so on."""
+"""Facts: capitals, chemical symbols, opposites, calendar neighbours and so on."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
         left -= sum(map(len, pictures))
         if left < 0:
             raise ConfigError(
-                f"data.requests: images of the first {len(made) + 1} requests are larger than the limit "
-                f"of {MAX_BYTES >> 30} GiB in all; use fewer requests, or a smaller data.image_size"
+                f"data.requests: images of the first {len(made) + 1} requests are larger than the "
+                f"limit of {MAX_BYTES >> 30} GiB in all; use fewer requests, or a smaller "
+                "data.image_size"
             )
         made.append(BenchConversation([_turn(config, prompts, pictures)]))
     return made

@@ -86,7 +86,7 @@ def _longest(names: Mapping[str, int]) -> str:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    """Return a pattern of the possible continuations; empty if only the end of a name is possible."""
+    """Return a pattern of possible continuations; empty if only the end is possible."""
     parts = [re.escape(char) + _branches(after) for char, after in node.items() if char]
     ends = "" in node
     if not parts:

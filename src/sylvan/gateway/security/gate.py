@@ -78,7 +78,7 @@ class GatewayAuth:
         if found is None:
             raise UnauthorizedError("Unauthorized: this key or token is not known.")
         if found.role != "admin":
-            message = f"Forbidden: {found.name} has the role {found.role}; this route needs the role admin."
+            message = f"Forbidden: {found.name} has the role {found.role}; this route needs admin."
             raise UnauthorizedError(message, status=403)
         return found
 
