@@ -29,11 +29,11 @@ BROKEN = {
     ),
     "load cache of random weights": (
         {"load_cache": "/c", "load_format": "dummy"},
-        "load_cache=/c keeps weights of checkpoints, and load_format=dummy has none",
+        "load_cache=/c caches packed weights, and load_format=dummy has random ones",
     ),
     "load cache on a GPU": (
         {"load_cache": "/c", "device": "cuda"},
-        "load_cache=/c keeps weights that are packed for CPUs, and device=cuda is none",
+        "load_cache=/c caches weights that are packed for CPUs, not for device=cuda",
     ),
     "FP8 activations not on this device": (
         {"fp8_activations": True},
@@ -63,7 +63,7 @@ BROKEN = {
     ),
     "pdmux with settings that it excludes": (
         {"pdmux": PdMuxConfig(), "lora": LoraConfig()},
-        "pdmux and lora exclude each other: adapters are part of steps",
+        "pdmux and lora exclude each other: prompts between steps cannot use adapters",
     ),
     "fewer adapters in memory than in a batch": (
         {"lora": LoraConfig(max_loaded=3)},
@@ -132,15 +132,15 @@ BROKEN = {
     ),
     "redundant experts without expert groups": (
         {"parallel.tp": 2, "parallel.redundant_experts": 2},
-        "parallel.redundant_experts=2: with parallel.ep=1 every rank has all experts",
+        "parallel.redundant_experts=2: with parallel.ep=1 ranks share all experts",
     ),
     "expert placement without expert groups": (
         {"parallel.tp": 2, "parallel.expert_placement": "f.json"},
-        "parallel.expert_placement=f.json: with parallel.ep=1 every rank has all experts",
+        "parallel.expert_placement=f.json: with parallel.ep=1 ranks share all experts",
     ),
     "expert rebalancing without expert groups": (
         {"parallel.tp": 2, "parallel.rebalance": True},
-        "parallel.rebalance=true: with parallel.ep=1 every rank has all experts",
+        "parallel.rebalance=true: with parallel.ep=1 ranks share all experts",
     ),
     "expert exchange of divided experts": (
         {"parallel.tp": 2, "parallel.expert_exchange": "all_to_all"},
@@ -213,7 +213,7 @@ BROKEN = {
     "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
     "dtype not on this device": (
         {"device": "odd", "dtype": "float16"},
-        "dtype=float16 cannot be computed with on device=odd; choose bfloat16 or float32",
+        "device=odd cannot compute with dtype=float16; choose bfloat16 or float32",
     ),
     "attention not installed": (
         {"attention": "absent"},
@@ -261,7 +261,7 @@ BROKEN = {
         {"quantization": "w8a8", "device": "odd"},
         "quantization=w8a8 quantises activations to 8 bits, on CPUs only; choose w4a16 or fp8",
     ),
-    "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
+    "context too long": ({"context_len": 4096}, "more than tiny supports, 2048"),
     "policy without cache": (
         {"scheduler.policy": "lpm", "cache.prefix": "none"},
         "scheduler.policy=lpm orders by cached prefixes, but cache.prefix=none",
@@ -318,7 +318,7 @@ BROKEN = {
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
-        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 guesses",
+        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 draft tokens",
     ),
     "draft tree with too few tokens for its depth": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=2, num_draft_tokens=4)},
