@@ -1,7 +1,7 @@
-"""Say how much used checkpoints would be served, from their config.json alone, without weights.
+"""Writes docs/reference/checkpoints.md: how used checkpoints would be served.
 
-`python scripts/checkpoint_table.py [--check]` writes docs/reference/checkpoints.md; with --check it
-only says whether the page fits. `tests/support/published_checkpoints.py` has the configs.
+`python scripts/checkpoint_table.py [--check]`; with --check it only tests whether the page is up to
+date. It needs only the configurations in `tests/support/published_checkpoints.py`, no weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def rows() -> Iterator[str]:
-    """A line of the table for each checkpoint."""
+    """Return a line of the table for each checkpoint."""
     from tests.support.published_checkpoints import PUBLISHED
 
     for name, checkpoint in PUBLISHED.items():
@@ -90,7 +90,7 @@ def _row(name: str, raw: dict[str, Any], path: Path) -> str:
 
 
 def _devices(weights: int) -> int:
-    """A power of two."""
+    """Return the number of devices, a power of two."""
     count = 1
     while weights / count > SHARE * DEVICE:
         count *= 2
@@ -98,7 +98,7 @@ def _devices(weights: int) -> int:
 
 
 def _ops(raw: dict[str, Any]) -> str:
-    """Native ops of a layer: those that two more layers add, halved."""
+    """Return the native ops of a layer: half of those that two more layers add."""
     from sylvan.kernels.api import Unsupported
 
     first = int(raw.get("first_k_dense_replace") or 0) + 2
@@ -110,7 +110,7 @@ def _ops(raw: dict[str, Any]) -> str:
 
 
 def _shortened(raw: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The same with fewer layers and experts: ops of a layer do not depend on how many."""
+    """Return the config with fewer layers and experts, which do not change the ops of a layer."""
     found = dict(raw)
     found |= {name: layers for name in _LAYERS if name in raw}
     found |= {name: min(raw[name], _MOST_EXPERTS) for name in _EXPERTS if name in raw}
@@ -120,7 +120,7 @@ def _shortened(raw: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _traced(raw: dict[str, Any]) -> int:
-    """How many ops a step program of this config has."""
+    """Return the number of ops in the step program of this config."""
     import torch
 
     from sylvan.kernels.native.graph import ProgramLimits

@@ -1,4 +1,4 @@
-"""The diagrams of docs/concepts, drawn by code so that they look alike: SVG for light and dark."""
+"""Draws the diagrams of docs/concepts as SVG for light and dark themes, in one style."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Drawing:
     """Boxes, arrows and texts on a canvas; x grows to the right, y down.
 
     Args:
-        width: Of the canvas.
-        height: Of the canvas.
-        title: Description for people who cannot see it.
+        width: Width of the canvas.
+        height: Height of the canvas.
+        title: Description for screen readers.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -137,7 +137,7 @@ def overview() -> str:
 
 
 def request() -> str:
-    """The way of a request through the processes."""
+    """Draw the way of a request through the processes."""
     d = Drawing(
         900, 420, "The way of a request: client, API process, scheduler, detokenizer and back"
     )
@@ -183,7 +183,7 @@ def request() -> str:
 
 
 def radix() -> str:
-    """The prefix tree with two requests that share."""
+    """Draw the prefix tree with two requests that share a prefix."""
     d = Drawing(
         900, 400, "A radix tree: two requests share the system prompt and differ in the question"
     )
@@ -217,7 +217,7 @@ def radix() -> str:
 
 
 def step() -> str:
-    """One step: a mixed batch, its plan, and its result."""
+    """Draw one step: a mixed batch, its plan, and its result."""
     d = Drawing(
         900, 400, "A step: decodes and a chunk of a prompt in one batch, from plan to result"
     )
@@ -273,7 +273,7 @@ def step() -> str:
 
 
 def memory() -> str:
-    """Pages, page tables and tiers."""
+    """Draw pages, page tables and tiers."""
     d = Drawing(900, 410, "Memory: page tables of requests, pages on the device, tiers below")
     d.frame((20, 16, 240, 200), "page tables, one per request")
     for i, (name, pages) in enumerate((("A", "0 1 2 3"), ("B", "0 1 5"), ("C", "7 8"))):

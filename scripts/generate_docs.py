@@ -39,7 +39,7 @@ def packages() -> str:
 
 
 def main() -> int:
-    """Rewrite the pages, or with --check only say whether it would change."""
+    """Rewrite the pages; with --check, only report pages that are out of date."""
     text = PAGE.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     pages = {PAGE: text[:start] + packages() + text[stop:], SETTINGS: markdown()}

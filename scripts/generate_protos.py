@@ -24,7 +24,7 @@ def generate(folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Rewrite the modules, or with --check only say whether that would change them."""
+    """Rewrite the modules; with --check, only report modules that are out of date."""
     if "--check" not in sys.argv:
         generate(SOURCE)
         return 0
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _code(text: str) -> list[str]:
-    """Without the versions of the generator."""
+    """Return a module without the versions of its generator."""
     skipped = ("#", "_runtime_version", "    ", "    '")
     return [line for line in text.splitlines() if not line.startswith(skipped)]
 

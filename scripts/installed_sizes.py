@@ -11,7 +11,7 @@ from importlib import metadata
 
 
 def megabytes(dist: metadata.Distribution) -> float:
-    """Bytes of the files that belong to a distribution, in MB."""
+    """Return the size of a distribution's files, in MB."""
     total = 0
     for file in dist.files or ():
         path = dist.locate_file(file)

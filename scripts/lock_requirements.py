@@ -26,7 +26,7 @@ NOTE = {
 
 
 def lock(kind: str, *, upgrade: bool, links: str | None) -> None:
-    """Write one file."""
+    """Lock the requirements of one file."""
     out = FOLDER / f"{kind}.txt"
     command = ["uv", "pip", "compile", "pyproject.toml", "-", "--generate-hashes", "--quiet"]
     command += ["--python-version", PYTHON, "--python-platform", "x86_64-manylinux_2_28"]
@@ -41,7 +41,7 @@ def lock(kind: str, *, upgrade: bool, links: str | None) -> None:
 
 
 def lock_build(*, upgrade: bool) -> None:
-    """Write what the wheel in an image is built with."""
+    """Lock the packages that build the wheel in an image."""
     out = FOLDER / "build.txt"
     command = ["uv", "pip", "compile", "-", "--generate-hashes", "--quiet", "--no-header"]
     command += ["--python-version", PYTHON, "--output-file", str(out)]
@@ -51,7 +51,7 @@ def lock_build(*, upgrade: bool) -> None:
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="take newer releases")
     parser.add_argument("--find-links", metavar="DIR")

@@ -1,4 +1,4 @@
-"""The page of all error messages: `docs/reference/errors.md`, from the sources.
+"""Writes the page of all error messages, `docs/reference/errors.md`, from the sources.
 
 Each message belongs to an area, found by the file that raises it. An area has one cure for all its
 messages; docs/troubleshooting.md has specific cures of common messages.
@@ -24,12 +24,12 @@ Names = dict[str, list[ast.expr]]  # name -> expressions that may be its value
 
 
 class Area(NamedTuple):
-    """Messages that are raised by some files.
+    """Messages that some files raise.
 
     Attributes:
         title: Heading of the section.
         cure: Advice that applies to all of them.
-        files: Beginnings of paths under src/sylvan/; the longest one that fits a file counts.
+        files: Prefixes of paths under src/sylvan/; the longest matching one decides.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Area(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Facts from all modules: statuses of error classes, and texts that functions return."""
+    """Data from all modules: statuses of error classes, and texts that functions return."""
 
     statuses: Mapping[str, str]
     texts: Names
@@ -296,14 +296,14 @@ def page() -> str:
 
 
 def area_of(file: str) -> Area | None:
-    """The area of a file, by the longest beginning of its path; None: it has none."""
+    """Return the area of a file, by the longest matching prefix; None: it has none."""
     fitting = [(len(start), a) for a in AREAS for start in a.files if file.startswith(start)]
     return max(fitting, key=lambda each: each[0])[1] if fitting else None
 
 
 @functools.cache
 def raised() -> tuple[tuple[str, str, str], ...]:
-    """File, HTTP status and text of each message, `…` for what is put into it."""
+    """Return file, HTTP status and text of each message, with `…` for interpolated values."""
     trees = {
         str(path.relative_to(SRC)): ast.parse(path.read_text())
         for path in sorted(SRC.rglob("*.py"))
@@ -315,7 +315,7 @@ def raised() -> tuple[tuple[str, str, str], ...]:
 
 
 def _statuses(trees: list[ast.Module]) -> Mapping[str, str]:
-    """Error classes of the package, with the status of requests that they end."""
+    """Return the package's error classes, with the HTTP status of each."""
     bases: dict[str, str] = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -333,7 +333,7 @@ def _statuses(trees: list[ast.Module]) -> Mapping[str, str]:
 
 
 def _raised_in(tree: ast.Module, known: _Known) -> Iterator[tuple[str, str]]:
-    """Status and text of each error that a module makes."""
+    """Return status and text of each error that a module raises."""
     constants = known.texts | _assigned(tree.body)
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for function in functions:
@@ -379,7 +379,7 @@ _TEXT = (ast.Constant, ast.JoinedStr, ast.BinOp, ast.IfExp)
 
 
 def _texts(node: ast.expr, names: Names, depth: int = 3) -> list[str]:
-    """The texts that an expression may give."""
+    """Return the texts that an expression may evaluate to."""
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):

@@ -1,8 +1,8 @@
 """Hooks of the documentation site; `mkdocs.yml` names this file.
 
 CHANGELOG.md and CONTRIBUTING.md become pages. Links to other files outside docs/ become their path
-as code, since there is no public repository to link to. Diagrams are put into the page, so that
-they follow its colours.
+as code, because there is no public repository to link to. Diagrams are inlined, so that they follow
+the page's colours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 
 
 def on_files(files: Files, config: Mapping[str, Any]) -> Files:
-    """Add the pages that lie beside docs/."""
+    """Add the pages that are beside docs/."""
     for source, page in EXTRA_PAGES.items():
         text = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=from_root(text)))  # type: ignore[arg-type]
@@ -39,23 +39,23 @@ def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
 
 
 def from_root(text: str) -> str:
-    """A text of the repository's root as a page in docs/."""
+    """Convert a text of the repository's root to a page in docs/."""
     docs = ROOT / "docs"
     return _LINK.sub(lambda found: _link(found, ROOT, docs), text)
 
 
 def stay_inside(markdown: str, folder: Path) -> str:
-    """Links to files outside docs/: to their page where they have one, else their path as code.
+    """Rewrite links to files outside docs/: to their page if they have one, else as code.
 
     Args:
         markdown: A page.
-        folder: Where the page lies.
+        folder: Folder of the page.
     """
     return _LINK.sub(lambda found: _link(found, folder, folder), markdown)
 
 
 def _link(found: re.Match[str], source: Path, page: Path) -> str:
-    """A link of a file in the folder `source`, as a page in the folder `page` has it."""
+    """Rewrite a link of a file in the folder `source` for a page in the folder `page`."""
     text, target, anchor = found.groups()
     path, docs = Path(os.path.normpath(source / target)), ROOT / "docs"
     if not path.is_relative_to(ROOT) or not path.exists():
@@ -68,7 +68,7 @@ def _link(found: re.Match[str], source: Path, page: Path) -> str:
 
 
 def inline_diagrams(markdown: str, folder: Path) -> str:
-    """Put SVG files in place of links to them; the site's style sheet colours them."""
+    """Replace links to SVG files by their content, which the site's style sheet colours."""
 
     def inline(found: re.Match[str]) -> str:
         svg = _STYLE.sub("", (folder / found[2]).read_text())

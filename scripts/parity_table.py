@@ -1,7 +1,7 @@
-"""Compare every family with transformers and write docs/reference/models.md.
+"""Compares every family with transformers, and writes docs/reference/models.md.
 
-`python scripts/parity_table.py [NAME ...] [--check]`: runs the named families, or all; with --check
-only says whether the page fits the results kept from the last runs.
+`python scripts/parity_table.py [NAME ...] [--check]` runs the named families, or all; with --check
+it only tests whether the page matches the stored results of the last runs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ Row = dict[str, str | float | int | bool]
 
 
 def main() -> int:
-    """Run what is named, keep the results, write the page."""
+    """Run the named families, store the results, write the page."""
     names = [word for word in sys.argv[1:] if not word.startswith("--")]
     if "--check" in sys.argv:
         stale = not PAGE.exists() or PAGE.read_text() != page(_results())
@@ -96,15 +96,15 @@ def main() -> int:
 
 
 def keep(results: Mapping[str, Row]) -> None:
-    """Write results and page."""
+    """Store the results, and write the page."""
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(results))
 
 
 def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
-    """Results with those of the named families renewed; of all, where none is named.
+    """Return the results, with those of the named families renewed; without names, of all.
 
-    They are kept after each family, so that a run that is broken off is not lost.
+    They are stored after each family, so that an interrupted run is not lost.
     """
     sys.path.insert(0, str(ROOT))
     from sylvan.config.env import calm_threads
@@ -143,7 +143,7 @@ def run(names: list[str], results: dict[str, Row]) -> dict[str, Row]:
 
 
 def _generating(name: str, config: Callable[[], Any], new: int) -> Row:
-    """The row of a family that generates."""
+    """Return the row of a family that generates."""
     from tests.parity.checkpoints import write
     from tests.parity.compare import compare
     from tests.parity.rare import STEPPING
@@ -155,7 +155,7 @@ def _generating(name: str, config: Callable[[], Any], new: int) -> Row:
 
 
 def _published(name: str) -> Row:
-    """The same against a reference that is written out in the tests."""
+    """Return the row of a family that is compared with a reference in the tests."""
     from tests.parity.compare import compare
     from tests.parity.published_models import PUBLISHED
 
@@ -166,7 +166,7 @@ def _published(name: str) -> Row:
 
 
 def _reading(name: str) -> Row:
-    """The row of a family whose encoder reads the prompt."""
+    """Return the row of a family whose encoder reads the prompt."""
     from tests.parity.compare import compare
     from tests.parity.reading import START, ReadingServing, pair
 
@@ -177,7 +177,7 @@ def _reading(name: str) -> Row:
 
 
 def _filled(name: str) -> Row:
-    """The row of a model that fills blocks."""
+    """Return the row of a model that fills blocks."""
     from sylvan.runtime.models.registry import load_config
     from tests.parity.blocks import compare_blocks
 
@@ -195,7 +195,7 @@ def _filled(name: str) -> Row:
 
 
 def _row_of(apart: Any, folder: Path) -> Row:
-    """Result of a comparison, and how the checkpoint is served."""
+    """Return the result of a comparison, and how the checkpoint is served."""
     from sylvan.runtime.models.registry import load_config
 
     served = load_config(folder)
@@ -211,7 +211,7 @@ def _row_of(apart: Any, folder: Path) -> Row:
 
 
 def _vectors(name: str) -> Row:
-    """The row of an embedder or classifier."""
+    """Return the row of an embedder or classifier."""
     from sylvan.runtime.models.config import architecture_of, read_config
     from sylvan.runtime.models.registry import load_config
     from tests.parity.vectors import compare_vectors
@@ -230,7 +230,7 @@ def _vectors(name: str) -> Row:
 
 
 def page(results: Mapping[str, Row]) -> str:
-    """The page as text: results, what is not served and why, and what sees or hears."""
+    """Return the page: results, unsupported architectures with reasons, and multimodal ones."""
     lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
     order = sorted(results.items(), key=lambda item: (str(item[1]["path"]), item[0]))
     for name, row in order:
@@ -264,7 +264,7 @@ def page(results: Mapping[str, Row]) -> str:
 
 
 def _counts(results: Mapping[str, Row]) -> list[str]:
-    """How many architectures there are, and how many generate."""
+    """Count the architectures, and those that generate."""
     kinds = {"generate": False, "make vectors": True}
     lines = [""]
     for what, vectors in kinds.items():
@@ -295,9 +295,9 @@ def _left() -> Mapping[str, str]:
 
 
 def _refused() -> Mapping[str, str]:
-    from sylvan.runtime.models.refused import REFUSED
+    from sylvan.runtime.models.unsupported import UNSUPPORTED
 
-    return REFUSED
+    return {name: why for name, why in UNSUPPORTED.items() if name not in _media()}
 
 
 def _results() -> dict[str, Row]:

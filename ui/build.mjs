@@ -1,4 +1,4 @@
-// Builds the page into src/sylvan/ui/assets, and notes of which sources it was made.
+// Builds the page into src/sylvan/ui/assets, with a digest of its sources.
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync, copyFileSync, mkdirSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";

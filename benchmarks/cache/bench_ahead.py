@@ -1,7 +1,8 @@
-"""Claim: after a rest, a first prompt does not wait for memory to be mapped.
+"""Claim: after the server was idle, a first long prompt does not wait for memory to be mapped.
 
-A new server each time, 0.5 B shape: seconds to the first token of a prompt of 2,048 tokens, at once
-after a short one, and after a rest in which pages are prefaulted (`sylvan.runtime.pool.prefault`).
+Starts a new server for each measurement, with random weights in a 0.5 B shape. Measures the seconds
+to the first token of a prompt of 2,048 tokens: sent right after a short prompt, and sent after a
+pause in which the server prefaults pages (`sylvan.runtime.pool.prefault`).
 
     python benchmarks/cache/bench_ahead.py [--tokens 2048] [--pairs 5]
 """
@@ -33,7 +34,7 @@ REST_S = 3.0
 
 
 def seconds(folder: Path, tokens: int, rest_s: float) -> float:
-    """Of a new server, to the first token of a prompt."""
+    """Return the seconds to the first token of a prompt, on a new server."""
     outputs: list[TokenOutput] = []
     options = {"model": str(folder), "load_format": "dummy", "log_level": "error"}
     config = gather(from_keywords({**options, "cache__max_tokens": 65536})).config

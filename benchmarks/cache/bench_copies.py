@@ -1,13 +1,13 @@
-"""Copies of KV pages: within a pool, and to and from host memory, against plain copies of memory.
+"""Copies of KV pages within a pool, and between pool and host memory, against plain memory copies.
 
     python benchmarks/cache/bench_copies.py --shape M
     python benchmarks/cache/bench_copies.py --shape L --device cuda
 
-`copy` is what hits inside a page take before a step: pages a second in one call of so many copies,
-and in one small copy for each side of each layer, as it would be without kernels. `export` and
-`import` are GB/s, with checksums and without; `memcpy` is one copy of as many bytes on the host,
-`hashing` what XXH3 and CRC-32 read. Work takes turns within each round; numbers are medians. Run it
-on a quiet machine.
+`copy` measures the copies that prefix hits inside a page need before a step: pages per second in
+one call for all copies, and with one small copy per side and layer, as without the kernel. `export`
+and `import` are GB/s, with and without checksums; `memcpy` is one host copy of as many bytes,
+`hashing` the rate of XXH3 and CRC-32. Measurements are interleaved within each round; numbers are
+medians. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COPIES = (1, 8, 32)
 
 
 def seconds(rounds: int, works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Medians of interleaved runs, one warm-up each."""
+    """Return the medians of interleaved runs, after one warm-up run each."""
     for work in works.values():
         work()
     spent: dict[str, list[float]] = {name: [] for name in works}
@@ -53,7 +53,7 @@ def seconds(rounds: int, works: dict[str, Callable[[], object]]) -> dict[str, fl
 
 
 def copies(pool: NativePool | MHAPool, rounds: int, wait: Callable[[], None]) -> dict[str, float]:
-    """Pages a second that one call copies, by the number of its copies; and by slices."""
+    """Return the pages copied per second in one call, by number of copies, and by single slices."""
     (memory,) = pool.groups
     order = np.random.default_rng(0).permutation(np.arange(1, memory.num_pages)).tolist()
     found: dict[str, float] = {}
@@ -79,7 +79,7 @@ def _sliced(pool: MHAPool, pairs: list[tuple[int, int]]) -> None:
 
 
 def transfers(memory: PageMemory, count: int, rounds: int) -> dict[str, float]:
-    """GB/s of exports, imports and of plain copies on the host."""
+    """Return GB/s of exports, imports and plain copies on the host."""
     pages = np.random.default_rng(1).permutation(np.arange(1, memory.num_pages))[:count]
     buffer, other = memory.host_buffer(count), memory.host_buffer(count)
     buffer[:] = other[:] = 1
@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="M")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pages", type=int, default=64, help="of a transfer")
+    parser.add_argument("--pages", type=int, default=64, help="pages per transfer")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Claim: answers do not wait for long prompts that another server computes.
+"""Claim: long prompts on another server do not delay decoding requests.
 
-Some requests decode while prompts of many tokens come one after another: once with one server that
-does everything with all cores, once with a prefill and a decode server that share the same cores.
-Goal: the 99th percentile of the gaps between tokens at most 0.6 of the one server's. Cost:
-tokens a second of those that decode, seconds until a prompt has its first token, and
-(`second_token_ms`) from the first token of a prompt to its second, without other load.
+Some requests decode while long prompts arrive one after another: first on one server that uses all
+cores for both, then on a prefill and a decode server that share the same cores. Goal: the 99th
+percentile of the gaps between tokens is at most 0.6 of the single server's. Also reported, as the
+cost: tokens per second of the decoding requests, seconds until a prompt has its first token, and
+(`second_token_ms`) the time from a prompt's first token to its second without other load.
 
     python benchmarks/disagg/bench_mixed.py [--decodes 4] [--prompts 4] [--tokens 1024] [--pairs 1]
 
@@ -40,7 +40,7 @@ READY = re.compile(r"Sylvan (?:serves|routes) .* at (http://\S+)")
 
 @contextmanager
 def serving(*words: str) -> Iterator[str]:
-    """A server, or several behind a gateway; its address."""
+    """Start one server, or several behind a gateway; yield the address."""
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, "serve", *words, "--port", "0", "--until-eof"],
         stdin=subprocess.PIPE,
@@ -69,7 +69,7 @@ def body(ids: list[int], new: int) -> dict[str, Any]:
 
 
 def times(url: str, ids: list[int], new: int, stop: threading.Event | None = None) -> list[float]:
-    """When each event of an answer came."""
+    """Return when each event of an answer arrived."""
     found: list[float] = []
     with (
         httpx.Client(timeout=300) as client,

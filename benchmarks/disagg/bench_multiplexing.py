@@ -1,9 +1,10 @@
-"""Claim: where prompts are computed between steps, answers hardly wait for a long one.
+"""Claim: prompts computed between steps (`pdmux`) hardly delay decoding requests.
 
-Eight requests decode, and prompts of 2,048 tokens come one after another; the gaps between the
-tokens of those that decode, with prompts computed between steps (`pdmux`) and in steps of the
-default size, in turn. Goal: the 99th percentile at most 0.7 of that without. `prompt_s` is what it
-costs: seconds until a prompt has its first token. Weights are random, of a 0.5 B shape.
+Eight requests decode while prompts of 2,048 tokens arrive one after another. Compares the gaps
+between tokens of the decoding requests with prompts computed between steps (`pdmux`) and with
+prompts in steps of the default size; runs are interleaved. Goal: the 99th percentile with `pdmux`
+is at most 0.7 of that without. The cost is `prompt_s`: seconds until a prompt has its first token.
+Weights are random, of a 0.5 B shape.
 
     python benchmarks/disagg/bench_multiplexing.py [--prompts 2] [--pairs 2] [--wait-ms 50]
 """
@@ -35,7 +36,7 @@ SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()
 
 
 class Server:
-    """A scheduler of this process."""
+    """A scheduler in this process."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         given: dict[str, Any] = {"model": str(folder), "load_format": "dummy", "log_level": "error"}
@@ -55,7 +56,7 @@ class Server:
         )
 
     def measure(self, args: argparse.Namespace) -> dict[str, Any]:
-        """Gaps between tokens of those that decode, while prompts are computed."""
+        """Return the gaps between tokens of the decoding requests while prompts are computed."""
         scheduler = self.built.scheduler
         for number in range(args.decodes):
             self.add(f"d{number}", 32, 1500, number)

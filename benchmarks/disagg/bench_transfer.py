@@ -1,9 +1,10 @@
-"""Claim: KV goes from one process to another nearly as fast as memory is copied.
+"""Claim: KV moves between processes nearly as fast as memory is copied.
 
-The KV of a prompt in the shape of a model of 0.5 B parameters, from the pool of one process into
-that of another, over and over: seconds from the question for pages until all of them are there, by
-each transfer in turn, beside plain copies of as many bytes. Goals: `attach` (what `shm` and `auto`
-take on one machine) at least 60 % of the rate of a copy, `tcp` on loopback at least 40 %.
+Repeatedly sends the KV of a prompt, in the shape of a model of 0.5 B parameters, from the pool of
+one process to the pool of another. Measures the seconds from the request for pages until all of
+them have arrived, for each transfer in turn, and plain copies of as many bytes between them. Goals:
+`attach` (which `shm` and `auto` use on one machine) reaches at least 60 % of the copy rate, `tcp`
+on loopback at least 40 %.
 
     python benchmarks/disagg/bench_transfer.py [--tokens 2048] [--rounds 15]
         [--transfers attach segment tcp nixl mooncake]
@@ -47,7 +48,7 @@ TRANSFERS = ("attach", "segment", "tcp")
 
 
 def memory(tokens: int) -> list[PageMemory]:
-    """Pages for so many tokens, written once so that they are resident."""
+    """Allocate pages for this many tokens, and write them once so that they are resident."""
     heads = SHAPE["num_attention_heads"]
     shape = KVShape(
         num_pages=tokens // PAGE + 1,
@@ -78,7 +79,7 @@ def how(transfer: str, pages: list[PageMemory]) -> TransferMechanisms:
 
 
 def prefill(args: argparse.Namespace, transfer: str) -> None:
-    """The process that has the KV: prints its port, then sends whatever is asked for."""
+    """Run the process that owns the KV: print its port, then send the requested pages."""
     pages = memory(args.tokens)
     sender = Sender(TcpNetwork(), pages, identity(), b"", how(transfer, pages))
     print(sender.listen(HOST, 0), flush=True)
@@ -94,7 +95,7 @@ def prefill(args: argparse.Namespace, transfer: str) -> None:
 
 
 def measure(args: argparse.Namespace, transfer: str) -> tuple[list[float], list[float]]:
-    """Seconds of transfers, and of copies between them."""
+    """Return the seconds of transfers, and of the copies between them."""
     words = [sys.executable, __file__, "--prefill", transfer]
     words += ["--tokens", str(args.tokens), "--rounds", str(args.rounds)]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,9 +1,9 @@
 """Claim: `sylvan.Engine` generates nearly as fast as its scheduler alone.
 
-Tokens a second of `Engine.generate` over those of the bare scheduler loop on an executor of the
-same model in the same process, in turn, so that both see the same weather; and how often threads
-of the process left their core for each token, in turn too. Small models show it best: their steps
-are short.
+Compares tokens per second of `Engine.generate` with those of the bare scheduler loop on an executor
+of the same model, in the same process. Runs are interleaved, so that load on the machine affects
+both alike. Also counts context switches per token. Small models show the difference best, because
+their steps are short.
 
     python benchmarks/engine/bench_handover.py [--model DIR] [--tokens 256] [--pairs 9]
 
@@ -40,7 +40,7 @@ Generate = Callable[[Prompts, int], int]  # returns how many tokens came
 
 
 def switches() -> int:
-    """How often threads of this process have slept or were sent away so far."""
+    """Return the number of context switches of all threads of this process so far."""
     found = 0
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -89,7 +89,7 @@ def loop_of(options: dict[str, Any]) -> tuple[Generate, Callable[[], None]]:
 
 
 def timed(generate: Generate, prompts: Prompts, count: int) -> float:
-    """Tokens a second."""
+    """Return tokens per second."""
     start = time.perf_counter()
     found = generate(prompts, count)
     spent = time.perf_counter() - start
@@ -135,7 +135,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="sapling")
-    parser.add_argument("--threads", type=int, help="default: as the engine chooses")
+    parser.add_argument("--threads", type=int, help="default: the engine's choice")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))

@@ -1,13 +1,14 @@
-"""Claim: adapters cost little, and nothing where no request has one.
+"""Claim: LoRA adapters cost little, and nothing if no request uses one.
 
-Tokens a second with adapters over those without, in turn, so that both see the same weather:
-`decode` (32 requests over 16 adapters of rank 16), `one` (a single request), `prompts`, `idle` (no
-request has an adapter, over a server that serves none), and `zipf` (many adapters, some popular,
-through few slots and host copies, over a server in which each has a slot of its own; with the time
-to the first token of an adapter that has to be read, and of the same again). Weights are random, in
-the shape of a model of 0.5 B parameters. `--targets default` are those that PEFT takes for such
-models (`q_proj`, `v_proj`). `read` is the share of a step's bytes that are the model's, which
-bounds `decode` and `one` where memory does.
+Ratios of tokens per second with adapters to those without; runs are interleaved, so that load on
+the machine affects both alike. Cases: `decode` (32 requests over 16 adapters of rank 16), `one` (a
+single request), `prompts`, `idle` (a server with adapters but no request that uses one, against a
+server without), and `zipf` (many adapters with Zipf-distributed popularity, few slots and host
+copies, against a server with a slot for each adapter; also the time to the first token of an
+adapter that has to be read from disk, and of the same adapter again). Weights are random, in the
+shape of a model of 0.5 B parameters. `--targets default` are PEFT's defaults for such models
+(`q_proj`, `v_proj`). `read` is the model's share of the bytes that a step reads, which bounds
+`decode` and `one` where memory bandwidth limits them.
 
     python benchmarks/engine/bench_lora.py [--what decode one prompts idle zipf] [--layers 24]
         [--targets default all-linear] [--format none|w8a8|w4a8] [--adapters 16]
@@ -44,7 +45,7 @@ SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text()
 RANK, REQUESTS, TOKENS, PROMPT = 16, 32, 64, 256
 DEFAULT = ("q_proj", "v_proj")
 TARGETS: dict[str, Sequence[str]] = {"default": DEFAULT, "all-linear": ()}
-BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5}  # of a weight, but for the head's
+BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5}  # of a weight, except the head's
 
 
 def write_model(folder: Path, layers: int) -> Path:
@@ -60,7 +61,7 @@ def write_model(folder: Path, layers: int) -> Path:
 
 
 def write_adapter(folder: Path, layers: int, seed: int, only: Sequence[str] = ()) -> Path:
-    """An adapter for all linear layers, or for those that are named."""
+    """Write an adapter for all linear layers, or for the named ones."""
     dim, inner = SHAPE["hidden_size"], SHAPE["intermediate_size"]
     kv = dim // SHAPE["num_attention_heads"] * SHAPE["num_key_value_heads"]
     sizes = {
@@ -90,7 +91,7 @@ def write_adapter(folder: Path, layers: int, seed: int, only: Sequence[str] = ()
 
 
 def linked(folder: Path, original: Path, number: int) -> Path:
-    """The same tensors as another adapter, without their bytes."""
+    """Write another adapter that links to the same tensor file."""
     folder.mkdir()
     os.link(original / "adapter_model.safetensors", folder / "adapter_model.safetensors")
     config = json.loads((original / "adapter_config.json").read_text()) | {"number": number}
@@ -100,7 +101,7 @@ def linked(folder: Path, original: Path, number: int) -> Path:
 
 @dataclass
 class Engine:
-    """A scheduler with all its parts; `ids` are those of its adapters."""
+    """A scheduler with all its parts; `ids` are the IDs of its adapters."""
 
     built: EngineCore
     first: dict[str, float] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Engine:
         return cls(built, first, [info.id for info in adapters])
 
     def run(self, count: int, adapters: Sequence[str | None], tokens: int) -> tuple[float, float]:
-        """Seconds until all have a first token, and from then on to the end."""
+        """Return the seconds until all requests have a first token, and from then on to the end."""
         scheduler, rng = self.built.scheduler, np.random.default_rng(1)
         sampling = SamplingParams(
             max_new_tokens=tokens, temperature=0.0, ignore_eos=True, sampling_seed=0
@@ -157,9 +158,8 @@ class Engine:
 
 
 def compare(args: argparse.Namespace, off: Callable[[], float], on: Callable[[], float]) -> dict:
-    """Speeds of `on` over those of `off`, which take turns in coming first.
-
-    The first pair is not counted.
+    """Return the ratios of speeds of `on` to `off`, alternating which runs first; the first pair
+    does not count.
     """
     pairs: list[tuple[float, float]] = []
     for number in range(args.pairs + 1):
@@ -179,7 +179,7 @@ def compare(args: argparse.Namespace, off: Callable[[], float], on: Callable[[],
 
 
 def few(args: argparse.Namespace, folder: Path, model: Path) -> None:
-    """Adapters that all have a slot."""
+    """Measure with a slot for every adapter."""
     folder.mkdir()
     only = TARGETS[args.target]
     paths = {
@@ -212,7 +212,7 @@ def few(args: argparse.Namespace, folder: Path, model: Path) -> None:
 
 
 def many(args: argparse.Namespace, folder: Path, model: Path) -> None:
-    """More adapters than there are slots and host copies, by Zipf's law."""
+    """Measure with more adapters than slots and host copies, chosen by Zipf's law."""
     folder.mkdir()
     first = write_adapter(folder / "z0", args.layers, 0, TARGETS[args.target])
     paths = {"z0": str(first)}
@@ -242,7 +242,7 @@ def many(args: argparse.Namespace, folder: Path, model: Path) -> None:
 
 
 def first_token(engine: Engine, adapter: str) -> float:
-    """Milliseconds, of a prompt by itself."""
+    """Return the milliseconds to the first token of a single prompt."""
     engine.first.clear()
     begun = time.perf_counter()
     engine.run(1, (adapter,), 1)
@@ -250,7 +250,7 @@ def first_token(engine: Engine, adapter: str) -> float:
 
 
 def read_share(args: argparse.Namespace, adapters: int) -> float:
-    """Of the bytes that a step of one row for each request reads: those of the model."""
+    """Return the model's share of the bytes that a decode step reads."""
     dim, inner, vocab = (SHAPE[n] for n in ("hidden_size", "intermediate_size", "vocab_size"))
     kv = dim // SHAPE["num_attention_heads"] * SHAPE["num_key_value_heads"]
     layer = 2 * dim * dim + 2 * dim * kv + 3 * dim * inner

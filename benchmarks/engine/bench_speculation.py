@@ -1,23 +1,23 @@
-"""Claim: guesses make copying much faster, and cost next to nothing where they are wrong.
+"""Claim: speculative decoding makes copying much faster, and costs next to nothing when drafts are
+rejected.
 
-The same requests in turn without and with speculation, by one engine, medians over repeats. `copy`
-and `calls`: requests to the built-in model whose answers repeat parts of them, guessed by `ngram`;
-`chat`: requests of all kinds that it knows.
-`head`: the same, guessed by an EAGLE-3 head that
-`sylvan train-draft` made (`--head`), with adaptation and, as `head, all`, without. The others have
-an oracle, which knows the answers from the runs without and is right about each guess with a set
-chance: `oracle` with adaptation, `fixed` with all guesses in each step and none of them right,
-which is what verifying costs. Answers of both runs must be the same.
+One engine runs the same requests alternately without and with speculation; numbers are medians over
+repeats. `copy` and `calls`: requests to the built-in model whose answers repeat parts of the
+prompt, drafted by `ngram`. `chat`: requests of all kinds that the model was trained on. `head`: the
+same requests, drafted by an EAGLE-3 head that `sylvan train-draft` made (`--head`), with adaptation
+and, as `head, all`, without. The other cases use an oracle, which knows the answers from the runs
+without speculation and is right about each draft token with a given probability: `oracle` with
+adaptation, `fixed` with all drafts in each step and none of them right, which measures the cost of
+verification. Answers of both runs must be equal.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|wide|0.5B] [--batch 1 32]
         [--what copy calls chat head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
         [--guesses N] [--all] [--tokens 128] [--repeats 5] [--requests N] [--threads N]
         [--dtype bfloat16]
 
-`wide` is the built-in model in the shape of `0.5B`: its answers, at the cost of that.
-
-`cpu_speedup` compares what the CPU worked instead of what passed: where others use the machine, it
-says with `--threads 1` what they leave of `speedup`.
+`wide` is the built-in model in the shape of `0.5B`: the same answers at the cost of the larger
+model. `cpu_speedup` compares CPU time instead of wall time: if other programs use the machine, it
+estimates, with `--threads 1`, what `speedup` would be on an idle one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KINDS = {"copy": ("copy",), "calls": ("tool_parallel",), "chat": CLASSES}
 
 
 class Oracle:
-    """Implements `Drafter` by answers that are known, each guess right with a set chance."""
+    """Implements `Drafter` with known answers; each token is right with a given probability."""
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[str, list[int]] = {}
@@ -89,7 +89,7 @@ class Oracle:
 
 @dataclass
 class Run:
-    """Seconds after the first tokens, those of the CPU by all threads, steps, and answers."""
+    """One run: wall and CPU seconds after the first tokens, number of steps, and answers."""
 
     seconds: float
     cpu_seconds: float
@@ -109,13 +109,15 @@ class Engine:
         self._asked = {name: asked for name, asked in hooks.items() if isinstance(asked, tuple)}
 
     def switch(self, *, on: bool) -> None:
-        """Have speculation take part, or not: of two engines, one has the luckier memory."""
+        """Switch speculation on or off in one engine, because two engines differ in memory
+        placement.
+        """
         hooks, own = self.built.scheduler._hooks, self.speculation
         for name, asked in self._asked.items():
             setattr(hooks, name, asked if on else tuple(c for c in asked if c is not own))
 
     def run(self, requests: Sequence[GenerateRequest], batch: int, *, on: bool) -> Run:
-        """Answer so many requests at once; what counts begins with the first token of all."""
+        """Answer all requests at once; times count from the first token of all of them."""
         self.switch(on=on)
         scheduler = self.built.scheduler
         self.tokens.clear()
@@ -136,7 +138,7 @@ class Engine:
 
     @property
     def speculation(self) -> Speculation | HeadSpeculation:
-        """Its capability."""
+        """Its speculation capability."""
         every = self.built.scheduler._parts.capabilities
         return next(c for c in every if isinstance(c, Speculation | HeadSpeculation))
 
@@ -171,7 +173,9 @@ def requests(
 def compare(
     engine: Engine, asked: Sequence[GenerateRequest], batch: int, repeats: int
 ) -> dict[str, Any]:
-    """Tokens a second of both, in turn; the first pair is not counted."""
+    """Return tokens per second with and without speculation, interleaved; the first pair does not
+    count.
+    """
     ratios: list[float] = []
     cpu_ratios: list[float] = []
     rates: list[float] = []
@@ -206,12 +210,16 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--what", nargs="+", default=["copy", "calls", "oracle", "fixed"])
-    parser.add_argument("--all", action="store_true", help="verify all guesses, pay or not")
-    parser.add_argument("--requests", type=int, help="of a batch of 1 (default: 32 or 63)")
+    parser.add_argument(
+        "--all", action="store_true", help="verify all drafts, even if they do not pay off"
+    )
+    parser.add_argument("--requests", type=int, help="requests at batch size 1 (default: 32 or 63)")
     parser.add_argument("--threads", type=int, help="cores of a step (default: all)")
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
-    parser.add_argument("--guesses", type=int, help="in a pass (default: 10 by ngram, else 4)")
+    parser.add_argument(
+        "--guesses", type=int, help="draft tokens per step (default: 10 for ngram, else 4)"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
@@ -270,7 +278,7 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
 
 
 def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.Namespace) -> None:
-    """The chat mix, guessed by a head."""
+    """Measure the chat mix, drafted by a head."""
     engine = start(
         model,
         args.guesses or 4,

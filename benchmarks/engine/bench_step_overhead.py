@@ -1,8 +1,8 @@
 """Claim: the engine adds little to the bare forward pass.
 
-A decode step of the engine (schedule, prepare, forward, sample, process results) over the forward
-alone, for 1, 8 and 32 requests of the built-in model. The forward alone leaves whole rows of
-logits, which a step of greedy requests does not write.
+Compares a decode step of the engine (schedule, prepare, forward, sample, process results) with the
+forward pass alone, for 1, 8 and 32 requests of the built-in model. The forward pass alone writes
+whole rows of logits, which a step of greedy requests does not.
 
     python benchmarks/engine/bench_step_overhead.py [--model DIR] [--overlap on|off]
 """
@@ -27,7 +27,9 @@ CONTEXT, STEPS = 256, 200
 
 
 def bare(worker, repeats: int) -> list[float]:
-    """Seconds of the forward alone: the step just run once more, without anything around it."""
+    """Return the seconds of the forward pass alone: the last step again, without anything around
+    it.
+    """
     seconds: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -60,7 +62,9 @@ def measure(model: str, overlap: str, batch: int) -> dict[str, float]:
         start = time.perf_counter()
         built.scheduler.step()
         whole.append(time.perf_counter() - start)
-        if overlap != "on" and number % 4 == 3:  # interleaved, so that both see the same weather
+        if (
+            overlap != "on" and number % 4 == 3
+        ):  # interleaved, so that load on the machine affects both alike
             alone += bare(worker, 1)
     built.scheduler.pause("abort")
     forward, step = statistics.median(alone or bare(worker, STEPS)), statistics.median(whole)

@@ -1,19 +1,19 @@
-"""Claim: a store below the device makes long chats as quick as an unbounded prefix cache would.
+"""Claim: with a KV store, long chats are as fast as with an unbounded prefix cache.
 
-Four comparisons, each with the store off and on in turn, in this process:
+Four comparisons in this process, each interleaved with the store off and on:
 
 * chats whose histories together are several times the device's memory, turn after turn, some at a
-  time (`--clients`): time to the first token, requests a second, share of prompt tokens found,
-  bytes written for each token; and the share that a device with room for everything finds;
-* a server that starts on a store that an earlier one left, against one that has served the prompt:
-  a system prompt with another question behind it each time, and the very same prompt again; each
-  server rests for `--rest` seconds before its first request;
-* new prompts, which the store can only make slower;
-* prompts that the store has, but it is gone, or takes half a minute for each answer.
+  time (`--clients`): time to the first token, requests per second, share of prompt tokens found,
+  bytes written per token; and the share that a device with enough memory for everything finds;
+* a server that starts on a store left by an earlier one, against a server that has served the
+  prompt: a system prompt with a new question each time, and the same prompt again; each server
+  is idle for `--rest` seconds before its first request;
+* new prompts, which a store can only slow down;
+* prompts that are in the store, but the store is gone, or takes half a minute for each answer.
 
     python benchmarks/engine/bench_tiers.py [--model DIR] [--chats 8] [--turns 3] [--pairs 3]
 
-`--model 0.5B` is a model of that shape with weights that are made up.
+`--model 0.5B` is a model of that shape with random weights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Answer:
 
 
 class Server:
-    """A scheduler of this process."""
+    """A scheduler in this process."""
 
     def __init__(self, args: argparse.Namespace, max_tokens: int, store: object = None) -> None:
         options: dict[str, Any] = {
@@ -81,11 +81,11 @@ class Server:
         self._new = args.new
 
     def ask(self, prompt: list[int]) -> Answer:
-        """One request; writes that it left behind are not waited for."""
+        """Serve one request; do not wait for the writes that it causes."""
         return self.ask_all([prompt], 1)[0]
 
     def ask_all(self, prompts: list[list[int]], clients: int) -> list[Answer]:
-        """Requests of so many clients, each of which asks when it has its answer before."""
+        """Serve requests of several clients; each client sends its next one after its answer."""
         answers: dict[str, Answer] = {}
         began: dict[str, float] = {}
         order: list[str] = []
@@ -123,7 +123,7 @@ class Server:
         return request.rid
 
     def settle(self) -> None:
-        """Until nothing is on its way to the store."""
+        """Wait until nothing is on its way to the store."""
         while not self.built.scheduler.idle:
             if not self.built.scheduler.step():
                 time.sleep(0.0005)
@@ -138,7 +138,7 @@ def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
 
 
 def chats(server: Server, args: argparse.Namespace) -> dict[str, float]:
-    """Turns of all chats, one after another, so that each finds its history displaced."""
+    """Run the turns of all chats one after another, so that each turn finds its history evicted."""
     rng = np.random.default_rng(0)
     histories = [prompt_of(rng, args.history) for _ in range(args.chats)]
     for history, answer in zip(histories, server.ask_all(histories, args.clients), strict=True):
@@ -206,12 +206,12 @@ def compare_chats(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> list[float]:
-    """Median, least and most."""
+    """Return median, smallest and largest."""
     return [round(f(values), 4) for f in (statistics.median, min, max)]
 
 
 def new_tokens(args: argparse.Namespace) -> int:
-    """Tokens that all chats have in the end, each of which is computed once at least."""
+    """Return the number of distinct tokens of all chats, which are computed at least once."""
     return args.chats * (args.history + (args.turns + 1) * (args.new + TURN))
 
 
@@ -274,7 +274,7 @@ def compare_misses(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_broken(args: argparse.Namespace) -> dict[str, Any]:
-    """Prompts that the store has; then it fails, or answers after half a minute."""
+    """Measure prompts that are in a store that then fails, or answers after half a minute."""
     found: dict[str, Any] = {}
     for kind, fault in (("gone", fails), ("hangs", hangs)):
         ratios: list[float] = []
@@ -315,7 +315,7 @@ def hangs(method: str, name: str) -> None:
 
 @contextlib.contextmanager
 def half_billion() -> Iterator[str]:
-    """The built-in model's directory with another shape and without weights."""
+    """Write the built-in model's directory with another shape and without weights."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(sylvan.__file__).parent / "assets" / "sapling"
         for file in source.iterdir():
@@ -338,18 +338,22 @@ COMPARISONS: dict[str, Compare] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="sapling", help="directory, or 0.5B")
-    parser.add_argument("--load-format", default="", help="dummy: weights are made up")
-    parser.add_argument("--threads", type=int, default=0, help="default: as the engine chooses")
+    parser.add_argument("--load-format", default="", help="dummy: random weights")
+    parser.add_argument("--threads", type=int, default=0, help="default: the engine's choice")
     parser.add_argument("--chats", type=int, default=8)
-    parser.add_argument("--clients", type=int, default=4, help="chats that ask at a time")
-    parser.add_argument("--new", type=int, default=16, help="tokens that are generated")
+    parser.add_argument("--clients", type=int, default=4, help="concurrent chats")
+    parser.add_argument("--new", type=int, default=16, help="output tokens")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--history", type=int, default=1024, help="tokens that a chat begins with")
-    parser.add_argument("--times", type=int, default=5, help="histories over the device's memory")
-    parser.add_argument("--page-size", type=int, default=0, help="default: as the engine chooses")
+    parser.add_argument(
+        "--history", type=int, default=1024, help="prompt tokens of a chat's first turn"
+    )
+    parser.add_argument(
+        "--times", type=int, default=5, help="ratio of all histories to the device's memory"
+    )
+    parser.add_argument("--page-size", type=int, default=0, help="default: the engine's choice")
     parser.add_argument("--system", type=int, default=2048, help="tokens of the system prompt")
-    parser.add_argument("--rest", type=float, default=1.0, help="seconds after a start")
+    parser.add_argument("--rest", type=float, default=1.0, help="idle seconds after a start")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:

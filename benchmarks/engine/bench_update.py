@@ -1,10 +1,10 @@
 """Claim: replacing all weights costs little more than copying them.
 
-Seconds of an update from shared memory over those of a copy of the same file into memory that is
-resident already, in turn, so that all see the same weather: checks of all numbers, packing and
-rounding included (`ratio`), and without what rounding and packing the same matrices takes by
-itself, by the kernels that updates use (`rest_ratio`). Weights are random, in the shape of a model
-of 0.5 B parameters.
+Compares the seconds of an update from shared memory with those of a copy of the same file into
+memory that is already resident; runs are interleaved, so that load on the machine affects all
+alike. `ratio` includes the checks of all numbers, packing and quantisation. `rest_ratio` leaves out
+the time that quantising and packing the same matrices takes alone, with the kernels that updates
+use. Weights are random, in the shape of a model of 0.5 B parameters.
 
     python benchmarks/engine/bench_update.py [--formats bf16 w8a8 w4a8] [--layers 24] [--pairs 5]
 """
@@ -57,7 +57,7 @@ def write_config(folder: Path, layers: int) -> Path:
 
 
 def write_tensors(model_dir: Path, file: Path) -> int:
-    """A whole set of random weights as a trainer would leave it; returns its bytes."""
+    """Write random weights for the whole model, as a trainer would; return their bytes."""
     config = load_config(model_dir)
     build = Build(dtype=torch.bfloat16, length=64, device=torch.device("meta"))
     generator = torch.Generator().manual_seed(0)
@@ -74,7 +74,7 @@ def write_tensors(model_dir: Path, file: Path) -> int:
 
 
 def update(executor: Executor, file: Path, size: int) -> float:
-    """Seconds of one."""
+    """Return the seconds of one update."""
     begun = time.perf_counter()
     result = executor.control(UpdateWeights(SharedTensors(file.name, size), partial=False)).wait()
     seconds = time.perf_counter() - begun
@@ -83,14 +83,14 @@ def update(executor: Executor, file: Path, size: int) -> float:
 
 
 def copy(target: torch.Tensor, file: Path) -> float:
-    """Seconds of one, by PyTorch's threads as packing is."""
+    """Return the seconds of one copy, by PyTorch's threads, as packing."""
     begun = time.perf_counter()
     target.copy_(torch.from_numpy(np.memmap(file, np.uint8, "c")))
     return time.perf_counter() - begun
 
 
 class Packing:
-    """Rounds and packs all matrices of a file into memory that is resident already."""
+    """Quantises and packs all matrices of a file into memory that is already resident."""
 
     def __init__(self, name: str, file: Path) -> None:
         tensors = load_file(file)
@@ -98,7 +98,7 @@ class Packing:
         self._packed = [pack(ROUNDED[name](m), torch.bfloat16) for m in self._matrices]
 
     def run(self) -> float:
-        """Seconds of one."""
+        """Return the seconds of one run."""
         begun = time.perf_counter()
         for matrix, packed in zip(self._matrices, self._packed, strict=True):
             assert pack_rows(matrix, packed)

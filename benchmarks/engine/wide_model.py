@@ -1,7 +1,9 @@
-"""The built-in model in the shape of one of half a billion parameters: its answers, their cost.
+"""Writes the built-in model in the shape of a model of half a billion parameters, with the same
+answers.
 
-All additions are zeros: columns, heads, inner columns and tokens without a say, layers that add
-nothing. So a drafter for the built-in model meets a model that costs a hundred times as much.
+All additions are zeros: columns, heads, inner columns and tokens without effect, and layers that
+add nothing. So a drafter for the built-in model can be measured on a model that costs a hundred
+times as much.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
 
 
 class Widening:
-    """From tensors of a small model to those of a shape, head size and key heads being the same.
+    """Extends tensors of a small model to a larger shape; head size and key heads stay the same.
 
     Args:
-        config: Of the small one.
-        shape: Sizes of the large one, by the names of config.json.
+        config: Configuration of the small model.
+        shape: Sizes of the large model, by their names in config.json.
     """
 
     def __init__(self, config: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
@@ -53,19 +55,19 @@ class Widening:
         self._rows = torch.cat([torch.arange(i * self.size, (i + 1) * self.size) for i in spots])
 
     def matrix(self, given: torch.Tensor, rows: int) -> torch.Tensor:
-        """Its columns, of one or several vectors of the model, each wider; with more rows."""
+        """Widen the columns of a matrix, which hold vectors of the model; add rows."""
         out = torch.zeros(rows, given.shape[1] // self.old, self.dim, dtype=torch.bfloat16)
         out[: len(given), :, : self.old] = given.unflatten(1, (-1, self.old))
         return out.flatten(1)
 
     def norm(self, given: torch.Tensor) -> torch.Tensor:
-        """A norm sees more columns, all zero, so that it would make the others larger."""
+        """Scale a norm for the added columns, which are zero and would change the mean."""
         out = torch.zeros(self.dim, dtype=torch.bfloat16)
         out[: self.old] = (given.float() * math.sqrt(self.old / self.dim)).bfloat16()
         return out
 
     def layer(self, stem: str, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All tensors of a layer, under their names."""
+        """Return all tensors of a layer, by name."""
         found = {
             f"{name}.weight": self.norm(given[f"{stem}{name}.weight"])
             for name in NORMS
@@ -88,7 +90,7 @@ class Widening:
         return found
 
     def _scattered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of query heads where the heads of their keys are."""
+        """Place rows of query heads next to the heads of their keys."""
         out = torch.zeros(self.heads * self.size, rows.shape[1], dtype=torch.bfloat16)
         out[self._rows] = rows
         return out

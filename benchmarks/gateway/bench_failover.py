@@ -1,9 +1,10 @@
-"""Claim: no stream is lost or changed when servers are killed, or hang, one after the other.
+"""Claim: streams survive servers that are killed or hang, one after the other, without loss or
+change.
 
-Streams run through a gateway without a break while every few seconds a server chosen at random is
-killed (SIGKILL) or stopped (SIGSTOP), and another is started at the same address. Each text is
-compared with that of the same request in an undisturbed run. Counts streams that were complete and
-identical.
+Clients stream through a gateway without a break. Every few seconds a random server is killed
+(SIGKILL) or suspended (SIGSTOP), and a new one is started at the same address. Each text is
+compared with the text of the same request in an undisturbed run. Counts the streams that were
+complete and identical.
 
     python benchmarks/gateway/bench_failover.py [--signal KILL|STOP] [--seconds 60] [--every 2]
 """
@@ -35,7 +36,7 @@ KEEP_ALIVE_S = 3.5  # servers close idle connections after 5 s; who closes first
 
 
 class Streams:
-    """Clients that ask again and again."""
+    """Clients that send one request after the other."""
 
     def __init__(self, url: str, args: argparse.Namespace) -> None:
         self._url = url
@@ -101,7 +102,7 @@ class Streams:
 async def disturb(
     servers: list[Running], model: str, streams: Streams, args: argparse.Namespace
 ) -> int:
-    """Kill or stop servers until the time is over; returns how many."""
+    """Kill or suspend servers until the time is over; return how many."""
     rng = random.Random(args.seed)
     loop = asyncio.get_running_loop()
     deadline = time.monotonic() + args.seconds
@@ -158,9 +159,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between signals")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--hang", type=float, default=8.0, help="seconds that a stop lasts")
+    parser.add_argument(
+        "--hang", type=float, default=8.0, help="seconds for which a server is suspended"
+    )
     parser.add_argument("--stall", type=float, default=4.0, help="failover.stall_s")
-    parser.add_argument("--spare", type=int, default=2, help="servers that are left alone")
+    parser.add_argument("--spare", type=int, default=2, help="servers that are never disturbed")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with dummy_model(64, 2, 4096) as model:

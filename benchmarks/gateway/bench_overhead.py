@@ -1,11 +1,11 @@
 """Claim: the gateway adds less than a millisecond to most requests.
 
-Upstreams that answer at once, and a client on raw connections; the same requests go straight to an
-upstream, through `sylvan route`, and through SGLang's router in Rust where a Python that has the
-package `sglang-router` is named. Requests a second with 1, 32 and 256 at a time, whole and streamed
-(16 events), and the added latency at a fixed rate. The gateway has its own core,
-where there are two; with `--processes N` so many processes of it that share a port are measured as
-well, on all cores.
+The upstreams answer at once, and the client uses raw connections. The same requests go straight to
+an upstream, through `sylvan route`, and through SGLang's router in Rust if a Python with the
+package `sglang-router` is named. Measures requests per second at concurrency 1, 32 and 256,
+unstreamed and streamed (16 events), and the added latency at a fixed rate. The gateway has a core
+of its own if there are two; with `--processes N` gateways of N processes that share a port are
+measured as well, on all cores.
 
     python benchmarks/gateway/bench_overhead.py [--router PYTHON] [--seconds 5] [--rate 500]
         [--processes 2]
@@ -97,7 +97,7 @@ def wait_for(port: int, seconds: float = 60) -> None:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """p50 and p99 in milliseconds."""
+    """Return p50 and p99 in milliseconds."""
     values = sorted(values)
     return {
         f"p{share}_ms": round(1000 * values[min(len(values) - 1, len(values) * share // 100)], 3)
@@ -106,7 +106,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 async def closed(port: int, count: int, seconds: float, *, stream: bool) -> dict[str, float]:
-    """So many clients, each of which asks as soon as it is answered."""
+    """Run a closed loop: each client sends its next request when it has its answer."""
     request = instant.request(stream=stream)
     latencies: list[float] = []
     failures = 0
@@ -131,7 +131,7 @@ async def closed(port: int, count: int, seconds: float, *, stream: bool) -> dict
 
 
 async def paced(port: int, rate: float, seconds: float, *, stream: bool) -> dict[str, float]:
-    """Requests at a fixed rate, whether or not earlier ones were answered."""
+    """Run an open loop: requests at a fixed rate, whether or not earlier ones were answered."""
     request = instant.request(stream=stream)
     idle = [await instant.connect(port) for _ in range(32)]
     firsts: list[float] = []
@@ -182,7 +182,9 @@ def measure(name: str, port: int, args: argparse.Namespace) -> dict[str, dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--router", help="a Python with the package sglang-router")
-    parser.add_argument("--processes", type=int, default=1, help="of the gateway, besides one")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="more gateway processes to measure, besides one"
+    )
     parser.add_argument("--upstreams", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=500.0)

@@ -1,8 +1,9 @@
-"""Claim: routing by cached prefix beats taking turns where servers' caches are small.
+"""Claim: cache-aware routing beats round-robin if the servers' caches are small.
 
-Groups of requests share a system prompt; all system prompts together fit into the caches of all
-servers, but not into that of one. Hit rate (cached over prompt tokens, as usage tells) and requests
-a second of each policy, from empty caches, through the same servers, one after the other.
+Groups of requests share a system prompt. All system prompts fit into the caches of all servers
+together, but not into the cache of one. Reports each policy's hit rate (cached tokens over prompt
+tokens, from `usage`) and requests per second, from empty caches, through the same servers, one
+policy after the other.
 
     python benchmarks/gateway/bench_shared_prefix.py [--workers 8] [--groups 32] [--per-group 12]
 """
@@ -28,7 +29,7 @@ POLICIES = ("round_robin", "cache_aware")
 
 
 def prompts(args: argparse.Namespace) -> list[list[int]]:
-    """Token ids of all requests, in an order that mixes the groups."""
+    """Return the token IDs of all requests, in an order that mixes the groups."""
     rng = random.Random(args.seed)
     systems = [rng.choices(range(3, 200), k=args.system) for _ in range(args.groups)]
     made = [
@@ -41,7 +42,7 @@ def prompts(args: argparse.Namespace) -> list[list[int]]:
 
 
 async def run(url: str, asked: list[list[int]], args: argparse.Namespace) -> dict[str, float]:
-    """Send all, so many at a time."""
+    """Send all requests, a number of them at a time."""
     waiting = asyncio.Queue[list[int]]()
     for prompt in asked:
         waiting.put_nowait(prompt)

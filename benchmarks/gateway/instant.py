@@ -1,4 +1,4 @@
-"""An upstream that answers at once, and a client that costs little: raw HTTP/1.1 on asyncio."""
+"""An upstream that answers at once, and a cheap client: raw HTTP/1.1 on asyncio."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         return len(self._buffer) >= end + 4 + int(head[at + 15 :].split(b"\r\n", 1)[0])
 
     async def ask(self, request: bytes) -> tuple[bool, float, float]:
-        """Whether it was answered well, and seconds to the first and to the last byte."""
+        """Return whether the answer was complete, and seconds to its first and last byte."""
         self._buffer = b""
         self._done = asyncio.get_running_loop().create_future()
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Servers and gateways as processes, for the benchmarks of this folder."""
+"""Starts servers and gateways as processes, for the benchmarks of this folder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start(words: Sequence[str], pattern: re.Pattern[str] = SERVES) -> Running:
 
 @contextmanager
 def servers(model: str, count: int, *flags: str) -> Iterator[list[Running]]:
-    """So many servers of a model, started together."""
+    """Start several servers of a model together."""
     begun = [begin(["serve", model, "--port", "0", *flags]) for _ in range(count)]
     made = [Running(process, "") for process in begun]
     try:
@@ -79,7 +79,7 @@ def servers(model: str, count: int, *flags: str) -> Iterator[list[Running]]:
 
 @contextmanager
 def gateway(urls: Sequence[str], *flags: str, cores: Sequence[int] = ()) -> Iterator[Running]:
-    """`sylvan route` in front of servers, on certain cores if any are given."""
+    """Start `sylvan route` in front of servers, pinned to cores if any are given."""
     quick = ("--observe.metrics-port", "none", "--port", "0")
     made = start(["route", "--worker-urls", *urls, *quick, *flags], ROUTES)
     if cores:

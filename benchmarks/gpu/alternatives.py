@@ -1,11 +1,11 @@
-"""Which of several tiles, splits and starts are the fastest on this chip.
+"""Times alternative tile sizes, splits and launch modes of kernels on this GPU.
 
-The table of tiles (`sylvan.kernels.gpu.tiles`) is frozen; its rows were chosen by measuring, and
-this is how. Each part times the alternatives of one kernel, or of a whole decoding step, in one
-process: the first line of a part is what a server uses.
+The table of tiles (`sylvan.kernels.gpu.tiles`) is fixed; its rows were chosen with this program.
+Each part times the alternatives of one kernel, or of a whole decode step, in one process; the first
+line of a part is the choice that a server uses.
 
     python benchmarks/gpu/alternatives.py [--only early,rows,experts,extend,latent] [--minutes 6]
-    python benchmarks/gpu/alternatives.py --device cpu --tiny     # does it work at all
+    python benchmarks/gpu/alternatives.py --device cpu --tiny     # test this program
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LATENT = next(kind for kind in OTHERS if kind.value)
 
 @contextmanager
 def used(**chosen: Tile) -> Iterator[None]:
-    """These tiles of ops, whatever the width; an underscore stands for a space."""
+    """Use these tiles for the named ops, at any width; an underscore stands for a space."""
     rows = [TileEntry(op.replace("_", " "), None, 1 << 30, 4, tile) for op, tile in chosen.items()]
     with mock.patch.object(tiles, "TABLE", (*rows, *tiles.TABLE)):
         tiles.tile.cache_clear()
@@ -51,7 +51,9 @@ def used(**chosen: Tile) -> Iterator[None]:
 
 @contextmanager
 def starts(*, early: bool) -> Iterator[None]:
-    """Whether kernels start before those in front of them have ended."""
+    """Set whether kernels start before their predecessors have ended (programmatic dependent
+    launch).
+    """
     if early:
         yield
         return
@@ -63,7 +65,7 @@ def starts(*, early: bool) -> Iterator[None]:
 
 @contextmanager
 def without_descriptors() -> Iterator[None]:
-    """Keys and values of prompts by addresses."""
+    """Read keys and values of prompts by addresses instead of tensor descriptors."""
     from sylvan.kernels.paged import triton_attention
 
     with mock.patch.object(triton_attention, "_descriptors", return_value=None):
@@ -73,7 +75,7 @@ def without_descriptors() -> Iterator[None]:
 def compare(
     bench: Bench, name: str, floor_s: float, call: Callable[[], object], *choices: Tile, op: str
 ) -> None:
-    """The tile of the table, then each of `choices`."""
+    """Time the tile from the table, then each of `choices`."""
     _timed(bench, f"{name}: as served", floor_s, call)
     for choice in choices:
         with used(**{op: choice}):
@@ -93,7 +95,7 @@ def _shown(t: Tile) -> str:
 
 
 def early(bench: Bench, top: Ceilings, folder: Path) -> None:
-    """A decoding step of one request, with and without early starts."""
+    """Time a decode step of one request, with and without early starts."""
     for shape in TINY if bench.tiny else (REAL[0], REAL[2]):
         for on in (True, False):
             name = f"{shape.name}: decode 1, {'early' if on else 'late'} starts"
@@ -114,7 +116,7 @@ def early(bench: Bench, top: Ceilings, folder: Path) -> None:
 
 
 def rows(bench: Bench, top: Ceilings, _folder: Path) -> None:
-    """Products of one row: of a model of 0.6 B, and of one of 8 B."""
+    """Time products of one row, in the shapes of models of 0.6 B and 8 B."""
     shapes = [("qkv", 4096, 1024), ("o", 1024, 2048), ("down", 1024, 3072), ("head", 151936, 1024)]
     gates = [("gate and up", 6144, 1024)]
     if bench.tiny:
@@ -137,7 +139,9 @@ def rows(bench: Bench, top: Ceilings, _folder: Path) -> None:
 
 
 def experts(bench: Bench, top: Ceilings, _folder: Path) -> None:
-    """Both products of the experts of one row, as in a model of 30 B with 3 B active."""
+    """Time both products of the experts of one row, in the shape of a model of 30 B with 3 B
+    active.
+    """
     dim, inner, count, top_k = (64, 32, 4, 2) if bench.tiny else (2048, 768, 128, 8)
     weights = ExpertWeights(
         gate_up=0.02 * bench.randn(count, 2 * inner, dim),
@@ -160,7 +164,7 @@ def experts(bench: Bench, top: Ceilings, _folder: Path) -> None:
 
 
 def extend(bench: Bench, top: Ceilings, _folder: Path) -> None:
-    """A long prompt."""
+    """Time a long prompt."""
     length = 48 if bench.tiny else 8192
     scene = Scene(bench, LLAMA, 1, length, length)
     spec = scene.spec
@@ -177,7 +181,7 @@ def extend(bench: Bench, top: Ceilings, _folder: Path) -> None:
 
 
 def latent(bench: Bench, top: Ceilings, _folder: Path) -> None:
-    """Decoding with latent attention (DeepSeek)."""
+    """Time decoding with latent attention (DeepSeek)."""
     for requests, context in ((2, 40),) if bench.tiny else ((64, 2048), (8, 8192)):
         scene = Scene(bench, _LATENT, requests, context, 1)
         choices = [
@@ -196,8 +200,8 @@ PARTS = {"early": early, "rows": rows, "experts": experts, "extend": extend, "la
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test this program")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--out", type=Path, default=Path("alternatives.json"))
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Attention kernels in the layers of real models, against the reference and the hardware."""
+"""Measures attention kernels in the layers of real models, against the reference and the hardware
+limit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _NEW = 512  # rows of one request that are compared with the reference at once
 
 @dataclass(frozen=True)
 class Kind:
-    """A model's attention; sizes are divided by 8 for a trial."""
+    """The attention of one model; sizes are divided by 8 for a trial."""
 
     name: str
     heads: int
@@ -64,7 +66,7 @@ OTHERS = (
 
 
 class Scene:
-    """Requests with KV of random numbers, and a step that computes the last tokens of each."""
+    """Requests with random KV, and a step that computes the last tokens of each."""
 
     def __init__(self, bench: Bench, kind: Kind, requests: int, context: int, new: int) -> None:
         self.spec = layer = kind.layer(bench)
@@ -112,7 +114,9 @@ class Scene:
         return error_of(self.run(), want)
 
     def kv_bytes(self, requests: int, context: int) -> float:
-        """That a decoding step reads: both sides, or the keys where values are part of them."""
+        """Return the bytes of KV that a decode step reads: keys and values, or keys alone if they
+        contain the values.
+        """
         seen = min(context, self.spec.window or context)
         sides = self.pool.layer(0)[: 1 if isinstance(self.pool, LatentPool) else 2]
         return requests * seen * sum(s.shape[2] * s.shape[3] * s.element_size() for s in sides)
@@ -184,7 +188,7 @@ def _others(bench: Bench, top: Ceilings) -> None:
 
 
 def _heads(bench: Bench, top: Ceilings) -> None:
-    """Norms of heads, rotary positions and the store of keys and values."""
+    """Measure norms of heads, rotary positions, and the store of keys and values."""
     for rows in (4,) if bench.tiny else (64, 8192):
         scene = Scene(bench, LLAMA, rows, 64, 1)
         spec = scene.spec
@@ -201,7 +205,7 @@ def _heads(bench: Bench, top: Ceilings) -> None:
 
 
 def _turned(scene: Scene, qkv: torch.Tensor, how: Rotary) -> torch.Tensor:
-    """By the definition; keys and values are stored."""
+    """Compute by the definition, and store keys and values."""
     batch, norms = scene.batch, (how.q_norm, how.k_norm)
     q, k, v = reference.split_heads(qkv, scene.spec, batch.positions_T, how.rope, norms)
     scene.pool.store(0, batch.slots_of(0), k, v)
@@ -209,7 +213,7 @@ def _turned(scene: Scene, qkv: torch.Tensor, how: Rotary) -> torch.Tensor:
 
 
 def _fused(scene: Scene, qkv: torch.Tensor, how: Rotary) -> Callable[[], torch.Tensor]:
-    """By one kernel, where there is one."""
+    """Compute with one fused kernel, if there is one."""
     if not (qkv.is_cuda and triton_installed()):
         return lambda: _turned(scene, qkv, how)
     store_heads = importlib.import_module("sylvan.kernels.paged.triton_heads").store_heads

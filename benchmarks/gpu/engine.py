@@ -1,4 +1,6 @@
-"""Models of real shapes through the scheduler: decoding and prompts against their floors."""
+"""Measures decoding and prefill of real model shapes through the scheduler, against hardware
+limits.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _MOST = 1 / 6  # of the time left, that one case may take
 
 @dataclass(frozen=True)
 class Way:
-    """How to run: what the ablations switch off."""
+    """Which optimisations are on; ablations switch them off."""
 
     graphs: bool = True
     overlap: bool = True
@@ -42,7 +44,7 @@ class Way:
 
 
 class Served:
-    """A model with made-up weights and a scheduler."""
+    """A model with random weights, and a scheduler."""
 
     def __init__(
         self,
@@ -102,14 +104,14 @@ class Served:
 
     @property
     def room(self) -> int:
-        """Tokens of KV."""
+        """Capacity of the KV cache in tokens."""
         return self.scheduler.load().max_total_num_tokens
 
     def prompt(self, length: int) -> np.ndarray:
         return self._rng.integers(1, 300, length, np.int32)
 
     def add(self, prompt: np.ndarray, new: int) -> str:
-        """Returns the id that its tokens will be found under."""
+        """Add a request; return the ID under which its tokens are found."""
         self._number += 1
         sampling = SamplingParams(
             max_new_tokens=new, temperature=0.0, ignore_eos=True, sampling_seed=0
@@ -122,19 +124,23 @@ class Served:
         return str(self._number)
 
     def run(self) -> float:
-        """Seconds until all requests are done."""
+        """Run until all requests have ended; return the seconds."""
         start = time.perf_counter()
         while self.scheduler.step() or not self.scheduler.idle:
             pass
         return time.perf_counter() - start
 
     def new_tokens(self, batch: int, context: int, steps: int) -> int:
-        """So many that no request is done before `steps` steps of all of them are."""
+        """Return an output length such that no request ends within `steps` decode steps of the
+        whole batch.
+        """
         chunk = max(1, self._max_tokens - batch)
         return steps + 8 + 2 * (batch * context // chunk + 1)
 
     def decode_s(self, batch: int, context: int, steps: int) -> tuple[float, float]:
-        """Seconds a step of `batch` requests of `context` tokens, and their mean length then."""
+        """Return the seconds of a decode step of `batch` requests of `context` tokens, and their
+        mean length.
+        """
         new = self.new_tokens(batch, context, steps)
         rids = [self.add(self.prompt(context), new) for _ in range(batch)]
         while any(rid not in self.tokens for rid in rids):  # prompts; the first decode meanwhile
@@ -165,7 +171,7 @@ class Served:
 
 def serve(bench: Bench, folder: Path, shape: Shape, way: Way = Way()) -> Served:
     path = shape.write(folder / shape.name)
-    gc.collect()  # what failed before may still be held by its error
+    gc.collect()  # an earlier error may still hold the memory
     bench.platform.trim()
     context, pages = (96, 64) if bench.tiny else (40960, 4096)
     return Served(bench, path, way, context=context, pages=pages)
@@ -193,7 +199,9 @@ def measure(bench: Bench, top: Ceilings, folder: Path, shapes: Iterable[Shape]) 
 
 
 def active_bytes(shape: Shape, served: Served, batch: int) -> float:
-    """Weights that a step of `batch` rows reads: of experts, those that are probably hit."""
+    """Return the weight bytes that a step of `batch` rows reads; counts the experts that are
+    expected to be hit.
+    """
     config, facts = shape.config, served.facts
     item = 4 if facts.dtype == "float32" else 2
     embed = int(config["vocab_size"]) * int(config["hidden_size"]) * item
@@ -208,7 +216,7 @@ def active_bytes(shape: Shape, served: Served, batch: int) -> float:
 
 
 def active_numbers(shape: Shape, served: Served) -> float:
-    """Numbers that a prompt's token is multiplied with, embedding and head apart."""
+    """Return the weights that multiply one prompt token, without embedding and head."""
     config = shape.config
     hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
     tables = 1 if config["tie_word_embeddings"] else 2
@@ -220,7 +228,7 @@ def active_numbers(shape: Shape, served: Served) -> float:
 
 
 def prompt_work(shape: Shape, served: Served, length: int) -> float:
-    """Operations that a prompt needs, attention to its own tokens included."""
+    """Return the operations of a prompt, including attention to its own tokens."""
     config = shape.config
     attention = 2 * length**2 * int(config["num_attention_heads"]) * int(config["head_dim"])
     work = 2 * active_numbers(shape, served) * length
@@ -228,7 +236,7 @@ def prompt_work(shape: Shape, served: Served, length: int) -> float:
 
 
 def _has_time(bench: Bench, name: str, work: float, top: Ceilings) -> bool:
-    """Whether so many operations are to be expected within a share of what is left."""
+    """Whether this many operations fit into a share of the remaining time."""
     return bench.report.fits(name, 0.0 if bench.tiny else work / (_SLOW * top.gemm) / _MOST)
 
 
@@ -283,7 +291,7 @@ def _prefill(bench: Bench, top: Ceilings, shape: Shape, served: Served) -> None:
 
 
 def ablations(bench: Bench, folder: Path, shape: Shape) -> None:
-    """Gains by graphs, overlap and the radix cache."""
+    """Measure the gains by graphs, overlap and the radix cache."""
     whole = Way()
     batch, context = (2, 32) if bench.tiny else (64, 512)
     for name, way, count in (
@@ -324,7 +332,7 @@ def _prompt_s(served: Served, length: int) -> float:
 
 
 def no_waiting(bench: Bench, folder: Path, shape: Shape) -> None:
-    """A decoding step is launched without a call that waits for the device."""
+    """Check that a decode step is launched without a call that waits for the device."""
     served = serve(bench, folder, shape)
     launch = served.executor.launch
 

@@ -1,4 +1,6 @@
-"""Each kernel but attention: is it right, and how near is it to what the hardware allows."""
+"""Checks each kernel except attention against its reference, and its speed against the hardware
+limit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from sylvan.runtime.sampling.philox import uniform
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured: bytes a second copied (read plus written), operations a second multiplied."""
+    """Measured limits: bytes copied per second (read plus written), operations per second."""
 
     copy: float
     gemm: float
@@ -234,7 +236,7 @@ def _experts(bench: Bench, top: Ceilings) -> None:
 
 
 def worst(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest difference, in parts of the largest number."""
+    """Return the largest difference, relative to the largest number."""
     got, want = got.float(), want.float().view_as(got)
     return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30))
 

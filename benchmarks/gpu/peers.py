@@ -1,4 +1,4 @@
-"""transformers beside us: the same tokens on small models, and its continuous batching."""
+"""Compares with transformers: equal tokens on small models, speed of continuous batching."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEW = 12
 
 
 def same_tokens(bench: Bench, folder: Path) -> None:
-    """Greedy decoding in float32 of small random models."""
+    """Compare greedy decoding in float32 of small random models."""
     sizes = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -64,7 +64,9 @@ def _ours(bench: Bench, path: Path) -> list[list[int]]:
 
 
 def continuous_batching(bench: Bench, folder: Path, shape: Shape) -> None:
-    """Tokens a second of transformers' `generate_batch` against ours, same shape and requests."""
+    """Compare tokens per second with transformers' `generate_batch`, for the same shape and
+    requests.
+    """
     count, length, new = (2, 16, 4) if bench.tiny else (32, 256, 64)
     served = serve(bench, folder, shape, Way())
     prompts = [served.prompt(length) for _ in range(count)]

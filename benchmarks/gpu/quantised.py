@@ -1,7 +1,7 @@
-"""Matrices of codes: decoding against the rate of the memory, prompts against bfloat16.
+"""Measures quantised matrices: decoding against memory bandwidth, prompts against bfloat16.
 
-The matrices of a layer of an 8B model follow each other, as in a step; there are so many layers
-that a GPU's caches hold none until it is read again.
+The matrices of the layers of an 8B model follow each other, as in a step; there are enough layers
+that a GPU's caches hold none of them until it is read again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Kind:
-    """A format, as kernels see it; `block`: outputs that share scales."""
+    """A weight format as kernels see it; `block`: outputs that share scales."""
 
     name: str
     code: Code
@@ -72,9 +72,8 @@ def measure(bench: Bench, top: Ceilings) -> None:
 
 
 def _experts(bench: Bench, top: Ceilings, kind: Kind) -> None:
-    """Decoding: the share of the floor of the visited experts' bytes. Prompts: bfloat16's speed.
-
-    FP8's prompts also with rows in 8-bit floats.
+    """Measure decoding as a share of the bandwidth limit of the visited experts' bytes, and prompts
+    relative to bfloat16; FP8 prompts also with activations in 8-bit floats.
     """
     dim, inner, count, top_k = (128, 128, 4, 2) if bench.tiny else (2048, 768, 128, 8)
     stacks = [_stack(bench, kind, count, *shape) for shape in ((2 * inner, dim), (dim, inner))]
@@ -121,7 +120,7 @@ def _stack(bench: Bench, kind: Kind, count: int, outputs: int, inputs: int) -> C
 
 
 def made(bench: Bench, kind: Kind, outputs: int, inputs: int) -> CodedWeight:
-    """Random codes with scales that give small numbers."""
+    """Return random codes with scales that yield small numbers."""
     device = bench.device
     width = inputs * bits_of(kind.code) // 8
     q = torch.randint(0, 256, (outputs, width), dtype=torch.uint8, device=device)
@@ -147,7 +146,7 @@ def _layers(bench: Bench, kind: Kind) -> list[CodedWeight]:
 def _swept(
     bench: Bench, weights: Sequence[CodedWeight], rows: int
 ) -> tuple[Callable[[], object], float]:
-    """Products of rows and all matrices, and the bytes of these."""
+    """Return the products of rows with all matrices, and the bytes of these matrices."""
     x = {size: bench.randn(rows, size) for size in {weight.shape[-1] for weight in weights}}
 
     def sweep() -> None:
@@ -158,7 +157,7 @@ def _swept(
 
 
 def _error(bench: Bench, weight: CodedWeight, rows: int) -> str:
-    """Of a product, from that of the dequantised matrix."""
+    """Return the error of a product, relative to the product with the dequantised matrix."""
     x = bench.randn(rows, weight.shape[-1])
     some = weight[:1024]
     return error_of(ops.linear(x, weight)[:, : some.shape[0]], x.float() @ some.numbers().T)
@@ -173,7 +172,7 @@ def _decode(bench: Bench, top: Ceilings, kind: Kind, batches: Sequence[int]) -> 
 
 
 def _prompts(bench: Bench, kind: Kind) -> None:
-    """Speeds of prompts, in those of the same matrices in bfloat16; FP8 by rows in FP8 as well."""
+    """Measure prompts relative to the same matrices in bfloat16; FP8 also with FP8 rows."""
     size = TINY_LAYER[0] if bench.tiny else LAYER[2]
     weight = made(bench, kind, *size)
     plain = weight.numbers().to(bench.dtype)
@@ -206,7 +205,7 @@ def _candidates() -> Iterator[Tile]:
 
 
 def tiles(bench: Bench, top: Ceilings) -> None:
-    """Times of other tiles than those of the table, for few rows by integers of four bits."""
+    """Time tiles other than those of the table, for few rows of 4-bit integers."""
     from sylvan.kernels.matmul.triton_few import few_rows
 
     weights = _layers(bench, FOUR[0])

@@ -1,4 +1,4 @@
-"""Rows of measurements, a table of them, and the clock that ends the run in time."""
+"""Collects measurements, prints them as a table, and ends the run within its time limit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Report:
         print(f"skipped {self.skipped[-1]}", flush=True)
 
     def fits(self, name: str, needs_s: float) -> bool:
-        """Whether there is time for what takes so long; says so if there is not."""
+        """Whether there is time for a part of this length; print a note if not."""
         left = self.left()
         if left < needs_s:
             self.skip(name, f"needs {needs_s:.0f} s, {max(left, 0):.0f} s left")
@@ -66,7 +66,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str, needs_s: float) -> Iterator[bool]:
-        """One part of the run: gives False if there is no time for it; one failure is not all."""
+        """Run one part; yield False if there is no time. A failure does not end the run."""
         if not self.fits(name, needs_s):
             yield False
             return
@@ -93,10 +93,10 @@ class Report:
 
 
 class Timer:
-    """Seconds per call on a device: many calls between two synchronisations.
+    """Measures seconds per call on a device: many calls between two synchronisations.
 
-    On a GPU the calls are captured in a graph, as decoding steps are, so that what is timed is the
-    device and not Python; `launched` times both.
+    On a GPU the calls are captured in a graph, as decode steps are, so that the measured time is
+    the device's and not Python's; `launched` measures both.
     """
 
     def __init__(self, device: torch.device, *, quick: bool) -> None:
@@ -122,7 +122,7 @@ class Timer:
         return self.launched(graph.replay) / _CAPTURED
 
     def launched(self, call: Callable[[], object]) -> float:
-        """Seconds of a call as Python makes it, one after the other."""
+        """Return the seconds per call as Python launches it, one after the other."""
         for _ in range(_WARM):
             call()
         self.sync()

@@ -1,13 +1,13 @@
-"""Claim: on a GPU the engine runs at what its memory and matrix units allow.
+"""Claim: on a GPU the engine runs close to the limits of its memory and matrix units.
 
-Everything in one command, without a network: measured ceilings, each kernel's share of its floor
-and its error, models of real shapes with made-up weights through the scheduler, what graphs,
-overlap and the radix cache bring, greedy equality with transformers, and its continuous batching.
-Parts that no time is left for are skipped and named.
+One command without network: measures the limits, each kernel's speed as a share of its limit and
+its error, models of real shapes with random weights through the scheduler, the gains by graphs,
+overlap and the radix cache, equality of greedy tokens with transformers, and the speed of
+transformers' continuous batching. Parts for which no time is left are skipped and named.
 
     python benchmarks/gpu/run.py [--minutes 9] [--out gpu.json]
     python benchmarks/gpu/run.py --only quantised   # a part, or its tiles: --only tiles
-    python benchmarks/gpu/run.py --device cpu --tiny      # does it work at all
+    python benchmarks/gpu/run.py --device cpu --tiny      # test this program
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ALONE = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto", help="cuda, rocm, cpu; auto: the first GPU")
-    parser.add_argument("--tiny", action="store_true", help="sizes of a test, not of a measurement")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test this program")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", choices=sorted(ALONE), help="one part, in about a minute")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
@@ -96,7 +96,7 @@ def _run(bench: kernels.Bench, folder: Path) -> None:
 
 
 def _peers() -> Any:
-    """Needs transformers; all else does not."""
+    """Run the comparison with transformers, which only this part needs."""
     return importlib.import_module("peers")
 
 

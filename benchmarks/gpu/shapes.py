@@ -1,4 +1,4 @@
-"""Shapes of real models, as config.json files of checkpoints that are never downloaded."""
+"""Shapes of real models, as config.json files; no checkpoint is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a fresh server takes until it is ready, without and with kernels compiled before."""
+"""Measures the start of a fresh server, without and with compiled kernels in the Triton cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 
 def cold_and_warm(bench: Bench, folder: Path, shape: Shape) -> None:
-    """Two starts one after the other with a Triton cache that is empty at first."""
+    """Start twice in a row with a Triton cache that is empty at first."""
     path = shape.write(folder / f"start-{shape.name}")
     for name in _TOKENIZER:
         shutil.copy(str(files("sylvan.assets.sapling") / name), path)

@@ -1,15 +1,16 @@
-"""Latency between tokens of a plain stream beside a storm of new, hard grammars, and without.
+"""Measures the latency between tokens of a stream under a storm of new, expensive grammars.
 
     python benchmarks/grammar/bench_compile_storm.py [MODEL] [--seconds 40] [--rounds 8] \\
         [--backend llguidance|xgrammar|outlines_core|combined]
 
 MODEL is a directory, a built-in model, or the shape 0.5B with random weights.
-Three kinds of stretches take turns: quiet; stormy, one new grammar after another; and busy, where
-requests without a grammar come as often as those of the storm did, which shows what any request
-costs the stream. Ratios of 99th percentiles, stormy over quiet (to stay below 1.2) and over busy:
-medians of the rounds with bootstrap intervals, since a bad minute of the machine hits a round, and
-of all gaps together (`pooled`). Client, API and scheduler are one process here, on as many
-cores as there are. Run it on a quiet machine.
+
+Three kinds of intervals alternate: quiet; stormy, with one new grammar after another; and busy,
+with requests without a grammar at the rate of the storm, which shows the cost of any request to the
+stream. Reports ratios of 99th percentiles, stormy to quiet (should stay below 1.2) and stormy to
+busy: medians of the rounds with bootstrap intervals, so that a disturbed minute affects one round
+only, and of all gaps together (`pooled`). Client, API and scheduler are one process here, on all
+cores. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Round = dict[str, list[float]]
 
 
 def gaps(engine: Any, seconds: float) -> list[float]:
-    """Seconds between the tokens of one stream."""
+    """Return the seconds between the tokens of one stream."""
     found: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -55,14 +56,14 @@ def new_grammar(number: int) -> dict[str, Any]:
 
 
 class Beside:
-    """Requests one after the other from a thread of their own, at most one each `pause_s`."""
+    """Sends requests one after the other from a thread of its own, at most one per `pause_s`."""
 
     def __init__(self, engine: Any, sampling: Callable[[int], dict[str, Any]]) -> None:
         self._engine, self._sampling = engine, sampling
         self.sent = 0
 
     def gaps(self, seconds: float, pause_s: float = 0.0) -> list[float]:
-        """As `gaps`, beside these requests."""
+        """As `gaps`, while these requests run."""
         stop = threading.Event()
         thread = threading.Thread(target=self._send, args=(stop, pause_s))
         thread.start()
@@ -88,7 +89,9 @@ def p99(parts: list[list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="sapling")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each kind")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="seconds of each kind of interval"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--backend", default="auto", help="grammar.backend of the engine")
     options = parser.parse_args()
@@ -120,7 +123,7 @@ def main() -> None:
 
 
 def ratio(rounds: list[Round], base: str) -> dict[str, Any]:
-    """Of the 99th percentiles of stormy and other stretches, with a 95 % interval."""
+    """Return the ratio of 99th percentiles, stormy to others, with a 95 % interval."""
     found = [p99([r["stormy"]]) / p99([r[base]]) for r in rounds]
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(found, k=len(found))) for _ in range(1000))

@@ -1,9 +1,9 @@
-"""Claim: a schema that no grammar holds costs little more than one that a grammar does.
+"""Claim: a schema that needs a guard costs little more than one that a grammar alone enforces.
 
-Throughput and time to the first token of free text, of a schema that the grammar holds, and of the
-same schema with a keyword that is guarded, of so many requests at a time; interleaved, medians.
-Tokens that are taken back count as time, not as output. `back` is how many were taken back for
-each token that was kept.
+Measures throughput and time to the first token of free text, of a schema that the grammar enforces,
+and of the same schema with a guarded keyword, at several concurrencies; runs are interleaved,
+numbers are medians. Tokens that are rolled back count as time, not as output. `back` is the number
+of tokens rolled back per token kept.
 
     PYTHONPATH=. python benchmarks/grammar/bench_guards.py [--model sapling] [--batch 1 8]
 """
@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 async def run(engine: Engine, kind: str, batch: int, tokens: int, seed: int) -> dict[str, float]:
-    """Tokens kept a second, the median time to the first token, and tokens taken back."""
+    """Return tokens kept per second, the median time to the first token, and tokens rolled back."""
     firsts: list[float] = []
     kept = back = 0
 

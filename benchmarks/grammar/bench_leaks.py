@@ -1,11 +1,12 @@
-"""Claim: bad grammars leave nothing behind: no threads, no files, no processes, bounded memory.
+"""Claim: grammars that do not compile leak nothing: no threads, files or processes, and bounded
+memory.
 
     python benchmarks/grammar/bench_leaks.py [--count 10000] [--backend llguidance]
 
-Each one is new and goes the whole way through the compiling process; refusals are kept in a cache
-that is bounded by bytes. Memory is compared after the first tenth, when caches and allocators are
-warm. The exit code is 1 where a grammar was not refused, the good one after them was, or something
-grew: threads, files and processes at all, memory by more than what is kept of refusals.
+Each grammar is new and passes through the compile process; refusals are cached, limited by bytes.
+Memory is compared with the state after the first tenth, when caches and allocators are warm. The
+exit code is 1 if a bad grammar was accepted, the good one at the end was refused, or anything grew:
+threads, files and processes at all, memory by more than the cache of refusals.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HARD_EACH = 64  # it takes seconds, where others take milliseconds
 
 
 def bad(i: int, backend: str) -> GrammarSpec:
-    """A grammar that does not compile, different for each number."""
+    """Return a grammar that does not compile, a different one for each number."""
     if i % HARD_EACH == HARD_EACH - 1 and backend not in UNHURT:
         return GrammarSpec("regex", "(" * 7 + "a" + "{40})" * 7 + str(i))
     return (
@@ -73,7 +74,7 @@ def state(compiler: GrammarCompiler) -> dict[str, int]:
 
 
 def refuse(compiler: GrammarCompiler, numbers: range, backend: str) -> int:
-    """Have some grammars refused; how many were."""
+    """Have grammars refused; return how many were."""
     refused = 0
     for start in range(numbers.start, numbers.stop, AT_ONCE):
         some = range(start, min(start + AT_ONCE, numbers.stop))

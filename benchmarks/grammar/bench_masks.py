@@ -1,10 +1,11 @@
-"""Time to the first mask, and for each mask, by library, over made-up but realistic schemas.
+"""Measures the time to the first token mask, and per mask, by library, for realistic random
+schemas.
 
     python benchmarks/grammar/bench_masks.py [MODEL_DIR] [--schemas 500] [--seconds 50]
         [--backend llguidance ...] [--vocab 151936]
 
-Run it on a quiet machine. Outputs are random walks through the masks. A library gets `--seconds`;
-how many schemas it came to is reported.
+Run it on a quiet machine. Outputs are random walks through the masks. Each library gets
+`--seconds`; the number of schemas that it completed is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOKENS_PER_OUTPUT = 40
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """Records of strings, numbers, enumerations, lists and records, as APIs have them."""
+    """Return a schema of strings, numbers, enumerations, lists and records, as in typical APIs."""
     kinds = ["string", "integer", "number", "boolean", "enum", "array", "object"]
     match rng.choice(kinds if depth < 3 else kinds[:5]) if depth else "object":
         case "enum":
@@ -55,7 +56,7 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 class Walks:
-    """Times of one library."""
+    """Measurements of one library."""
 
     def __init__(self, backend: GrammarBackend, words: Vocabulary) -> None:
         self._backend, self._words = backend, words
@@ -65,7 +66,7 @@ class Walks:
         self.refused = 0
 
     def take(self, seed: int) -> None:
-        """One schema, and one output of it."""
+        """Compile one schema, and generate one output of it."""
         rng = random.Random(seed)
         made = schema(rng)
         made["required"] = list(made["properties"])
@@ -119,7 +120,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=SAPLING)
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--backend", nargs="+", default=installed_backends())
-    parser.add_argument("--vocab", type=int, default=0, help="ids of the head; 0: the tokenizer's")
+    parser.add_argument("--vocab", type=int, default=0, help="vocabulary size; 0: the tokenizer's")
     parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()
     words = vocabulary_of(Tokenizer.load(options.model), options.vocab)

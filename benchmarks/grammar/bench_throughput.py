@@ -1,14 +1,16 @@
-"""Tokens per second of requests with a JSON schema over the same without: paired, interleaved.
+"""Compares tokens per second of requests with a JSON schema and without; runs are paired and
+interleaved.
 
     python benchmarks/grammar/bench_throughput.py [MODEL] [--batch 1 32] [--repeats 7]
         [--backend llguidance] [--overlap auto on off] [--what masks jumps]
 
-MODEL is a directory, a built-in model, or the shape 0.5B with random weights. Ratios are by pair of
-runs; the interval is a bootstrap of their median. `masks` is without jumps and should stay above
-0.95; `jumps` on long keys above 1.3. As many requests run at any time as the batch says, and no
-output ends before its last token, so that both sides compute full batches. `passes_per_token` is of
-the requests with a schema, each on its own place in the batch: what jumps save. Run it on a quiet
-machine.
+MODEL is a directory, a built-in model, or the shape 0.5B with random weights.
+
+Ratios are per pair of runs; the interval is a bootstrap of their median. `masks` is without
+jump-forward and should stay above 0.95; `jumps` on long keys should stay above 1.3. The batch is
+always full, and no output ends before its last token, so that both sides compute full batches.
+`passes_per_token` counts forward passes of the requests with a schema, each in its own place of the
+batch: it shows the savings by jump-forward. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ KINDS = ("masks", "jumps")
 
 
 class Rates:
-    """Completion tokens per second, and forward passes of what is constrained."""
+    """Measures completion tokens per second, and forward passes of constrained requests."""
 
     def __init__(self, engine: Any, batch: int, tokens: int, rounds: int) -> None:
         self._engine, self._batch, self._tokens = engine, batch, tokens
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--what", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=3, help="requests for each place in a batch")
+    parser.add_argument("--rounds", type=int, default=3, help="requests per place in the batch")
     parser.add_argument("--backend", default="llguidance")
     parser.add_argument("--overlap", choices=["auto", "on", "off"], nargs="+", default=["auto"])
     parser.add_argument("--tokens", type=int, default=NEW_TOKENS)

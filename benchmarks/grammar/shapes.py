@@ -1,4 +1,4 @@
-"""Models that the benchmarks of grammars run on: a directory, a built-in name, or a shape."""
+"""The models for grammar benchmarks: a directory, a built-in name, or a shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def served(model: str) -> Iterator[dict[str, Any]]:
-    """Keywords of an engine for a directory, a name, or one of `SHAPES`."""
+    """Return the engine's keywords for a directory, a name, or one of `SHAPES`."""
     if model not in SHAPES:
         yield {"model_path": model}
         return
@@ -47,5 +47,5 @@ def served(model: str) -> Iterator[dict[str, Any]]:
 
 
 def progress(text: str) -> None:
-    """Say how far it is, beside the report."""
+    """Report progress on standard error."""
     print(text, file=sys.stderr, flush=True)

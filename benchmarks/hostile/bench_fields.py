@@ -1,12 +1,11 @@
-"""Claim: no value of any field of any body hurts a neighbour.
+"""Claim: no value in any field of any request body affects other clients.
 
-Every field of every route's body (tests/integration/test_http_chaos.py has a good one of each) is
-given each of the values below, over real connections, while a neighbour streams. Conditions:
-no status of 500 or above but 503, and the neighbour's bytes are always the same. Measured:
-the neighbour's gaps between pieces, relative to those on an idle server.
-
-Then bodies that are large or expensive, one by one, with how long each took, the longest gap of the
-neighbour meanwhile, and what the server's memory grew by. Two to five minutes.
+Sets each field of each route's body (tests/integration/test_http_chaos.py has a valid one of each)
+to each of the values below, over real connections, while another client streams. Conditions: no
+status of 500 or above except 503, and the other client's bytes never change. Measured: the other
+client's gaps between pieces, relative to those on an idle server. Then sends large or expensive
+bodies, one by one, and reports the time of each, the other client's longest gap meanwhile, and the
+growth of the server's memory. Takes two to five minutes.
 
     python benchmarks/hostile/bench_fields.py [--every 1] [--json PATH]
 """
@@ -47,7 +46,7 @@ CHAT = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":2,'
 
 
 def field_bodies() -> Iterator[tuple[str, bytes]]:
-    """Every field of every body with each of the values."""
+    """Yield bodies with each field set to each of the values."""
     clients = {each.path for each in ENDPOINTS if each.level is Level.NORMAL}  # not operators
     for path, plain in GOOD.items():
         if path not in clients or "{" in path or path == "/abort_request":
@@ -60,7 +59,7 @@ def field_bodies() -> Iterator[tuple[str, bytes]]:
 
 
 def heavy_bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Bodies that once held up everybody, or could."""
+    """Return bodies that are large or expensive to validate."""
     yield "faults x 1.5 M", "/v1/completions", b'{"prompt":[' + b"{}," * 1_499_999 + b"{}]}"
     yield "faults x 1 M", "/v1/completions", b'{"prompt":[' + b"{}," * 999_999 + b"{}]}"
     yield "ids x 1 M", "/generate", b'{"input_ids":[' + b"1," * 1_000_000 + b"1]}"
@@ -130,7 +129,7 @@ def heavy_bodies() -> Iterator[tuple[str, str, bytes]]:
 
 
 def all_fields(server: Server, every: int) -> dict[str, object]:
-    """Result of the first part."""
+    """Run the first part; return its result."""
     alone = Neighbour(server)
     alone.start()
     time.sleep(8)
@@ -167,7 +166,7 @@ def all_fields(server: Server, every: int) -> dict[str, object]:
 
 
 def each_heavy(server: Server) -> Iterator[dict[str, object]]:
-    """Result of the second part."""
+    """Run the second part; return its result."""
     pid = server.process.pid
     for name, path, body in heavy_bodies():
         before = used(pid)["mb"]
@@ -188,9 +187,9 @@ def each_heavy(server: Server) -> Iterator[dict[str, object]]:
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run both parts; see the module's docstring."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--every", type=int, default=1, help="try one in so many")
+    parser.add_argument("--every", type=int, default=1, help="test only every Nth body")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     import tempfile

@@ -1,10 +1,10 @@
 """Claim: streams survive the death of each process, byte for byte.
 
-64 streams at a time, greedy, sampled, with a grammar, with tools, with log probabilities and with
-several samples, are compared with what a calm server says, while `--chaos` kills the scheduler and
-the detokenizer (SIGKILL) at random, until they have died so often together. With `--api` there are
-two servers behind a gateway, and the API process of one of them is killed so often, too. 100 deaths
-take some ten minutes.
+Compares 64 concurrent streams (greedy, sampled, with a grammar, with tools, with log probabilities
+and with several samples) with the answers of an undisturbed server, while `--chaos` kills the
+scheduler and the detokenizer (SIGKILL) at random, until together they have died `--deaths` times.
+With `--api` there are two servers behind a gateway, and the API process of one of them is killed
+regularly, too. 100 deaths take about ten minutes.
 
     python benchmarks/hostile/bench_kills.py [--deaths 100] [--streams 64] [--api SECONDS]
 """
@@ -52,7 +52,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
-    """Requests, all different."""
+    """Return requests that all differ."""
     return [
         {
             "model": "sapling",
@@ -67,7 +67,7 @@ def bodies(count: int) -> list[dict[str, Any]]:
 
 
 async def said(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
-    """All that a stream says, whatever the pieces it came in."""
+    """Return the whole content of a stream, however it was split."""
     texts: dict[int, list[Any]] = {}
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -92,7 +92,7 @@ async def said(client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
 
 
 async def all_said(server: Server, count: int) -> list[Any]:
-    """The progress of all streams at a time."""
+    """Return the content of all streams, run concurrently."""
     limits = httpx.Limits(max_connections=count)
     base = f"http://127.0.0.1:{server.port}"
     async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
@@ -111,14 +111,14 @@ def kill_servers(gateway: int, seconds: float, seed: int, killed: list[int]) -> 
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the comparison; see the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--deaths", type=int, default=100)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=0.2, help="deaths a second of each process")
-    parser.add_argument("--api", type=float, help="seconds from one death of an API process on")
+    parser.add_argument("--rate", type=float, default=0.2, help="kills per second of each process")
+    parser.add_argument("--api", type=float, help="seconds between kills of an API process")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600, help="stop then at the latest")
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit in seconds")
     args = parser.parse_args()
     with serving("sapling") as calm:
         expected = asyncio.run(all_said(calm, args.streams))

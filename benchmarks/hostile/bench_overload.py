@@ -1,10 +1,10 @@
 """Claim: at ten times its capacity a server keeps at least 0.9 of its best throughput.
 
-Requests arrive at fixed times, whatever became of those before (an open loop), at 1, 2, 5 and 10
-times the rate that the server reaches with as many clients as it runs requests. Both bounds of its
-queue are set, as docs/security.md advises: more requests than these are refused. For each load:
-served and refused requests a second, the share of the peak, times to the last byte of what was
-served, of refusals, and of `/live` meanwhile. One to two minutes.
+Requests arrive at fixed times, whether or not earlier ones were answered (an open loop), at 1, 2, 5
+and 10 times the rate that the server reaches in a closed loop. Both limits of its queue are set, as
+docs/security.md advises; requests beyond them are refused. Reports for each load: served and
+refused requests per second, the share of the peak, and latencies of answers, of refusals, and of
+`/live` meanwhile. Takes one to two minutes.
 
     python benchmarks/hostile/bench_overload.py [--seconds 10] [--json PATH]
 """
@@ -30,7 +30,7 @@ LIVE = HEAD % (b"GET", b"/live") + b"\r\n"
 
 
 class Pool:
-    """Connections that are kept."""
+    """Keeps connections open."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -57,7 +57,7 @@ class Pool:
 
 
 async def closed(port: int, seconds: float) -> float:
-    """Requests a second that are served to as many clients as requests run."""
+    """Run a closed loop with as many clients as requests run; return requests served per second."""
     pool, done, end = Pool(port), 0, time.perf_counter() + seconds
 
     async def client() -> None:
@@ -72,7 +72,7 @@ async def closed(port: int, seconds: float) -> float:
 
 
 async def opened(port: int, rate: float, seconds: float) -> dict[str, float]:
-    """Outcomes of requests that arrive at a rate."""
+    """Run an open loop at a rate; return the outcomes."""
     pool, answers, lives = Pool(port), list[tuple[int, float, float]](), list[float]()
     began = time.perf_counter()
 
@@ -113,7 +113,7 @@ async def opened(port: int, rate: float, seconds: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """See the head of this file."""
+    """Run all loads; see the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sapling")
     parser.add_argument("--seconds", type=float, default=10)

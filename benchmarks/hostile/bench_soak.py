@@ -1,9 +1,10 @@
-"""Claim: whatever clients do for an hour, no process grows, and nothing is left behind.
+"""Claim: an hour of mixed load makes no process grow, and leaves nothing behind.
 
-Streams, whole answers, grammars, tokenising, stored responses, files that come and go, clients that
-leave in the middle, and errors, from so many clients at a time. Every few seconds: memory that is
-each process's own, open files, threads. `growth` is the mean of the last quarter over that of the
-second, when caches are full; at the end the load stops and what is left is counted.
+Many clients at a time send streams, unstreamed requests, grammars, tokenisation, stored responses,
+files that are created and deleted, requests that are aborted, and invalid requests. Every few
+seconds it records the private memory, open files and threads of each process. `growth` is the mean
+of the last quarter over that of the second, when caches are full; at the end, what is left after
+the load stopped is counted.
 
     python benchmarks/hostile/bench_soak.py [--minutes 60] [--clients 24] [--json PATH]
 """
@@ -29,7 +30,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}},
 
 
 async def one(client: httpx.AsyncClient, dice: random.Random, counts: Counter[str]) -> None:
-    """Something that a client does."""
+    """Do one action of a client, chosen at random."""
     word = f"Number {dice.randrange(400)} "
     sampling: dict[str, Any] = {"max_new_tokens": dice.randrange(1, 48), "temperature": 0.7}
     kind = dice.choice(("stream", "leave", "whole", "grammar", "error", "stored", "file", "tokens"))
@@ -68,7 +69,7 @@ async def one(client: httpx.AsyncClient, dice: random.Random, counts: Counter[st
 async def load(
     port: int, clients: int, seconds: float, samples: list[Any], pid: int
 ) -> Counter[str]:
-    """Let clients do things, and note what processes use."""
+    """Run the clients, and record the resource usage of processes."""
     counts: Counter[str] = Counter()
     end = time.monotonic() + seconds
 
@@ -93,12 +94,12 @@ async def load(
 
 
 def shared_files(server: Server) -> int:
-    """Files in memory that processes of a server share."""
+    """Return the shared-memory files of a server's processes."""
     return sum(1 for folder in Path("/dev/shm").glob("sylvan-*") for _ in folder.iterdir())
 
 
 def main() -> int:
-    """See the head of this file."""
+    """Run the load; see the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--clients", type=int, default=24)

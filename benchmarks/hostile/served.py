@@ -1,4 +1,4 @@
-"""A real server in processes of its own, and what can be seen of these from outside (Linux)."""
+"""Runs a real server in separate processes, and reads their resource usage from outside (Linux)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 180
 
 @dataclass
 class Server:
-    """One that runs."""
+    """A running server."""
 
     process: subprocess.Popen[str]
     port: int
@@ -37,7 +37,7 @@ class Server:
         headers: dict[str, str] | None = None,
         timeout_s: float = 120.0,
     ) -> tuple[int, float, bytes]:
-        """Status (0: none came), seconds and content of an answer."""
+        """Return status (0: no answer), seconds and content of an answer."""
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         began = time.perf_counter()
@@ -51,7 +51,7 @@ class Server:
             connection.close()
 
     def said(self, words: str) -> int:
-        """How often the log says something."""
+        """Count the lines of the log with these words."""
         return sum(words in line for line in self.log)
 
 
@@ -94,7 +94,7 @@ def serving(model: str, *flags: str) -> Iterator[Server]:
 
 
 def family(pid: int) -> dict[int, str]:
-    """A process and those below it, with what they are."""
+    """Return a process and its descendants, with their names."""
     found, waiting = dict[int, str](), [pid]
     while waiting:
         one = waiting.pop()
@@ -108,7 +108,7 @@ def family(pid: int) -> dict[int, str]:
 
 
 def used(pid: int) -> dict[str, float]:
-    """Memory in MB that is this process's own, open files and threads."""
+    """Return private memory in MB, open files and threads of a process."""
     memory = Path(f"/proc/{pid}/smaps_rollup").read_text()
     private = sum(int(n) for n in re.findall(r"Private_\w+: +(\d+) kB", memory))
     return {
@@ -119,7 +119,7 @@ def used(pid: int) -> dict[str, float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """A percentile; 0 of nothing."""
+    """Return a percentile; 0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -132,7 +132,7 @@ STREAM = {
 
 
 class Neighbour(threading.Thread):
-    """Streams the same request over and over, and notes gaps and answers."""
+    """Streams the same request over and over, and records gaps and answers."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -140,13 +140,13 @@ class Neighbour(threading.Thread):
         self.rounds, self._ended = 0, threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Stream until `end` is called."""
         while not self._ended.is_set():
             self.texts.add(self._once())
             self.rounds += 1
 
     def end(self) -> None:
-        """Stop after the stream that is under way."""
+        """Stop after the current stream."""
         self._ended.set()
         self.join(120)
 

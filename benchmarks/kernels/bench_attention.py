@@ -1,12 +1,12 @@
-"""Native paged attention by page size: what storing and attending to keys and values takes.
+"""Times native paged attention by page size: storing and attending to keys and values.
 
     python benchmarks/kernels/bench_attention.py --pages 16 32 64 128
 
-One table: microseconds a layer with pages of 64 tokens (the first of `--pages` if 64 is not among
-them), and the time with pages of other sizes over it. Sizes take turns within each round, in
-another order each time; numbers are medians over the rounds, and [least-most] of the ratios. Pages
-lie in random order, and memory larger than the caches is read before each run, as a step reads its
-weights: keys and values come from where they would.
+One table: microseconds per layer with pages of 64 tokens (the first of `--pages` if 64 is not among
+them), and the ratio of other page sizes to it. Sizes are interleaved within each round, in another
+order each time; numbers are medians over the rounds, and [least-most] of the ratios. Pages are in
+random order, and memory larger than the caches is read before each run, as a step reads its
+weights, so that keys and values come from memory.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Attention:
         self._step = StepRun(tokens=reqs * rows, seqs=reqs, table_stride=per_req, **pointers)
 
     def spent(self):
-        """Microseconds a layer."""
+        """Return the microseconds per layer."""
         return sum(ns for _, ns in self._program.profile(self._step)) / 1e3 / LAYERS
 
 
@@ -96,7 +96,7 @@ def _step_arrays(page_size, work, per_req):
 
 
 def _measure(library, args, work, swept):
-    """By page size: median microseconds, and the ratios to the base by round."""
+    """Return median microseconds by page size, and the ratios to the base by round."""
     base = _base(args)
     sizes = {size: Attention(library, args, size, work) for size in args.pages}
     for attention in sizes.values():

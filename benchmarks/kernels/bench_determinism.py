@@ -1,13 +1,14 @@
-"""The cost of batch invariance: our kernels against the fastest ones without it.
+"""Measures the cost of batch invariance: our kernels against the fastest ones without it.
 
     python benchmarks/kernels/bench_determinism.py --inputs 896 --outputs 9728
 
-Linear layers against oneDNN's, with weights packed beforehand (bfloat16) or PyTorch's (float32),
-which choose how to cut the work by the number of rows. Attention of one new token a request against
-`scaled_dot_product_attention` over keys and values that lie in one piece, without pages. Both sides
-do the same work in turn, `--repeats` times, out of memory: layers are copied until they exceed
-`--memory-mb`. One JSON line a case: medians and quartiles in microseconds a layer, and `cost`, how
-much more time ours takes (0.1: a tenth). Run it on a quiet machine.
+Linear layers are compared with oneDNN's, with weights packed beforehand (bfloat16), or with
+PyTorch's (float32), which choose how to split the work by the number of rows. Attention of one new
+token per request is compared with `scaled_dot_product_attention` over contiguous keys and values,
+without pages. Both sides do the same work, interleaved, `--repeats` times, from memory: layers are
+copied until they exceed `--memory-mb`. One JSON line per case: medians and quartiles in
+microseconds per layer, and `cost`, the additional time of ours as a share (0.1: 10 % slower). Run
+it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Case:
-    """The same work done twice; each call does that of `layers` layers."""
+    """Two implementations of the same work; each call computes `layers` layers."""
 
     name: str
     layers: int
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def linear(library: Library, args: argparse.Namespace, dtype: torch.dtype, rows: int) -> Case:
-    """Copies of a layer, all of one input."""
+    """Compare copies of a layer that read the same input."""
     kind = "bf16" if dtype is torch.bfloat16 else "f32"
     layers = max(1, (args.memory_mb << 20) // (args.inputs * args.outputs * dtype.itemsize))
     x = torch.randn(rows, args.inputs).to(dtype)
@@ -101,7 +102,7 @@ def _torch_linear(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple[Callabl
 
 
 def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
-    """One token of each request after `--context` others, in layers with pages of their own."""
+    """Compare one token per request after `--context` others, in layers with own pages."""
     heads, kv_heads, width = args.heads, args.kv_heads, args.head_dim
     per_req = -(-(args.context + 1) // PAGE)
     of_layer = 2 * reqs * per_req * PAGE * kv_heads * width * 2
@@ -143,7 +144,7 @@ def attention(library: Library, args: argparse.Namespace, reqs: int) -> Case:
 
 
 def _tables(reqs: int, per_req: int, context: int) -> dict[str, np.ndarray]:
-    """Where a step finds and puts what: pages scattered, one new token a request."""
+    """Return the page tables and slots of a step: scattered pages, one new token per request."""
     table = np.random.default_rng(0).permutation(reqs * per_req).reshape(reqs, per_req) + 1
     arrays = {
         "positions": np.full(reqs, context),
@@ -157,7 +158,7 @@ def _tables(reqs: int, per_req: int, context: int) -> dict[str, np.ndarray]:
 
 
 def _report(case: Case, library: Library, args: argparse.Namespace) -> None:
-    """Do both in turn, and print a line."""
+    """Time both, interleaved, and print a line."""
     times: dict[str, list[float]] = {"ours": [], "other": []}
     for repeat in range(args.repeats + 1):
         for name, action in (("ours", case.ours), ("other", case.other)):

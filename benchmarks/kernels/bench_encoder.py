@@ -1,8 +1,9 @@
-"""An encoder's forward pass: the native step program against PyTorch op by op, in milliseconds.
+"""Times an encoder's forward pass in milliseconds: the native step program against PyTorch op by
+op.
 
     python benchmarks/kernels/bench_encoder.py base --format bf16
 
-Shapes are those of BERT, XLM-R and ModernBERT; the weights are made up. PyTorch computes bf16
+Shapes are those of BERT, XLM-R and ModernBERT, with random weights. PyTorch computes in bf16
 whatever the format of the program. Run it on a quiet machine.
 """
 

@@ -1,9 +1,9 @@
-"""A layer of experts: the native ops against PyTorch op by op, by rows, in milliseconds.
+"""Times a layer of experts in milliseconds, by rows: the native ops against PyTorch op by op.
 
     python benchmarks/kernels/bench_experts.py --experts 64 --chosen 8 --dim 2048 --inner 1024
 
-The shape is OLMoE's. GB/s counts the weights of the experts that the rows visit, each once.
-PyTorch computes bf16 only; for other formats its column is of bf16 as well.
+The shape is OLMoE's. GB/s counts the weights of the experts that the rows visit, each once. PyTorch
+computes in bf16 only, so its column is bf16 for other formats as well.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _random(*shape: int) -> torch.Tensor:
 def _native(
     args: argparse.Namespace, dense: ExpertWeights, x: torch.Tensor, logits: torch.Tensor
 ) -> Callable[[int], None]:
-    """Runs so many rows."""
+    """Return a function that computes a number of rows."""
     library, convert = load(args.variant), FORMATS[args.format][1]
     library.dll.sylvan_threads(args.threads)
     assert isinstance(dense.gate_up, torch.Tensor)

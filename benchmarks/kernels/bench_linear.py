@@ -1,4 +1,4 @@
-"""One linear layer in each weight format, against torch and against reading its weights.
+"""Times one linear layer in each weight format, against torch and against reading its weights.
 
     python benchmarks/kernels/bench_linear.py --inputs 896 --outputs 9728
 
@@ -43,7 +43,7 @@ FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
 
 
 def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> CodedWeight:
-    """Random codes of the shape of a weight: how long a product takes does not depend on them."""
+    """Return random codes in the shape of a weight; they do not affect a product's time."""
     rows, cols = weight.shape
     q = torch.randint(0, 120, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
     scale = torch.full((rows, cols // group), 0.01)
@@ -100,7 +100,7 @@ def _program(library, weight, convert, memory_mb):
 
 
 def _median_us(program: Program, rows: int) -> float:
-    """Of the linears alone, by the program's own clock."""
+    """Return the median microseconds of the linear layers alone, by the program's own clock."""
     runs = [program.profile(StepRun(tokens=rows)) for _ in range(6)][1:]
     return statistics.median(
         sum(ns for op, ns in run if isinstance(op, Linear)) / 1e3 for run in runs

@@ -1,9 +1,10 @@
-"""Sampling while the head multiplies, against a head that writes all logits and a sampler after it.
+"""Compares sampling fused with the head against a head that writes all logits, followed by a
+sampler.
 
     python benchmarks/kernels/bench_sample.py --width 896 --vocab 151936
 
-Both draw the same tokens, which is checked. Turns alternate; medians, and the spread of ratios of
-neighbouring turns. Run it on a quiet machine.
+Both draw the same tokens, which is checked. Runs are interleaved; reports medians, and the spread
+of ratios of neighbouring runs. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sylvan.runtime.sampling.native import NativeSampler
 from sylvan.runtime.sampling.native_rows import NativeSamplingRows
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
-WISHES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy, 5 log probabilities": {"temperature": 0.0},
     "temperature": {"temperature": 0.7},
@@ -45,7 +46,7 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 class Head:
-    """Of random weights, whose logits spread as those of trained models do."""
+    """A head with random weights, whose logits are distributed like those of trained models."""
 
     def __init__(self, library: Library, width: int, vocab: int, most: int) -> None:
         self.vocab, self.library = vocab, library
@@ -60,10 +61,10 @@ class Head:
         self.sampler = NativeSampler(library)
 
     def ways(
-        self, rows: int, wish: dict[str, Any], told: LogprobOptions | None
+        self, rows: int, sampling: dict[str, Any], logprobs: LogprobOptions | None
     ) -> list[Callable[[], IntArray]]:
-        """At once; one after the other; the product alone."""
-        batch = _batch(rows, self.vocab, wish, told)
+        """Return three functions: fused, one after the other, and the product alone."""
+        batch = _batch(rows, self.vocab, sampling, logprobs)
         memory = self.program.read(self.logits, rows)
         mine = NativeSamplingRows(batch.params, rows)
         mine.call.read(memory.data_ptr(), memory.stride(0))
@@ -88,7 +89,7 @@ class Head:
 
 
 def _batch(
-    rows: int, vocab: int, wish: dict[str, Any], told: LogprobOptions | None
+    rows: int, vocab: int, sampling: dict[str, Any], logprobs: LogprobOptions | None
 ) -> SamplingBatch:
     params = SamplingSlots(rows, vocab)
     for slot in range(rows):
@@ -96,8 +97,8 @@ def _batch(
             rid=str(slot),
             input_ids=np.arange(3, dtype=np.int32),
             output_ids=np.empty(0, np.int32),
-            sampling=SamplingParams(**{"sampling_seed": slot, **wish}),
-            logprobs=told,
+            sampling=SamplingParams(**{"sampling_seed": slot, **sampling}),
+            logprobs=logprobs,
         )
         params.join(slot, request, np.arange(5, 300, dtype=np.int32))
     slots = np.arange(rows, dtype=np.int32)
@@ -106,7 +107,7 @@ def _batch(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=896, help="of the head's input")
+    parser.add_argument("--width", type=int, default=896, help="width of the head's input")
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--top-k", type=int, default=20)
@@ -119,11 +120,11 @@ def main() -> None:
     head = Head(library, args.width, args.vocab, max(args.rows))
     print(f"head of {args.width} to {args.vocab}, bf16, {args.threads} threads; ms a step")
     print(f"{'':28} rows  product  + sampler  at once  ratio of the two, middle half")
-    for name, wished in WISHES.items():
-        wish = wished | ({"top_k": args.top_k} if "top-k" in name else {})
-        told = LogprobOptions(top=5) if "log probabilities" in name else None
+    for name, base in CASES.items():
+        sampling = base | ({"top_k": args.top_k} if "top-k" in name else {})
+        logprobs = LogprobOptions(top=5) if "log probabilities" in name else None
         for rows in args.rows:
-            ways = head.ways(rows, wish, told)
+            ways = head.ways(rows, sampling, logprobs)
             assert (ways[0]() == ways[1]()).all(), "a draw depends on the way it is made"
             spent = [[_ms(way) for way in ways] for _ in range(args.turns)]
             at_once, apart, alone = (statistics.median(x) for x in zip(*spent, strict=True))

@@ -1,9 +1,9 @@
-"""Recurrent mixers: the C++ kernels against PyTorch token by token, in milliseconds a layer.
+"""Times recurrent mixers in milliseconds per layer: the C++ kernels against PyTorch token by token.
 
     python benchmarks/kernels/bench_scan.py --threads 2
 
-Sizes are those of published models. `decode` is one token of each of some requests, `prompt` is one
-request. Convolutions and scans are timed by themselves: no projections.
+Sizes are those of published models. `decode` is one token of each of several requests, `prompt` is
+one request. Convolutions and scans are timed alone, without projections.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def conv(channels: int, taps: int) -> Callable[[Scans, Spans], torch.Tensor]:
-    """Of so many channels, with silu."""
+    """Return a convolution of this many channels, with SiLU."""
     weight, bias = _random(channels, taps), _random(channels)
     state, x = torch.zeros(17, taps, channels).bfloat16(), _random(512, channels)
     return lambda scans, spans: scans.conv(
@@ -54,7 +54,7 @@ def conv(channels: int, taps: int) -> Callable[[Scans, Spans], torch.Tensor]:
 def space(
     heads: int, width: int, states: int, *, by_state: bool = False
 ) -> Callable[[Scans, Spans], torch.Tensor]:
-    """Of one group; `by_state`: the first Mamba."""
+    """Return a state space of one group; `by_state`: the first Mamba."""
     state, decay = torch.zeros(17, heads, width, states), -torch.rand(heads, states)
     x, dt = _random(512, heads, width), torch.rand(512, heads)
     b, c, skip = _random(512, 1, states), _random(512, 1, states), _random(heads)
@@ -69,7 +69,7 @@ def space(
 
 
 def delta(heads: int, groups: int, size: int) -> Callable[[Scans, Spans], torch.Tensor]:
-    """Keys and values of one size."""
+    """Return a delta rule with keys and values of the same size."""
     state = torch.zeros(17, heads, size, size)
     q, k, v = _random(512, groups, size), _random(512, groups, size), _random(512, heads, size)
     decay, beta = -torch.rand(512, heads), torch.rand(512, heads).bfloat16()

@@ -1,13 +1,13 @@
-"""Sparse latent attention against dense: what decoding a token takes a layer, by context.
+"""Compares sparse latent attention with dense: time per layer to decode a token, by context.
 
     OMP_WAIT_POLICY=PASSIVE python benchmarks/kernels/bench_sparse.py --contexts 2048 8192 32768
 
 The shape is DeepSeek V3.2's: 128 heads over latents of 512 + 64 columns, an index of 64 heads of
-128 columns that chooses 2048 tokens. *dense*: the step program's attention over all tokens.
-*sparse*: the step program's store, scores, choice, and attention to the chosen tokens. *PyTorch*:
-the same by the reference, with `--reference`. All take turns within each round; numbers are medians
-over the rounds in milliseconds, and ratios are medians of those of the rounds. The projections
-before and behind are the same on both sides, and left out.
+128 columns that selects 2048 tokens. *dense*: the step program's attention over all tokens.
+*sparse*: the step program's store, scores, selection, and attention to the selected tokens.
+*PyTorch*: the same by the reference, with `--reference`. Runs are interleaved within each round;
+numbers are medians over the rounds in milliseconds, and ratios are medians of the rounds' ratios.
+The projections before and after are the same on both sides, and left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LAYER = AttentionLayer(
 
 
 class Traced:
-    """One row over a context, by the ops of a step program."""
+    """One row over a context, computed by ops of a step program."""
 
     OPS = ("Attention", "AttentionMerge", "RopeStore")
 
@@ -96,13 +96,13 @@ class Traced:
         return ()
 
     def spent(self):
-        """Seconds of the ops that store and attend."""
+        """Return the seconds of the ops that store and attend."""
         spent = self._program.profile(self._step)
         return sum(ns for op, ns in spent if type(op).__name__ in self.OPS) / 1e9
 
 
 class Sparse(Traced):
-    """The same over the tokens that an index chooses."""
+    """The same over the tokens that an index selects."""
 
     OPS = ("TokenStore", "IndexScores", "IndexChoice", "SparseAttention")
 
@@ -150,7 +150,7 @@ class Reference:
 
 
 def _arrays(context, count):
-    """One request whose last token is the row."""
+    """Return the arrays of one request whose last token is the row."""
     arrays = {
         "positions": [context - 1],
         "slots": [PAGE + context - 1],

@@ -1,12 +1,13 @@
-"""A whole native step against its floor: reading the weights once, or the machine's matmul rate.
+"""Compares a whole native step with its limit: reading the weights once, or the machine's matmul
+rate.
 
     python benchmarks/kernels/bench_step.py M --format bf16
 
-Prints medians of interleaved runs and the share of the floor. The floor of a prompt is the time of
+Prints medians of interleaved runs and the share of the limit. The limit of a prompt is the time of
 its products at the rate of PyTorch's own, measured between the steps: the triangle of attention at
-that of bfloat16, linear layers at it too or, quantised, at that of int8 (`torch._int_mm`) if it is
-higher. `share_own` puts our own rate of linear layers in place of PyTorch's. Run it on a quiet
-machine.
+the rate of bfloat16; linear layers at that rate too or, if quantised, at the rate of int8
+(`torch._int_mm`) if it is higher. `share_own` uses the rate of our linear layers instead of
+PyTorch's. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Options:
 
 
 class Bench:
-    """A program over made-up weights, and steps for it."""
+    """A program over random weights, and its steps."""
 
     def __init__(self, options: Options) -> None:
         family, dim, inner, layers, heads, kv_heads, vocab, tied = SHAPES[options.shape]
@@ -123,7 +124,7 @@ class Bench:
         self.batch.host.page_table[:32, :40] = pages[: 32 * 40].reshape(32, 40)
 
     def prepare(self, reqs: int, start: int, tokens: int) -> None:
-        """`reqs` requests that have `start` tokens get `tokens` more."""
+        """Prepare a step: `reqs` requests with `start` tokens compute `tokens` more."""
         host = self.batch.host
         total = reqs * tokens
         position = np.tile(np.arange(start, start + tokens), reqs)
@@ -188,7 +189,9 @@ def median_ms(repeats: int, *actions: Callable[[], object]) -> list[float]:
 
 
 def products(bench: Bench, rows: int) -> tuple[float, Callable[[], object], Callable[[], object]]:
-    """PyTorch's own of the shape of gate-up: operations, then in bfloat16 and in int8."""
+    """Time PyTorch's own products in the shape of gate-up: operations, then in bfloat16 and in
+    int8.
+    """
     x, w = torch.randn(rows, bench.inputs).bfloat16(), torch.randn(bench.outputs, bench.inputs)
     dense, levels = w.bfloat16(), (w * 30).to(torch.int8).t()
     small = (x * 30).to(torch.int8)
@@ -197,7 +200,7 @@ def products(bench: Bench, rows: int) -> tuple[float, Callable[[], object], Call
 
 
 def prefill(bench: Bench, tokens: int, repeats: int, *, quantised: bool) -> dict[str, float]:
-    """A prompt's step against the time of its products."""
+    """Compare a prompt's step with the time of its products."""
     bench.prepare(1, 0, tokens)
     flop, *both = products(bench, tokens)
     spent, *times = median_ms(repeats, bench.step, *both)

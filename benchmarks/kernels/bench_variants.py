@@ -1,12 +1,14 @@
-"""Claim: each instruction set is used near its own peak. All that this machine can run, in one go.
+"""Claim: the kernels of each instruction set run near its own peak.
+
+Measures all instruction sets that this machine supports.
 
     python benchmarks/kernels/bench_variants.py [--format bf16 w8a8 w4a8] [--shape M] [--out FILE]
 
-Runs `bench_step.py` once for each variant and format, in a process of its own: decoding against the
-rate at which memory gives the weights, prompts against the rate of that variant's own linear layer
-(`share_own`; PyTorch's rate would be that of another instruction set). The largest variant is
-compared with itself, the others are forced. The table names the processor. Minutes; run it on a
-quiet machine.
+Runs `bench_step.py` once for each variant and format, in separate processes: decoding against the
+memory bandwidth for weights, prompts against the rate of that variant's own linear layer
+(`share_own`; PyTorch's rate would be that of another instruction set). The best variant is the
+default, the others are forced. The table names the processor. Takes minutes; run it on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LIMIT_S = 1800
 
 
 def table(runs: list[dict]) -> list[str]:
-    """A row for each run: shares of the floor, for prompts by the variant's own rate."""
+    """Format a row for each run: shares of the limit, for prompts by the variant's own rate."""
     lines = [
         "| variant | weights | decode 1, 8, 32 | prompts of 512, 2,048 |",
         "|---|---|---:|---:|",
@@ -42,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", nargs="+", default=["bf16", "w8a8", "w4a8"])
     parser.add_argument("--shape", default="M")
-    parser.add_argument("--variant", nargs="+", help="default: all that work here")
+    parser.add_argument("--variant", nargs="+", help="default: all that run on this machine")
     parser.add_argument("--out", type=Path)
     parser.add_argument("more", nargs="*", help="after --: flags of bench_step.py")
     options = parser.parse_args()

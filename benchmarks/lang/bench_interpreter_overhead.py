@@ -1,7 +1,8 @@
-"""Claim: the interpreter costs at most 100 us per `gen`, and parallel programs bounded threads.
+"""Claim: the interpreter costs at most 100 us per `gen`, and parallel programs use a bounded number
+of threads.
 
-Programs of 1,000 gens over a backend that answers at once, in four shapes; then 256 programs in
-parallel over one that takes 10 ms, with the threads and memory that they take.
+Runs programs of 1,000 gens over a backend that answers at once, in four shapes; then 256 programs
+in parallel over a backend that takes 10 ms, and reports their threads and memory.
 
     python benchmarks/lang/bench_interpreter_overhead.py [--json PATH]
 """

@@ -1,16 +1,17 @@
-"""Claim: sharing prefixes makes the paper's programs faster, and costs nothing where none is.
+"""Claim: shared prefixes make the programs of the paper faster, and cost nothing where there are
+none.
 
-Runs each program of `programs.py` on two servers, with the radix cache on and off, and over plain
+Runs each program of `programs.py` on two servers, with the radix cache on and off, and as plain
 OpenAI calls to the first. Runs are interleaved and paired; the cache is emptied before each, and
-every run has prompts of its own. Reported: programs per second, and the ratio to each other form
-with a 95% confidence interval (bootstrap over the pairs).
+every run has prompts of its own. Reports programs per second, and the ratio to each other form with
+a 95% confidence interval (bootstrap over the pairs).
 
     python benchmarks/lang/bench_paper_programs.py --model MODEL [--programs 32] [--repeats 5]
 
 The servers are started one after the other on free ports; both stay up, one idle while the other
-works. `--model 0.5B` stands for random weights of that shape (24 layers of 896, 14 heads, 2 of
-them for keys and values; the built-in model's vocabulary, so 0.36 billion parameters). Give further
-flags of `sylvan serve` as `--serve load_format=dummy --serve threads=2`.
+works. `--model 0.5B` stands for random weights of that shape (24 layers of 896, 14 heads, 2 key
+heads; the built-in model's vocabulary, so 0.36 billion parameters). Pass further flags of `sylvan
+serve` as `--serve load_format=dummy --serve threads=2`.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ FORMS = ("shared", "cache off", "fork off", "plain calls")
 
 
 class Uncommitted(sgl.RuntimeEndpoint):
-    """Forks and batches without telling the server first what they will share."""
+    """A backend that forks and batches without telling the server which prefix will be shared."""
 
     def commit_lazy_operations(self, s):
-        """Leave it to chance."""
+        """Do nothing."""
 
     def cache_prefix(self, prefix_str):
-        """Leave it to chance."""
+        """Do nothing."""
 
 
 def run_program(workload: Workload, backend, threads: int) -> float:
@@ -131,8 +132,8 @@ def half_billion(folder: Path) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="directory, or 0.5B; default: the built-in")
-    parser.add_argument("--programs", type=int, default=32, help="programs of each kind a run")
-    parser.add_argument("--threads", type=int, default=32, help="programs at a time")
+    parser.add_argument("--programs", type=int, default=32, help="programs of each kind per run")
+    parser.add_argument("--threads", type=int, default=32, help="concurrent programs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", action="append", help="names of workloads")
     parser.add_argument("--serve", action="append", default=[], metavar="NAME=VALUE")

@@ -1,7 +1,7 @@
-"""The programs of the paper (SGLang, arXiv:2312.07104 s6), each also over plain OpenAI calls.
+"""The programs of the paper (SGLang, arXiv:2312.07104 s6), each also as plain OpenAI calls.
 
-Lengths are fixed (`ignore_eos`), so that a model with made-up weights does the same work as a
-trained one. A workload's two forms send the same prompts for the same number of tokens.
+Lengths are fixed (`ignore_eos`), so that a model with random weights does the same work as a
+trained one. Both forms of a workload send the same prompts and request the same number of tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def gen(name: str, tokens: int):
 
 
 def every(ask: Ask, prompts: list[str], tokens: int) -> list[str]:
-    """Calls at the same time, as a careful user of the API makes them."""
+    """Make calls concurrently, as a careful user of the API does."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda prompt: ask(prompt, tokens), prompts))
 
@@ -228,7 +228,9 @@ def chats(n, tokens):
 
 
 def workloads(n: int, run: int) -> list[Workload]:
-    """All of them, `n` programs each; another `run` has other items, so nothing is left cached."""
+    """Return all workloads of `n` programs each; another `run` has other items, so nothing is
+    cached.
+    """
 
     def items(name, key, words):
         return [{key: text((name, run, i), words)} for i in range(n)]

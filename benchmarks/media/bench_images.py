@@ -1,25 +1,27 @@
-"""Claims: images are answered at least twice as fast as transformers answers them, alone and per
-second; of 16 questions about one image 15 are answered without the encoder, their first token at
-least 5 times as soon; and beside requests with large images, the 99th percentile of the time
-between tokens of a text is at most 1.25 times that without.
+"""Claims: images are answered at least twice as fast as by transformers, and hardly delay texts.
+
+Twice as fast both for a single image and in images per second; 15 of 16 questions about one image
+are answered without running the encoder, with their first token at least 5 times as soon; and with
+concurrent requests with large images, the 99th percentile of the time between tokens of a text is
+at most 1.25 times that without.
 
     python benchmarks/media/bench_images.py [--shape qwen2.5-vl-3b] [--parts speeds same beside]
         [--ways native torch] [--images 2] [--rounds 3] [--size 384x384] [--dtype bfloat16]
         [--stream 100] [--depth 2]
 
-Shapes have random weights: `tiny`, `llava-onevision-0.5b` and `qwen2.5-vl-3b`. A round takes all in
+Shapes have random weights: `tiny`, `llava-onevision-0.5b` and `qwen2.5-vl-3b`. A round runs all in
 turn: our server (`native`; `torch` is one with `media.encoder_backend torch`), then transformers in
-this process. Each sees images that it has not seen before. Ratios are of one round
-each: printed are their median, smallest and largest. transformers is given its processor's output
-as we make it, within its time; its images a second are those of one after another, which is the
-fastest way on a CPU whose cores one image occupies. Encoders have a low priority here: any other
-work on the machine makes them wait, so measure on a quiet one. `qwen2.5-vl-3b` takes about 8 GB for
-each of the checkpoint, our servers and transformers.
+this process. Each gets images that it has not seen before. Ratios are per round; their median,
+smallest and largest are printed. transformers gets its processor's output as we prepare it, within
+its time; its images per second are measured one after the other, which is its fastest mode on a CPU
+whose cores one image occupies. Encoders have a low priority here: any other work on the machine
+delays them, so measure on a quiet one. `qwen2.5-vl-3b` takes about 8 GB for each of the checkpoint,
+our servers and transformers.
 
-llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter knows no
-LLaVA-OneVision, and knows tokenizers by hashes, so that it refuses one made of bytes. OpenVINO
-GenAI has no LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`, but
-its encoder only with transformers up to 5.0.
+llama.cpp (mtmd) and OpenVINO GenAI are not compared. llama.cpp's converter does not support
+LLaVA-OneVision, and recognises tokenizers by hashes, so it rejects a byte tokenizer. OpenVINO GenAI
+does not support LLaVA-OneVision either; optimum-intel 2.2 exports the text part of `qwen2.5-vl-3b`,
+but its encoder only with transformers up to 5.0.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def _onevision() -> Any:
 
 @dataclass(frozen=True)
 class Shape:
-    """A family's config and the arguments of its processor."""
+    """A family's configuration, and the arguments of its processor."""
 
     family: str
     config: Any
@@ -149,7 +151,7 @@ SHAPES = {
 
 
 def _shorten(config: Any, depth: int) -> None:
-    """Leave so many layers in each part."""
+    """Keep only this many layers in each part."""
     config.text_config.num_hidden_layers = depth
     if getattr(config.text_config, "layer_types", None):
         config.text_config.layer_types = config.text_config.layer_types[:depth]
@@ -161,7 +163,7 @@ def _shorten(config: Any, depth: int) -> None:
 
 
 def write_shape(shape: Shape, folder: Path, dtype: torch.dtype, depth: int | None = None) -> None:
-    """A checkpoint with random weights, a byte tokenizer and the family's processor."""
+    """Write a checkpoint with random weights, a byte tokenizer and the family's processor."""
     files = PROCESSORS[shape.family]
     images, whole = files.images | shape.images, files.whole | shape.whole
     write_files(replace(files, images=images, whole=whole), folder)
@@ -178,7 +180,7 @@ def write_shape(shape: Shape, folder: Path, dtype: torch.dtype, depth: int | Non
 
 
 class Images:
-    """New images of a size."""
+    """Creates new images of one size."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         self._size, self._rng = size, np.random.default_rng(0)
@@ -198,20 +200,20 @@ class Server:
         self._http = httpx.Client(base_url=url, timeout=PATIENCE_S)
 
     def first(self, image: bytes, question: list[int]) -> float:
-        """Seconds to the first token about an image."""
+        """Return the seconds to the first token about an image."""
         start = time.perf_counter()
         self._ask([IMAGE, *question], 1, image)
         return time.perf_counter() - start
 
     def each_second(self, images: list[bytes]) -> float:
-        """Images a second, all at once."""
+        """Return images per second, all sent at once."""
         start = time.perf_counter()
         with ThreadPoolExecutor(len(images)) as pool:
             list(pool.map(lambda image: self.first(image, QUESTION), images))
         return len(images) / (time.perf_counter() - start)
 
     def between(self, tokens: int) -> list[float]:
-        """Seconds between the tokens of a text; those that come together are 0 s apart."""
+        """Return the seconds between the tokens of a text; tokens of one event are 0 s apart."""
         body = self._body(list(b"tell me more "), tokens, None) | {"stream": True}
         times: list[float] = []
         with self._http.stream("POST", "/generate", json=body) as reply:
@@ -226,7 +228,9 @@ class Server:
         return np.diff(times).tolist()
 
     def encoded(self) -> int:
-        """How many images its encoder has seen, once two reports in a row say the same."""
+        """Return the number of images that the encoder has seen, once two consecutive reports
+        agree.
+        """
         before, now = -1, self._reported()
         while now != before:
             time.sleep(REPORTED_S)
@@ -303,7 +307,7 @@ class Theirs:
 
 
 def spread(numbers: Sequence[float]) -> str:
-    """The median, and what it lies between."""
+    """Format the median and the range."""
     return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
 
 
@@ -331,7 +335,7 @@ def speeds(servers: dict[str, Server], theirs: Theirs, images: Images, args: Any
 
 
 def same_image(server: Server, images: Images, args: Any) -> None:
-    """The same image asked about `ASKED` times, an image a round."""
+    """Ask `ASKED` questions about the same image, one image per round."""
     server.first(images.new(), QUESTION)
     ratios: list[float] = []
     for _ in range(args.rounds):
@@ -350,7 +354,7 @@ def same_image(server: Server, images: Images, args: Any) -> None:
 
 
 def beside(server: Server, images: Images, args: Any) -> None:
-    """A text's tokens with and without images beside; a pair of both is a round."""
+    """Stream a text with and without concurrent image requests; a pair of both is a round."""
     server.first(images.new(), QUESTION)
     p99: tuple[list[float], list[float]] = ([], [])
     for _ in range(args.rounds):
@@ -377,7 +381,7 @@ def beside(server: Server, images: Images, args: Any) -> None:
 
 
 def percentile(times: Sequence[float]) -> float:
-    """The 99th, in seconds."""
+    """Return the 99th percentile, in seconds."""
     return float(np.percentile(times, 99))
 
 
@@ -389,12 +393,12 @@ def main() -> None:
     parts = ("speeds", "same", "beside")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--ways", nargs="+", choices=("native", "torch"), default=["native"])
-    parser.add_argument("--images", type=int, default=2, help="images at a time")
+    parser.add_argument("--images", type=int, default=2, help="concurrent images")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="384x384", help="width x height of images")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--stream", type=int, default=100, help="tokens of the text")
-    parser.add_argument("--depth", type=int, help="layers of each part, to try it out quickly")
+    parser.add_argument("--depth", type=int, help="layers of each part, for a quick trial")
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
     images, dtype = Images((width, height)), getattr(torch, args.dtype)

@@ -1,28 +1,31 @@
-"""Claims: native families are faster than the path through transformers, and that path is no
-slower than transformers' own generate: at least 0.9 of it alone, at least 3 times where it serves.
-Native families that no step program holds as a whole are faster with native kernels than by PyTorch
-alone (`--families lfm2 qwen3-next --ways native plain`). Step programs through JAX on this CPU are
-no slower than `generate` (`--families qwen2 --dtype float32 --ways jax transformers`, and the
-package jax): a check of the lowering, not of a TPU. Compiling does not count.
+"""Claims: native families are faster than the transformers path, which is no slower than
+`generate`.
+
+The path through transformers reaches at least 0.9 of the speed of `generate` on single batches, and
+at least 3 times its speed on mixed requests. Native families that no step program contains as a
+whole are faster with native kernels than with PyTorch alone (`--families lfm2 qwen3-next --ways
+native plain`). Step programs through JAX on this CPU are no slower than `generate` (`--families
+qwen2 --dtype float32 --ways jax transformers`, and the package jax): a check of the lowering, not
+of a TPU. Compile time does not count.
 
     python benchmarks/models/bench_families.py [--families NAME ...] [--all] [--output FILE]
 
 Each family is a random checkpoint of half a billion parameters in bfloat16. Three ways answer the
 same prompts greedily: the native model, the same architecture with its native file hidden, and
-`generate` of transformers. Each runs in a process of its own, ours with the environment that a
-server gives its processes, transformers' with the one it was started in. A number is tokens of
-answers per second, prompts included. There are three rows of them:
+`generate` of transformers. Each runs in a separate process, ours with the environment of a server's
+processes, transformers' with that of this program. Numbers are output tokens per second, including
+the time of the prompts, in three rows:
 
-`1` and `16`: so many requests with equally long prompts and answers, as one batch. Nothing is
+`1` and `16`: this many requests with equally long prompts and answers, as one batch. Nothing is
 padded and no request waits for another: the best case of `generate`. Best of the repeats.
 
-`mixed`: what a server sees. Requests with prompts of 32 to 256 tokens and answers of 8 to 128, of
-a fixed seed. We run 16 at once and let the next one in where one ends; `generate` takes them as
-they come in left-padded batches of 16, each of which runs to its longest answer. Counted are the
-tokens that were asked for. Once, after the rows above.
+`mixed`: what a server sees: requests with prompts of 32 to 256 tokens and answers of 8 to 128, from
+a fixed seed. We run 16 at a time and admit the next one when one ends; `generate` gets them in
+order, in left-padded batches of 16, each of which runs to its longest answer. Only requested tokens
+count. Measured once, after the rows above.
 
-Results are JSON lines; progress goes to stderr. `--tiny` only shows that everything runs, and
-`--ways` leaves some ways out, with the ratios they are part of.
+Results are JSON lines; progress goes to stderr. `--tiny` only checks that everything runs, and
+`--ways` selects ways, and so the ratios.
 """
 
 from __future__ import annotations
@@ -174,7 +177,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=48, help="mixed ones; 0: none")
+    parser.add_argument("--requests", type=int, default=48, help="mixed requests; 0: none")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
@@ -202,7 +205,7 @@ def say(text: str) -> None:
 
 
 def write(name: str, path: Path, *, tiny: bool) -> None:
-    """A random checkpoint in bfloat16, as transformers writes it."""
+    """Write a random checkpoint in bfloat16, with transformers."""
     kind, changes = FAMILIES[name]
     shape = {**HALF_BILLION, **changes}
     if tiny:
@@ -214,7 +217,7 @@ def write(name: str, path: Path, *, tiny: bool) -> None:
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of all ways, each in a process of its own, and what follows from them."""
+    """Return tokens per second of all ways, each in a separate process, and their ratios."""
     found: dict[str, Any] = {"architecture": architecture(path)}
     found |= {"prompt": args.prompt, "new": args.new, "requests": args.requests}
     for way in args.ways:
@@ -234,7 +237,7 @@ def measure(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_way(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of one way: each batch, then mixed requests."""
+    """Return tokens per second of one way: each batch, then mixed requests."""
     kind, path = args.way, args.checkpoint
     rng = np.random.default_rng(0)  # the same requests for all
     lengths, answers = (TINY_PROMPTS, TINY_ANSWERS) if args.tiny else (PROMPTS, ANSWERS)
@@ -262,7 +265,7 @@ def time_way(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def timed(way: Way, prompts: Sequence[np.ndarray], new: Sequence[int]) -> float:
-    """Tokens that were asked for in a second."""
+    """Return the requested tokens per second."""
     start = time.perf_counter()
     way.answer(prompts, new)
     return round(sum(new) / (time.perf_counter() - start), 2)
@@ -273,21 +276,21 @@ def architecture(path: Path) -> str:
 
 
 class Way:
-    """One way to answer."""
+    """One implementation that answers prompts."""
 
     name = ""
     vocab_size = 0
 
     def answer(self, prompts: Sequence[np.ndarray], new: Sequence[int]) -> None:
-        """Answer each prompt with so many tokens."""
+        """Answer each prompt with this many tokens."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its memory."""
 
 
 class Served(Way):
-    """Scheduler, cache and executor in this process; `AT_ONCE` requests run at a time."""
+    """Scheduler, cache and executor in this process; `AT_ONCE` requests run concurrently."""
 
     def __init__(
         self, path: Path, length: int, dtype: str, runner: str = "auto", device: str = "cpu"
@@ -347,7 +350,7 @@ class Served(Way):
 
 
 class Generate(Way):
-    """`generate` of transformers, on batches of at most `AT_ONCE` in the order of arrival."""
+    """`generate` of transformers, on batches of at most `AT_ONCE` requests in order of arrival."""
 
     name = "generate"
 
@@ -383,7 +386,7 @@ class Generate(Way):
 
 
 def hidden(path: Path, length: int, dtype: str) -> Way:
-    """Build while nothing native serves the architecture."""
+    """Build the model while its native implementation is hidden."""
     with _without(architecture(path)):
         return Served(path, length, dtype)
 
@@ -398,12 +401,12 @@ def _without(name: str) -> Iterator[None]:
 
 
 def plain(path: Path, length: int, dtype: str) -> Way:
-    """The native model by PyTorch alone."""
+    """Build the native model with PyTorch alone."""
     return Served(path, length, dtype, "eager")
 
 
 def on_jax(path: Path, length: int, dtype: str) -> Way:
-    """Its step program through JAX."""
+    """Build its step program for JAX."""
     return Served(path, length, dtype, device="jax")
 
 

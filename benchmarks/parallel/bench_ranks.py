@@ -1,25 +1,26 @@
-"""Claims: ranks cost little. On one machine, with as many threads in all, paired rounds:
+"""Claims: ranks cost little.
 
-`tp`: two ranks of one thread decode and read prompts at least 0.85 times as fast as one process of
-two threads. `ep`: the same of whole experts on two ranks, for a model of 128 experts, beside shares
-of each expert. `bits`: what `parallel.same_bits` costs on one rank; at most 5 % is asked for.
-`pp`: two pipeline stages of one thread, at least 0.85 with 16 requests in flight, in a batch for
-each stage or in one for both; with one request one stage waits for the other. `bubble`: the share
-of the time that stages wait, beside one process of one thread. `dp`: attention of two ranks for
-different requests, beside shares of the heads, for a model of 128 experts. `a2a`: outputs of
-experts sent to the ranks that add them up, beside all of them sent to all. `parts`: microseconds of
-a decode step of 8 requests by op, on each of two ranks. `overlap`: steps of two ranks that are
-launched ahead. `bytes`: what a rank sends to the others for a token, from the sizes of the model.
-`collectives`: all-reduce of 8 KB over shared memory at least 5 times as fast as over gloo, of 1 MB
-twice. `start`: seconds to the first answer from real files, and the peak memory of each rank,
-of which its share of the weights is most.
+Paired rounds on one machine, with the same number of threads in total:
+
+`tp`: two ranks of one thread decode and prefill at least 0.85 times as fast as one process of two
+threads. `ep`: the same with whole experts on two ranks, for a model of 128 experts, against shares
+of each expert. `bits`: the cost of `parallel.same_bits` on one rank; the goal is at most 5 %. `pp`:
+two pipeline stages of one thread, at least 0.85 with 16 requests in flight, in a batch per stage or
+in one for both; with one request, one stage waits for the other. `bubble`: the share of time that
+stages wait, against one process of one thread. `dp`: data-parallel attention on two ranks, against
+shares of the heads, for a model of 128 experts. `a2a`: outputs of experts sent to the ranks that
+sum them, against all of them sent to all. `parts`: microseconds of a decode step of 8 requests by
+op, on each of two ranks. `overlap`: steps of two ranks that are launched ahead. `bytes`: what a
+rank sends per token, computed from the sizes of the model. `collectives`: all-reduce of 8 KB over
+shared memory at least 5 times as fast as over gloo, of 1 MB twice. `start`: seconds to the first
+answer from real files, and the peak memory of each rank, most of which is its share of the weights.
 
     python -m benchmarks.parallel.bench_ranks --what tp ep bits pp bubble dp a2a parts overlap bytes
         collectives start [--shape FILE] [--rounds 7] [--tiny]
 
 `--shape benchmarks/one_billion.json` has the sizes of a model of 1.2 billion parameters.
 
-Weights are made up. Results are JSON lines; ratios above 1 say that the second is faster.
+Weights are random. Results are JSON lines; a ratio above 1 means that the second is faster.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def engines(model: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterator[dict
 
 
 def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> float:
-    """Measure `batch` requests with new prompts."""
+    """Return the seconds for `batch` requests with new prompts."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(10, 200, (batch, prompt), generator=generator).tolist()
     params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -130,7 +131,7 @@ def seconds(engine: Engine, batch: int, prompt: int, tokens: int, seed: int) -> 
 
 
 def compare(what: str, model: Path, args: argparse.Namespace) -> None:
-    """Paired rounds of all ways; a line for each row."""
+    """Run paired rounds of all ways; print a line for each row."""
     tokens = 4 if args.tiny else DECODED
     prompt = 16 if args.tiny else PROMPT
     batches = BATCHES_OF_STAGES if what in ("pp", "bubble") else BATCHES
@@ -172,7 +173,7 @@ def one_rank(kind: str, path: str, rank: int, sizes: Mapping[str, int], rounds: 
 
 
 def collectives(args: argparse.Namespace) -> None:
-    """Microseconds of an all-reduce between two processes, by each way."""
+    """Return the microseconds of an all-reduce between two processes, by each way."""
     context = multiprocessing.get_context("spawn")
     found: dict[str, dict[str, float]] = {}
     for kind in ("shared", "gloo"):
@@ -200,7 +201,7 @@ def collectives(args: argparse.Namespace) -> None:
 
 
 def start(model: Path, shape: Mapping[str, Any]) -> None:
-    """Seconds to the first answer from real files, and the most memory that each rank had."""
+    """Return the seconds to the first answer from real files, and the peak memory of each rank."""
     write_weights(model, shape)
     weights = (model / WEIGHTS).stat().st_size >> 20
     small = {"load_format": "safetensors", "load_cache": None, "max_total_tokens": 4096}
@@ -214,7 +215,7 @@ def start(model: Path, shape: Mapping[str, Any]) -> None:
 
 
 def write_weights(folder: Path, shape: Mapping[str, Any]) -> None:
-    """Random weights of a Qwen3 of this shape, whose head is its embedding."""
+    """Write random weights of a Qwen3 of this shape with tied embeddings."""
     generator = torch.Generator().manual_seed(0)
     dim, inner, width = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = (shape[f"num_{kind}_heads"] * width for kind in ("attention", "key_value"))
@@ -240,7 +241,7 @@ def write_weights(folder: Path, shape: Mapping[str, Any]) -> None:
 
 
 def peaks_of_ranks() -> dict[str, int]:
-    """MB that the process of each rank had at most, the first one first."""
+    """Return the peak memory of each rank's process in MB, in order of ranks."""
     kinds = {"scheduler_process": "first rank", "rank_process": "another rank"}
     found: dict[str, int] = {}
     for child in psutil.Process().children(recursive=True):
@@ -251,7 +252,7 @@ def peaks_of_ranks() -> dict[str, int]:
 
 
 def parts(model: Path, args: argparse.Namespace) -> None:
-    """Microseconds a step by op, on each rank."""
+    """Return the microseconds per step by op, on each rank."""
     tokens = 4 if args.tiny else DECODED
     for name, way in WAYS["tp"].items():
         with engines(model, {name: way}) as made, tempfile.TemporaryDirectory() as folder:
@@ -277,7 +278,7 @@ def control(engine: Engine, command: StartProfile | StopProfile) -> None:
 
 
 def sent_bytes(shape: Mapping[str, Any]) -> None:
-    """Bytes that a rank sends for a token: float32 rows of every sum, and of every link."""
+    """Return the bytes that a rank sends per token: float32 rows of all sums and links."""
     row = 4 * shape["hidden_size"]
     sums = 2 * shape["num_hidden_layers"] + 1  # and the embedding
     report(what="bytes", row="two ranks", sums=sums, bytes_a_token=sums * row)

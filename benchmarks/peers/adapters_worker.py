@@ -1,4 +1,5 @@
-"""One peer with adapters: decodes without, with one, and with several; prints a line for each.
+"""Measures one peer with LoRA adapters: decodes without, with one, and with several; prints a line
+for each.
 
 Started by `compare_adapters.py` in the peer's environment.
 """
@@ -79,7 +80,7 @@ def _vllm(job: Job, adapters: Sequence[Path]) -> GenerateWith:
 
 
 def write_gguf_adapter(folder: Path, arch: str, out: Path) -> None:
-    """An adapter on queries and values in llama.cpp's format."""
+    """Write an adapter on queries and values in llama.cpp's format."""
     import gguf
     import numpy as np
     from safetensors.torch import load_file
@@ -145,7 +146,7 @@ def measure(generate: GenerateWith, options: argparse.Namespace) -> None:
 
 
 def decoded(generate: GenerateWith, use: list[int | None], size: int, new: int, seed: int) -> float:
-    """Tokens a second after the first of each request."""
+    """Return tokens per second after the first of each request."""
 
     def timed(count: int) -> float:
         prompts = random_prompts(size, PROMPT, 1000 + 10 * seed + count)

@@ -1,4 +1,4 @@
-"""Random-weight checkpoints of known shapes, for all peers alike."""
+"""Writes random-weight checkpoints of known shapes, the same for all peers."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_checkpoint(shape: str, folder: Path) -> None:
-    """A Hugging Face directory in bfloat16 with the tokenizer of the built-in model."""
-    import torch  # takes longer than all that is done where the checkpoint is there
+    """Write a Hugging Face directory in bfloat16 with the tokenizer of the built-in model."""
+    import torch  # slow to import, and not needed if the checkpoint exists
     from safetensors.torch import save_file
 
     raw = SHAPES[shape] | {

@@ -1,4 +1,4 @@
-"""Sylvan and its peers on the same random-weight checkpoints, one after the other, in rounds.
+"""Compares Sylvan with its peers on the same random-weight checkpoints, in interleaved rounds.
 
     python benchmarks/peers/compare.py --setup            # install and convert only
     python benchmarks/peers/compare.py --check            # do the converted models answer alike?
@@ -33,7 +33,7 @@ from stored_models import FILES
 
 @dataclass(frozen=True)
 class Setting:
-    """Arguments of the command line."""
+    """The arguments of the command line."""
 
     cache: Path
     threads: int
@@ -44,13 +44,13 @@ class Setting:
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """Settings that determine results: only results with equal ones are resumed."""
+        """Return the settings that determine results: only results with equal ones are resumed."""
         return (f"threads {self.threads}", *self.words)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One peer in one format on one shape, ready to be measured."""
+    """One peer, in one format and shape, ready to be measured."""
 
     shape: str
     name: str
@@ -69,7 +69,7 @@ class Candidate:
 
 @dataclass
 class LeftOut:
-    """Why something is missing in the tables; each line is said at once, too."""
+    """The reasons for gaps in the tables; each line is also printed at once."""
 
     lines: list[str] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class LeftOut:
 
 
 def candidates(options: argparse.Namespace, setting: Setting, out: LeftOut) -> list[Candidate]:
-    """Install, write and convert what is needed; neighbours in a table are measured in turn."""
+    """Install, write and convert what is needed; neighbours in a table run consecutively."""
     for shape in options.shapes:
         model = setting.cache / "models" / shape
         if not model.exists():
@@ -134,17 +134,17 @@ def _converted(
 
 
 def _own(setting: Setting) -> Environment:
-    """Sylvan's, which writes files that several peers read."""
+    """Return Sylvan's candidate, which writes files that several peers read."""
     return Environment("sylvan", PEERS["sylvan"], setting.cache, setting.threads)
 
 
 def measure(
     found: Sequence[Candidate], rounds: int, setting: Setting, journal: Journal, out: LeftOut
 ) -> None:
-    """All candidates in turn, `rounds` times, so that what drifts hits all alike.
+    """Measure all candidates in turn, `rounds` times, so that drift affects all alike.
 
-    A measurement that fails is left out of later rounds. Nothing starts that would, by its time in
-    another round, exceed the deadline.
+    A candidate that fails is left out of later rounds. A measurement does not start if, by its time
+    in an earlier round, it would exceed the deadline.
     """
     todo = [(r, c, j) for r in range(rounds) for c in found for j in c.jobs]
     broken: set[tuple[str, str]] = set()
@@ -195,7 +195,8 @@ def _measured(candidate: Candidate, job: str, turn: int, setting: Setting) -> Re
 
 
 def check(found: Sequence[Candidate], setting: Setting) -> bool:
-    """Ask every candidate the same; say how often its first tokens are those of the first one.
+    """Send every candidate the same prompts; report how often its first tokens equal the first
+    candidate's.
 
     Random weights leave near ties: formats of few bits agree less often, wrong models never.
     """
@@ -234,9 +235,11 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--limit-s", type=float, default=900.0, help="for one peer's turn")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="seconds for one measurement")
     parser.add_argument("--setup-limit-s", type=float, default=3600.0)
-    parser.add_argument("--minutes", type=float, default=1e6, help="start nothing after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="start no measurement after this many minutes"
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "sylvan-peers")
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the cache")
     parser.add_argument("--resume", action="store_true", help="continue with existing results")
@@ -290,7 +293,7 @@ def _about(options: argparse.Namespace) -> str:
 
 
 def _processor() -> str:
-    """Its name with the instructions that decide these numbers."""
+    """Return the processor's name, with the instruction sets that matter for these numbers."""
     name, flags = platform.machine(), ""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():

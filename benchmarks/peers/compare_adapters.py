@@ -1,12 +1,12 @@
-"""Sylvan and its peers with LoRA adapters: tokens a second beside those of the bare model.
+"""Compares Sylvan with its peers with LoRA adapters: tokens per second relative to the bare model.
 
     python benchmarks/peers/compare_adapters.py [--peers sylvan vllm llama.cpp] [--rounds 3]
         [--shape 0.5B] [--batch 1 32] [--new 32] [--adapters 16] [--cache ~/.cache/sylvan-peers]
 
-Adapters have rank 16 on `q_proj` and `v_proj`, as PEFT takes them for such models. Each peer is in
-a process of its own that holds the model once and decodes with no adapter, with one adapter for all
-requests, and with `--adapters` of them in turn (not llama.cpp, where all requests of a context have
-the same), one after the other in every round. Environments are those of `compare.py`.
+Adapters have rank 16 on `q_proj` and `v_proj`, PEFT's defaults for such models. Each peer runs in a
+separate process that holds the model once and decodes with no adapter, with one adapter for all
+requests, and with `--adapters` of them in turn (not llama.cpp, where all requests of a context use
+the same), interleaved in every round. Environments are those of `compare.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KNOWN = ("sylvan", "vllm", "llama.cpp")
 
 
 def write_adapter(folder: Path, shape: str, seed: int) -> None:
-    """One in PEFT's format, with random numbers."""
+    """Write an adapter in PEFT's format, with random numbers."""
     raw = SHAPES[shape]
     dim, head = raw["hidden_size"], raw["head_dim"]
     outputs = {
@@ -60,7 +60,7 @@ def write_adapter(folder: Path, shape: str, seed: int) -> None:
 
 
 def prepared(name: str, options: argparse.Namespace) -> tuple[Environment, list[str]]:
-    """A peer's environment, and its format, model and converted model."""
+    """Return a peer's environment, and its format, model and converted model."""
     peer, cache = PEERS[name], options.cache
     environment = Environment(name, peer, cache, options.threads)
     environment.prepare(3600.0)

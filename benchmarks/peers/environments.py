@@ -1,4 +1,4 @@
-"""Where a peer runs: its own environment, its own processes, and an end to both when time is up."""
+"""Runs each peer in its own environment and processes, with a time limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPLAINT = re.compile(r"\b(?:\w*(?:Error|Exception|Interrupt)|ERROR|error|fata
 
 
 class CommandFailedError(Exception):
-    """A command failed or took too long; `printed` is what it had said until then."""
+    """A command failed or took too long; `printed` is its output so far."""
 
     def __init__(self, reason: str, printed: str = "") -> None:
         super().__init__(reason)
@@ -36,9 +36,10 @@ class CommandFailedError(Exception):
 
 
 class Environment:
-    """Python of a peer: an environment of its own that also sees what is installed here.
+    """The Python of a peer: a virtual environment that also sees the packages installed here.
 
-    So PyTorch is there once, and no peer can change what Sylvan runs with. Logs go to `cache`/logs.
+    So PyTorch is installed only once, and no peer can change the packages that Sylvan uses. Logs go
+    to `cache`/logs.
     """
 
     def __init__(self, name: str, peer: Peer, cache: Path, threads: int = 1) -> None:
@@ -47,7 +48,7 @@ class Environment:
         self.python = self._folder / "bin" / "python" if peer.packages else Path(sys.executable)
 
     def prepare(self, limit_s: float) -> None:
-        """Install, unless just this is installed. Raises `CommandFailedError` where that fails."""
+        """Install the packages, unless they are already installed. Raises `CommandFailedError`."""
         done = self._folder / ".done"
         wanted = "\n".join((*self._peer.packages, *(f"not {name}" for name in self._peer.unwanted)))
         if not self._peer.packages or (done.exists() and done.read_text() == wanted):
@@ -65,7 +66,7 @@ class Environment:
         done.write_text(wanted)
 
     def work(self, *words: str, limit_s: float, script: str = "worker.py") -> str:
-        """The worker's output. Raises `CommandFailedError` with its earlier output."""
+        """Run a worker; return its output. Raises `CommandFailedError` with the output."""
         command = [str(self.python), str(HERE / script), *words]
         started = self._peer.start_environment
         extra = OFFLINE | (started(self._folder, self._threads) if started else {})
@@ -75,12 +76,12 @@ class Environment:
 def run(
     command: Sequence[str], limit_s: float, log: Path, extra: Mapping[str, str] | None = None
 ) -> str:
-    """The output of `command`; its error output is appended to `log`.
+    """Run `command` and return its output; its error output is appended to `log`.
 
     Processes that it started end with it. Raises `CommandFailedError`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    # A file and no pipe: processes that a command leaves behind may hold a pipe open for good.
+    # A file instead of a pipe: processes that a command leaves behind may keep a pipe open.
     with (
         log.open("a", encoding="utf-8") as complaints,
         tempfile.TemporaryFile("w+", errors="replace") as said,
@@ -116,7 +117,7 @@ def run(
 
 
 def end_with_processes() -> None:
-    """From now on SIGTERM interrupts as Ctrl-C does, so that what `run` started ends, too."""
+    """Let SIGTERM interrupt like Ctrl-C, so that the processes that `run` started end, too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -130,7 +131,7 @@ def _end_group(leader: int) -> None:
 
 
 def _reason(code: int, log: Path, start: int, printed: str) -> str:
-    """The last complaint of a command that failed, in one line."""
+    """Return the last complaint of a failed command, in one line."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"ended by {name}{', perhaps for lack of memory' if name == 'SIGKILL' else ''}"

@@ -1,4 +1,6 @@
-"""A checkpoint as a GGUF file. Runs in llama.cpp's environment, where Sylvan cannot be imported."""
+"""Writes a checkpoint as a GGUF file. Runs in llama.cpp's environment, where Sylvan cannot be
+imported.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _WHOLE = {
 
 
 def write_gguf(folder: Path, kind: str, out: Path) -> None:
-    """The same weights for llama.cpp, as BF16, Q8_0 or Q4_0, without a vocabulary."""
+    """Write the same weights for llama.cpp, as BF16, Q8_0 or Q4_0, without a vocabulary."""
     import gguf
     import numpy as np
 
@@ -63,7 +65,7 @@ def write_gguf(folder: Path, kind: str, out: Path) -> None:
 
 
 def _interleaved(value: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head in llama.cpp's order of rotary pairs: neighbours."""
+    """Reorder the rows of each head so that rotary pairs are neighbours, as llama.cpp expects."""
     return value.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(value.shape)
 
 

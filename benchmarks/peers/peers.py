@@ -1,7 +1,7 @@
-"""Each peer: how it is installed, what formats it has, and how it generates from token ids.
+"""The peers: how each is installed, its formats, and how it generates from token ids.
 
-`load` runs in the peer's own environment; what it returns continues a batch of prompts greedily by
-exactly so many tokens, ignoring ends of text, and returns them.
+`load` runs in the peer's own environment. It returns a function that continues a batch of prompts
+greedily by exactly a number of tokens, ignoring ends of text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """The model that a worker loads. `extra` is the converted model, if a peer needs one.
+    """The model that a worker loads.
 
+<<<<<<< HEAD
     Processes that must be ended separately are added to `endings`. `variant`: of Sylvan's kernels;
     None: the best one that works here. `ranks` divide the layers, and the threads, if more than 1.
+=======
+    `extra` is the converted model, if a peer needs one. Processes that must be ended separately are
+    added to `endings`. `variant`: of Sylvan's kernels; None: the best one that works here.
+>>>>>>> words8
     """
 
     model: Path
@@ -41,20 +46,21 @@ class Job:
 
     @property
     def source(self) -> Path:
-        """The model as it is, or as a file in its format that several peers read."""
+        """The model as it is, or a file in its format that several peers read."""
         return self.extra if self.format in FILES else self.model
 
     @property
     def quantization(self) -> str | None:
-        """Format to which Sylvan quantises; None: that of the file."""
+        """Format to which Sylvan quantises; None: the file's format."""
         return None if self.format in ("bf16", *FILES) else self.format
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`packages` go into an environment of its own that sees ours; empty: ours is used.
+    """A peer and its formats.
 
-    `unwanted` are removed again: what packages ask for without need, and cannot be used here.
+    `packages` go into an environment of its own that also sees ours; empty: ours is used.
+    `unwanted` packages are removed again: dependencies that are not needed and do not work here.
     """
 
     load: Callable[[Job], Generate]
@@ -69,7 +75,7 @@ class Peer:
 
 
 def _sylvan(job: Job) -> Generate:
-    """In this process; the workload with a shared prefix, over HTTP."""
+    """Load Sylvan in this process; the workload with a shared prefix runs over HTTP."""
     if job.prefix_cache and job.variant:
         sys.exit("no variant can be forced over HTTP")
     if job.prefix_cache:
@@ -100,7 +106,7 @@ def _sylvan(job: Job) -> Generate:
 
 
 def _force(variant: str) -> None:
-    """Let this process see no other kernels."""
+    """Make all other kernel variants invisible to this process."""
     from sylvan.kernels.native import library
 
     obstacles = library.usable()
@@ -198,7 +204,7 @@ def _convert_openvino(model: Path, form: str, out: Path) -> None:
 
 
 class LlamaCpp:
-    """llama.cpp in this process; `model` and `context` are its own pointers."""
+    """llama.cpp in this process; `model` and `context` are its native pointers."""
 
     def __init__(self, job: Job) -> None:
         import llama_cpp as lc
@@ -297,7 +303,9 @@ def _vllm(job: Job) -> Generate:
 
 
 def _start_vllm(folder: Path, threads: int) -> dict[str, str]:
-    """vLLM leaves a core to its server unless the cores are named, and wants its own OpenMP."""
+    """Start vLLM on all cores: without an explicit list it leaves one to its server; it also needs
+    its own OpenMP.
+    """
     cores = sorted(os.sched_getaffinity(0))[:threads]
     libraries = [folder / "lib" / "libiomp5.so"]
     libraries += Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")

@@ -1,4 +1,4 @@
-"""Results: appended to a file as they arrive, and written as tables."""
+"""Stores results in a file as they arrive, and formats them as tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Result:
 
 
 class Journal:
-    """Results as JSON lines, each on the disk before the next job starts."""
+    """Results as JSON lines; each is on disk before the next job starts."""
 
     def __init__(self, path: Path, settings: tuple[str, ...], *, resume: bool) -> None:
         self._path, self._settings = path, settings
@@ -64,16 +64,16 @@ class Journal:
             file.write(json.dumps(asdict(result)) + "\n")
 
     def done(self, key: tuple[str, str, str, str, int]) -> bool:
-        """Whether this was measured to its end; what failed is tried again by another run."""
+        """Whether this was measured completely; another run retries failures."""
         return key in self._results and self._results[key].failed is None
 
     def spent_s(self, key: tuple[str, str, str, str, int]) -> float:
-        """How long the job took in another round, 0 where it has not run."""
+        """Return the duration of the job in another round; 0 if it has not run."""
         same = [r.spent_s for r in self._results.values() if r.key[:4] == key[:4]]
         return max(same, default=0.0)
 
     def results(self, shapes: Sequence[str], peers: Sequence[str]) -> list[Result]:
-        """Those of the named shapes and peers, in the order of the names."""
+        """Return the results of the named shapes and peers, in the order of the names."""
         found = [r for r in self._results.values() if r.shape in shapes and r.peer in peers]
         return sorted(found, key=lambda r: (shapes.index(r.shape), peers.index(r.peer), r.round))
 
@@ -87,7 +87,7 @@ def rates(results: Iterable[Result]) -> Rates:
 
 
 def report(results: Sequence[Result], left_out: Sequence[str], about: str) -> str:
-    """Markdown: what was run, a table for each shape and format, and what is missing and why."""
+    """Format as Markdown: what ran, a table per shape and format, what is missing and why."""
     versions = sorted({r.version for r in results if r.version})
     parts = [f"{about} Versions: {', '.join(versions)}." if versions else about]
     parts += tables(rates(results))
@@ -103,7 +103,7 @@ def _told(result: Result) -> str:
 
 
 def tables(measured: Rates) -> list[str]:
-    """One for each shape and format: medians, with the spread where there were several rounds."""
+    """Return one table per shape and format: medians, with the spread of several rounds."""
     parts: list[str] = []
     for shape in dict.fromkeys(key[0] for key in measured):
         for column in COLUMNS:
@@ -129,7 +129,7 @@ def _cell(found: Sequence[float]) -> str:
 
 
 def write_docs(text: str, page: Path = DOCS) -> None:
-    """Replace the part of the page between the marks. Raises `ValueError` where there are none."""
+    """Replace the part of the page between the markers. Raises `ValueError` if there are none."""
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

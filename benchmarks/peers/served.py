@@ -1,4 +1,4 @@
-"""Sylvan as its users have it: `sylvan serve` in processes of its own, asked over HTTP."""
+"""Runs Sylvan as its users do: `sylvan serve` in separate processes, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 60.0
 
 
 class Served:
-    """A server on this machine and its clients, as many as requests run at a time."""
+    """A server on this machine, and as many clients as requests run concurrently."""
 
     def __init__(self, words: Sequence[str], clients: int) -> None:
         """`words` follow `sylvan serve`."""
@@ -30,7 +30,7 @@ class Served:
         )
 
     def wait(self) -> None:
-        """Return once it is ready."""
+        """Wait until it is ready."""
         until = time.monotonic() + _PATIENCE_S
         while not self._ready():
             if self._server.poll() is not None:
@@ -48,7 +48,7 @@ class Served:
             return False
 
     def generate(self, prompts: list[list[int]], count: int) -> list[list[int]]:
-        """Continue each prompt greedily by exactly so many tokens, each in a request of its own."""
+        """Continue each prompt greedily by exactly this many tokens, one request per prompt."""
         params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
 
         def ask(prompt: list[int]) -> list[int]:
@@ -59,7 +59,7 @@ class Served:
         return list(self._crowd.map(ask, prompts))
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._crowd.shutdown()
         self._http.close()
         self._server.terminate()

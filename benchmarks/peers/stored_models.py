@@ -1,4 +1,4 @@
-"""Quantised checkpoints as people download them, for all peers that read them: GGUF, GPTQ, AWQ.
+"""Writes quantised checkpoints in published formats, for all peers that read them: GGUF, GPTQ, AWQ.
 
 Sylvan's environment writes them, so that peers are compared on the same file.
 """
@@ -75,7 +75,7 @@ _AWQ = {
 
 
 def _gptq(weight_NK: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Symmetric, rounded to nearest: words hold 8 inputs of an output."""
+    """Quantise symmetrically, rounding to nearest; a word holds 8 inputs of an output."""
     import torch
 
     groups = weight_NK.float().unflatten(1, (-1, GROUP))
@@ -89,7 +89,9 @@ def _gptq(weight_NK: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _awq(weight_NK: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """With zero points, rounded to nearest: words hold 8 outputs of an input, in AWQ's order."""
+    """Quantise with zero points, rounding to nearest; a word holds 8 outputs of an input, in AWQ's
+    order.
+    """
     groups = weight_NK.float().unflatten(1, (-1, GROUP))
     low, high = groups.amin(-1), groups.amax(-1)
     scale_NG = ((high - low) / 15).clamp(min=1e-8).half()
@@ -106,7 +108,7 @@ def _awq(weight_NK: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _words(levels: torch.Tensor, dim: int) -> torch.Tensor:
-    """Eight neighbours along `dim` as an int32 word, the first in its lowest bits."""
+    """Pack eight neighbours along `dim` into an int32 word, the first in its lowest bits."""
     import torch
 
     parts = levels.unflatten(dim, (-1, 8)).unbind(dim + 1)

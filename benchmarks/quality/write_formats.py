@@ -1,11 +1,11 @@
-"""Checkpoints of the built-in model in every format that Sylvan writes, for other programs to read.
+"""Writes the built-in model in every format that Sylvan supports, for other programs to read.
 
     python -m benchmarks.quality.write_formats FOLDER
     OTHER/bin/python benchmarks/quality/read_formats.py FOLDER --with vllm
 
-Also writes `expected.json`: held-out conversations, and the most likely next token of each format
-by Sylvan at every token of the assistant, in float32 or with `--dtype`. `--formats` adds some to a
-folder that is there.
+Also writes `expected.json`: held-out conversations, and for each format the most likely next token
+at every token of the assistant, by Sylvan in float32 or with `--dtype`. `--formats` adds formats to
+an existing folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Claim: on shuffled batches with shared prefixes, the hit rate is close to the best there is.
+"""Claim: on shuffled batches with shared prefixes, the hit rate is close to the optimum.
 
-The real scheduler and cache over an executor that computes nothing, so that the counts are exact.
-The optimum computes each distinct prefix once (depth-first order); Belady's bound is what an
-offline eviction could reach for the order in which requests were started.
+Runs the real scheduler and cache over an executor that computes nothing, so that the counts are
+exact. The optimum computes each distinct prefix once (depth-first order). Belady's bound is the
+best result of an offline eviction policy for the order in which requests were started.
 
     python benchmarks/scheduler/bench_hit_rate.py
 """
@@ -30,7 +30,7 @@ from sylvan.utils.clock import VirtualClock
 
 @dataclass(frozen=True)
 class Work:
-    """Groups of requests that share a prefix, shuffled; all arrive at once."""
+    """Shuffled groups of requests that share a prefix; all arrive at once."""
 
     groups: int = 64
     per_group: int = 16
@@ -111,7 +111,7 @@ def run(work: Work, policy: str, cache_tokens: int, page_size: int = 16) -> dict
 
 
 def belady(order: list[np.ndarray], cache_tokens: int, shared: int) -> int:
-    """Hits of an eviction that knows the future, over whole shared prefixes."""
+    """Return the hits of an eviction policy that knows the future, over whole shared prefixes."""
     names = [prompt[:shared].tobytes() for prompt in order]
     later: dict[bytes, list[int]] = {}
     for at, name in enumerate(names):

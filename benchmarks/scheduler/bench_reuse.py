@@ -1,5 +1,6 @@
-"""Claims: prefix reuse turns saved tokens into saved time, costs nothing without reuse, and
-the engine leaves few gaps between forward passes.
+"""Claims: prefix reuse turns saved tokens into saved time, and costs nothing without reuse.
+
+The engine also leaves few gaps between forward passes (`bubble`).
 
     python benchmarks/scheduler/bench_reuse.py [--model sapling|M] [--only few_shot ...]
 
@@ -60,7 +61,7 @@ class Run:
 
 
 class Engine:
-    """The scheduler and executor of a configuration, driven by hand."""
+    """Scheduler and executor of a configuration, stepped by the benchmark."""
 
     def __init__(self, model: Model, *, prefix: str) -> None:
         keywords = {**model, "cache__prefix": prefix, "log_level": "warning"}
@@ -73,7 +74,7 @@ class Engine:
         self._forward_s = 0.0
         program = self.built.scheduler._parts.executor._worker._backend._fused._program
         program.run = self._timed(program.run)
-        garbage.freeze()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does at start-up
 
     def _timed(self, call):
         def run(step):
@@ -148,10 +149,10 @@ def paired(model: Model, repeats: int, one: Callable[[Engine], Run]) -> dict[str
 
 
 def few_shot(model: Model, repeats: int) -> dict[str, object]:
-    """Shared prefix of 1024, 64 questions of 16-64 tokens, 1 and 8 outputs.
+    """Measure a shared prefix of 1024 tokens, 64 questions of 16-64 tokens, 1 and 8 outputs.
 
     A token behind a shared prefix attends to all of it, so it costs more than the average token of
-    a run without sharing: the ratio of what the forward passes themselves took is the prediction.
+    a run without sharing; the predicted ratio is therefore that of the times of the forward passes.
     """
     results: dict[str, object] = {}
     for outputs in (1, 8):
@@ -178,7 +179,7 @@ def few_shot(model: Model, repeats: int) -> dict[str, object]:
 
 
 def multi_turn(model: Model, repeats: int) -> dict[str, object]:
-    """Chats of Zipf-distributed users, one turn at a time: median time to the first token."""
+    """Measure chats of Zipf-distributed users: median time to the first token of a turn."""
 
     def one(engine: Engine) -> Run:
         rng = np.random.default_rng(1)
@@ -210,7 +211,7 @@ def multi_turn(model: Model, repeats: int) -> dict[str, object]:
 
 
 def no_sharing(repeats: int) -> dict[str, object]:
-    """Long outputs, nothing shared: scheduler CPU seconds a token, radix on over off.
+    """Measure long outputs without sharing: scheduler CPU seconds per token, radix on over off.
 
     The cache has a cost per request, so its share falls with longer outputs.
     """
@@ -218,11 +219,11 @@ def no_sharing(repeats: int) -> dict[str, object]:
 
 
 def _no_sharing(repeats: int, outputs: int) -> dict[str, object]:
-    """Both schedulers take their steps in turn, so that what slows the machine down slows both."""
+    """Step both schedulers alternately, so that load on the machine affects both alike."""
     ratios, us, extra = [], [], []
     for seed in range(max(10, 3 * repeats)):
         both = {prefix: _chats(prefix, seed, outputs) for prefix in ("radix", "none")}
-        garbage.freeze()  # as a scheduler process does when it starts
+        garbage.freeze()  # as a scheduler process does at start-up
         took = dict.fromkeys(both, 0.0)
         turn = list(both)
         while not all(scheduler.idle for scheduler in both.values()):
@@ -247,7 +248,7 @@ def _no_sharing(repeats: int, outputs: int) -> dict[str, object]:
 
 
 def _chats(prefix: str, seed: int, outputs: int) -> Scheduler:
-    """A scheduler with 128 requests of their own prompts, 64 of which run at a time."""
+    """Return a scheduler with 128 requests with distinct prompts, 64 of which run concurrently."""
     rng = np.random.default_rng(seed)
     pages = max(4000, 2 * outputs)
     groups = [KVGroup(name="full", kind="full", num_pages=pages, page_size=64)]
@@ -276,7 +277,7 @@ def _chats(prefix: str, seed: int, outputs: int) -> Scheduler:
 
 
 def bubble(model: Model, repeats: int) -> dict[str, object]:
-    """32 requests decoding: share of wall time in which no forward pass ran."""
+    """Decode 32 requests: share of wall time in which no forward pass ran."""
     shares = []
     for _ in range(repeats):
         engine = Engine(model, prefix="radix")

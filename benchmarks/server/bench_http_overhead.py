@@ -1,8 +1,9 @@
-"""Claim: the HTTP face costs under 60 us per streamed token and under 1 ms per request.
+"""Claim: HTTP costs under 60 us per streamed token and under 1 ms per request.
 
-The engine is a stand-in that answers at once (instant.py), so all that is measured is admission,
-tokenisation, state, encoding and sockets, in CPU time of the server process (Linux). `lag_ms` is
-how late the server's event loop ran what was due, by its own metric. Two to three minutes.
+The engine is a stand-in that answers at once (instant.py), so the measurement covers only
+admission, tokenisation, state, encoding and sockets, in CPU time of the server process (Linux).
+`lag_ms` is how late the server's event loop ran its callbacks, by its own metric. Takes two to
+three minutes.
 
     python benchmarks/server/bench_http_overhead.py [--json PATH] [--streams 1 32 256]
 """
@@ -44,7 +45,7 @@ def body_of(path: str, tokens: int, stream: bool) -> bytes:
 
 
 async def connection(port: int, path: str, body: bytes, calls: int) -> list[float]:
-    """Latency of each call over one kept connection."""
+    """Return the latency of each call over one keep-alive connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**26)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -72,7 +73,7 @@ async def load(port: int, path: str, body: bytes, streams: int, calls: int) -> l
 
 
 def lags(port: int) -> tuple[float, float]:
-    """Sum in seconds and count of the event loop's delays so far."""
+    """Return the sum in seconds and the count of the event loop's delays so far."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         lines = [line.split() for line in reply.read().decode().splitlines()]
     found = {line[0]: float(line[1]) for line in lines if len(line) == 2}

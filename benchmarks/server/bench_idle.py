@@ -1,12 +1,12 @@
-"""Claim: a server that has nothing to do uses at most 2% of a core, all its processes together,
-also after a crowd: threads stop spinning.
+"""Claim: an idle server uses at most 2% of a core, all processes together, also after a burst.
 
     python benchmarks/server/bench_idle.py [MODEL ...] [--seconds 30] [--runs 3] [--limit 2]
 
-MODEL as for `bench_start.py`. Each run starts `sylvan serve`, requests one token, waits until it is
-idle, and reads the CPU time of its processes (/proc/PID/stat: all threads, user and system) before
-and after `--seconds` without a request; then again after 32 requests at once. Prints percent of one
-core; ends with 1 where the median is above `--limit`. Linux.
+MODEL as for `bench_start.py`. Each run starts `sylvan serve`, requests one token, waits until the
+server is idle, and reads the CPU time of its processes (/proc/PID/stat: all threads, user and
+system) before and after `--seconds` without a request; then again after 32 concurrent requests,
+after which threads must stop spinning. Prints percent of one core; exits with 1 if the median is
+above `--limit`. Linux.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
-    """CPU time of each living process of a tree so far."""
+    """Return the CPU time of each living process of a tree so far."""
     root = Path(f"/proc/{pid}")
     try:
         fields = (root / "stat").read_text().rpartition(")")[2].split()
@@ -46,7 +46,7 @@ def cpu_seconds(pid: int) -> dict[int, float]:
 
 
 def idle(pid: int, seconds: float) -> dict[str, float]:
-    """Percent of a core over some seconds, of all processes and of the busiest."""
+    """Return percent of a core over some seconds, for all processes and for the busiest."""
     time.sleep(SETTLE_S)
     start, before = time.perf_counter(), cpu_seconds(pid)
     time.sleep(seconds)
@@ -58,7 +58,7 @@ def idle(pid: int, seconds: float) -> dict[str, float]:
 
 
 def run(model: str, seconds: float, *, quiet: bool = True) -> dict[str, dict[str, float]]:
-    """Resource usage of a server after its start, and after a burst."""
+    """Return the resource usage of a server after its start, and after a burst."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", model, "--port", str(port)]

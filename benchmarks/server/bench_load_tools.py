@@ -1,9 +1,10 @@
-"""Claim: `sylvan bench serve` agrees within 5 % with the load tests that others publish.
+"""Claim: `sylvan bench serve` agrees with other published load test tools within 5 %.
 
-SGLang's `bench_serving` and NVIDIA's `aiperf` run unchanged, in turn with ours, under the same load
-against one server: its steps take the time of a device of known speed (`../simulate/paced`), so
-that the tools, which share the cores of this machine with it, disturb it little. Each tool prints
-its whole table into `--keep`. Reported is ours over theirs: medians of the runs of each.
+Runs SGLang's `bench_serving` and NVIDIA's `aiperf` unchanged, alternating with ours, under the same
+load against one server. The server's steps take the time of a device of known speed
+(`../simulate/paced`), so that the tools, which share the cores of this machine with it, affect it
+little. Each tool prints its whole table into `--keep`. Reported is the ratio of ours to theirs:
+medians of the runs of each.
 
     python -m venv build/aiperf && build/aiperf/bin/pip install aiperf==0.13.0
     python tests/sdk/run.py sglang     # installs SGLang's package in build/sdk/sglang
@@ -45,7 +46,7 @@ cli_main()
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of every tool."""
+    """Settings common to every tool."""
 
     url: str
     model: Path
@@ -55,7 +56,7 @@ class Bench:
     seed: int = 0
 
     def run(self, name: str, command: list[str], **environ: str) -> None:
-        """Run a tool; what it prints is kept."""
+        """Run a tool, and store its output."""
         with (self.folder / f"{name}-{self.seed}.out").open("w") as printed:
             subprocess.run(
                 command,
@@ -89,7 +90,7 @@ def ours(bench: Bench, api: str) -> Figures:
 
 
 def sglang(bench: Bench, folder: Path) -> Figures:
-    """SGLang's `bench_serving`, with prompts as ids, as ours sends them."""
+    """Run SGLang's `bench_serving`, with prompts as token IDs like ours."""
     file = bench.folder / f"sglang-{bench.seed}.jsonl"
     command = [sys.executable, "-c", SGLANG, "--backend", "sglang", "--base-url", bench.url]
     command += ["--model", "m", "--tokenizer", str(bench.model), *sizes(bench), "--tokenize-prompt"]
@@ -119,7 +120,7 @@ def of_sglang(file: Path) -> Figures:
 
 
 def aiperf(bench: Bench, program: Path) -> Figures:
-    """NVIDIA's `aiperf`; its inter-token latency is what others call TPOT."""
+    """Run NVIDIA's `aiperf`; its inter-token latency is what others call TPOT."""
     folder = bench.folder / f"aiperf-{bench.seed}"
     command = [str(program), "profile", "-m", "m", "-u", bench.url, "--streaming"]
     command += ["--endpoint-type", "completions", "--tokenizer", str(bench.model)]
@@ -140,7 +141,9 @@ def aiperf(bench: Bench, program: Path) -> Figures:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A paced server of a small model with the built-in tokenizer; its address and directory."""
+    """Start a paced server of a small model with the built-in tokenizer; yield its address and
+    directory.
+    """
     model = folder / "model"
     model.mkdir()
     source = Path(str(files("sylvan") / "assets" / "sapling"))
@@ -180,7 +183,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="folder for what the tools print")
+    parser.add_argument("--keep", type=Path, help="folder for the output of the tools")
     args = parser.parse_args()
     tools: dict[str, tuple[str, Callable[[Bench], Figures]]] = {}
     if args.sglang:

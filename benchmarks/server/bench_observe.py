@@ -1,13 +1,12 @@
 """Claim: with all observability on, a batch of 32 is served at 0.98 of the speed or more.
 
-Two servers of the same model, one at a time under load, in turn: pairs of runs in both orders, of
-which each gives a ratio. "On" is a collector of traces that takes everything, requests logged to
-files with prompts and outputs, an access log, custom labels, and a scrape each second. "Off" is a
-server without any of that; with `--baseline DIR` it runs the sources of another directory, such as
-a checkout of an earlier version, and also what is always on is measured. How far two runs of the
-same server differ is reported, too, and the processor time that the API process, where nearly all
-of
-this happens, took for it: other programs on the machine change that little. About two minutes.
+Compares two servers of the same model, one under load at a time: pairs of runs in both orders, each
+of which yields a ratio. "On" is a trace collector that accepts everything, requests logged to files
+with prompts and outputs, an access log, custom labels, and a scrape each second. "Off" is a server
+without any of that; with `--baseline DIR` it runs the sources of another directory, such as a
+checkout of an earlier version, so that what is always on is measured as well. Also reports how far
+two runs of the same server differ, and the processor time of the API process, where nearly all of
+this happens and which other programs on the machine affect little. Takes about two minutes.
 
     python benchmarks/server/bench_observe.py [--model sapling] [--pairs 24] [--baseline DIR]
 """
@@ -41,20 +40,20 @@ LABELS = json.dumps({"team": "bench"})
 
 @dataclass(frozen=True)
 class Served:
-    """A server: its address, and the number of its API process."""
+    """A server: its address, and the process ID of its API process."""
 
     address: str
     pid: int
 
     def cpu_s(self) -> float:
-        """Processor time of the API process so far."""
+        """Return the processor time of the API process so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def server(model: str, *flags: str, sources: str | None = None) -> Iterator[Served]:
-    """`sylvan serve`."""
+    """Run `sylvan serve`."""
     code = "import sys; from sylvan.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "serve", model, "--until-eof", "--server.port", "0"]
     environ = dict(os.environ)
@@ -84,7 +83,7 @@ def server(model: str, *flags: str, sources: str | None = None) -> Iterator[Serv
 
 
 async def stream(address: str, number: int) -> int:
-    """Bytes of one answer."""
+    """Return the bytes of one answer."""
     host, _, port = address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**26)
     sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
@@ -102,7 +101,7 @@ async def stream(address: str, number: int) -> int:
 
 
 async def batch(address: str) -> float:
-    """Tokens a second of a batch."""
+    """Return tokens per second of a batch."""
     began = time.perf_counter()
     await asyncio.gather(*(stream(address, number) for number in range(BATCH)))
     return BATCH * TOKENS / (time.perf_counter() - began)
@@ -114,7 +113,7 @@ def scrape(address: str, ended: threading.Event) -> None:
 
 
 def bounds(ratios: list[float]) -> list[float]:
-    """Of the median, with 95 % confidence, by resampling."""
+    """Return the 95 % confidence interval of the median, by resampling."""
     rng = random.Random(1)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
     return [round(medians[100], 4), round(medians[-100], 4)]
@@ -128,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sapling")
     parser.add_argument("--pairs", type=int, default=24)
-    parser.add_argument("--baseline", help="sources of the server that is off")
+    parser.add_argument("--baseline", help="sources for the server without observability")
     args = parser.parse_args()
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder, collector() as collected:

@@ -1,21 +1,22 @@
-"""Claims: the first token of the built-in model comes within twice the time of `import torch`
-alone; with a warm load cache, which has the step program too, it comes before `import torch` alone
-would be done; a warm load cache makes starts of other models faster and changes no token; while it
-loads, the scheduler's process holds at most 1.2 times the weights and 400 MB.
+"""Claims: a start takes about as long as `import torch`, and less with a warm load cache.
+
+The first token of the built-in model arrives within twice the time of `import torch` alone; with a
+warm load cache, which includes the step program, before `import torch` alone would end. A warm load
+cache makes starts of other models faster and changes no token. While it loads, the scheduler's
+process uses at most 1.2 times the weights plus 400 MB.
 
     python benchmarks/server/bench_start.py [MODEL ...] [--runs 3] [--quantization FORMAT] [--crowd]
 
-MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B) with random weights, of
-which a checkpoint is written. Each run times, one after another: `import torch` alone, a start
-without a load cache, and one with a warm one; each until a first token has come. With
-`--quantization` a start that only reads the file, without rounding it, is timed too; the aim is
-that a rounded model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`).
-Python may write compiled files, as it does for installed packages; starts that are not measured
-make them, and fill the load cache. Processor time, of all processes and of the busiest one, tells
-how long it would take where other programs take none. With `--crowd` 32 requests of 500 tokens
-follow, and memory is measured under them, too. Linux; memory is what processes held at their peaks
-(VmHWM), files that they read from included, and of all processes together pages that they share
-count several times.
+MODEL is the built-in `sapling`, a directory, or a shape (0.5B, 1B, 1.5B), for which a checkpoint
+with random weights is written. Each run times, one after another: `import torch` alone, a start
+without a load cache, and a start with a warm one, each until the first token. With `--quantization`
+a start that only reads the file, without quantising it, is timed too; the goal is that a quantised
+model starts within 1.3 times of that (`load_cache_over_read`, `off_over_read`). Python may write
+compiled files, as for installed packages; starts that are not measured create them, and fill the
+load cache. Processor time, of all processes and of the busiest one, estimates the duration on an
+idle machine. With `--crowd`, 32 requests of 500 tokens follow, and memory is measured under them,
+too. Linux; memory is the peak of each process (VmHWM), including files that it read; in the sum
+over processes, shared pages count several times.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Setup:
 
 @contextmanager
 def directory(model: str, folder: Path) -> Iterator[str]:
-    """Arguments of `sylvan serve`."""
+    """Return the arguments of `sylvan serve`."""
     if model not in SHAPES:
         yield model
         return
@@ -69,7 +70,7 @@ def directory(model: str, folder: Path) -> Iterator[str]:
 
 
 def peaks(pid: int) -> dict[int, float]:
-    """Most memory that each process of a tree has held, in MB."""
+    """Return the peak memory of each process of a tree, in MB."""
     root = Path(f"/proc/{pid}")
     try:
         lines = (root / "status").read_text().splitlines()
@@ -84,7 +85,7 @@ def peaks(pid: int) -> dict[int, float]:
 
 
 def cpu_s(pid: int) -> list[float]:
-    """Processor time of each process of a tree so far."""
+    """Return the processor time of each process of a tree so far."""
     root = Path(f"/proc/{pid}")
     try:
         fields = (root / "stat").read_text().rpartition(")")[2].split()
@@ -111,7 +112,7 @@ def generate(port: int, prompt: int, new: int) -> list[int]:
 
 
 def started(port: int, server: subprocess.Popen[bytes]) -> None:
-    """Returns with the first token."""
+    """Wait for the first token."""
     until = time.perf_counter() + PATIENCE_S
     while time.perf_counter() < until:
         try:
@@ -144,7 +145,9 @@ def wait_until_written(cache: Path) -> None:
 def serve(
     setup: Setup, *settings: str, fills: Path | None = None
 ) -> tuple[dict[str, float], list[int]]:
-    """Times of one start, and the first tokens of an answer; `fills`: a load cache to write."""
+    """Return the times of one start, and the first tokens of an answer; `fills`: a load cache to
+    write.
+    """
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "sylvan", "serve", setup.model, "--port", str(port)]
@@ -212,7 +215,7 @@ def _over(some: list[dict[str, float]], others: list[dict[str, float]]) -> list[
 
 
 def spread(values: list[float]) -> list[float]:
-    """Median, least, most."""
+    """Return median, smallest and largest."""
     return [round(x, 2) for x in (statistics.median(values), min(values), max(values))]
 
 
@@ -223,7 +226,9 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=CROWD * (PROMPT + 2 * ANSWER))
     parser.add_argument("--quantization", help="as of sylvan serve")
     parser.add_argument("--crowd", action="store_true", help="measure memory under load, too")
-    parser.add_argument("--folder", type=Path, help="for checkpoints and caches; kept")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for checkpoints and caches; not deleted"
+    )
     args = parser.parse_args()
     settings = ["--cache.max-tokens", str(args.kv_tokens)]
     rounding = ("--quantization", args.quantization) if args.quantization else ()

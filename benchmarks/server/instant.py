@@ -1,4 +1,4 @@
-"""A server whose engine answers at once: what is left is the cost of the HTTP face.
+"""A server whose engine answers at once, to measure the cost of HTTP alone.
 
 python benchmarks/server/instant.py PORT
 """
@@ -37,7 +37,7 @@ WORD = " word"
 
 
 class InstantScheduler:
-    """One token for every live request in each turn of the event loop."""
+    """Emits one token for every live request in each turn of the event loop."""
 
     def __init__(self) -> None:
         self.manager: TokenizerManager

@@ -1,12 +1,11 @@
-"""Claim: simulations meet load tests that they were not fitted to.
+"""Claim: simulations predict load tests that they were not fitted to.
 
-A server is recorded under one load. The profile fitted to that predicts the same server under
-another rate, with other data, and two of it behind a gateway, which are then measured without
-recording. Goal: throughput and the median of TTFT within 10 %, 99th percentiles within 20 %. Each
-load is measured twice, so that the errors can be set against how well the server repeats itself.
-
+Records a server under one load, and fits a profile to it. The profile predicts the same server
+under another rate, with other data, and two servers behind a gateway, which are then measured
+without recording. Goal: throughput and the median of TTFT within 10 %, 99th percentiles within 20
+%. Each load is measured twice, so that the errors can be compared with the server's own variation.
 Targets: a model on this machine's cores, which other programs disturb, or (`--paced`) the same
-server whose steps take the time of a device of known speed (`paced/sitecustomize.py`).
+server with steps that take the time of a device of known speed (`paced/sitecustomize.py`).
 
     python benchmarks/simulate/bench_accuracy.py [--paced [--only-gateway]] [--model DIR]
 """
@@ -56,7 +55,7 @@ def command(*words) -> list[str]:
 
 @contextmanager
 def gateway(model: Path, env: dict[str, str], count: int, *flags):
-    """Several servers with flags behind one address; gives it, and that of one of them."""
+    """Start several servers behind one address; yield it, and the address of one of them."""
     with ExitStack() as stack:
         urls = [stack.enter_context(server(model, env, *flags)) for _ in range(count)]
         words = command("route", "--worker-urls", *urls, "--port", 0)
@@ -98,7 +97,7 @@ def measure(url: str, load: tuple, results: Path) -> dict:
 
 
 def simulated(profile: Path, results: Path, file: Path, seeds: int, *flags) -> dict:
-    """Medians over simulations that differ in the scatter of steps only."""
+    """Return medians over simulations that differ only in the noise of steps."""
     for seed in range(seeds):
         words = ("--model-profile", profile, "--against", results, "--output", file, *flags)
         command_line = command("simulate", *words, "--sim.seed", seed)
@@ -123,7 +122,9 @@ def model_of(args: argparse.Namespace, folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--paced", action="store_true")
-    parser.add_argument("--only-gateway", action="store_true", help="with --paced; not one server")
+    parser.add_argument(
+        "--only-gateway", action="store_true", help="with --paced: skip the single server"
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rate", type=float, default=8.0)
     parser.add_argument("--requests", type=int, default=240)
@@ -177,7 +178,7 @@ def compare(args: argparse.Namespace, folder: Path, env: dict[str, str]) -> None
 
 
 def fitted_behind(args: argparse.Namespace, folder: Path, model: Path, env: dict[str, str]) -> Path:
-    """A profile of one server that was recorded behind a gateway, under the first load."""
+    """Return a profile of one server that was recorded behind a gateway, under the first load."""
     flight, results, profile = (folder / name for name in ("behind", "behind.jsonl", "behind.json"))
     load = loads(args.rate, args.requests)["fitted to"]
     with gateway(model, env, 1, "--record", flight) as (url, _):
@@ -188,7 +189,7 @@ def fitted_behind(args: argparse.Namespace, folder: Path, model: Path, env: dict
 
 
 def gateway_ms(url: str, server_url: str, rate: float, results: Path) -> float:
-    """TTFT added by the gateway: medians with and without it, alternating."""
+    """Return the TTFT that the gateway adds: medians with and without it, interleaved."""
     load = ("--requests", 16, *RANDOM, "--rate", rate)
     through, past = [], []
     for seed in range(3):

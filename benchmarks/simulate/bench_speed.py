@@ -1,8 +1,8 @@
 """Claim: 1,000 workers and a million requests are simulated in minutes, on one core.
 
-Each worker runs the real scheduler and cache, and a policy of the gateway chooses one for each
-request. The off switch takes each step of decodes by itself (`Replica.skips`); the results are the
-same to the last digit. CPU time, since other programs may share the core.
+Each worker runs the real scheduler and cache, and a policy of the gateway routes each request. The
+off switch simulates each decode step separately (`SimulatedReplica.skips`); the results are
+identical. Reports CPU time, because other programs may share the core.
 
     python benchmarks/simulate/bench_speed.py [--replicas 1000] [--requests 100000] [--policy ...]
 """
@@ -31,7 +31,7 @@ FLOOR_S, ROW_S, BOUND_ROWS = 6e-3, 9e-5, 64
 
 
 def profile() -> Profile:
-    """A device that is memory-bound up to 64 rows, with 64 Ki tokens of KV."""
+    """Return a device that is memory-bound up to 64 rows, with 64 Ki tokens of KV."""
     rows = tuple(ROW_S if knot >= BOUND_ROWS else 0.0 for knot in KNOTS)
     step = StepCost(
         constant=FLOOR_S, rows=rows, context=4e-7,
@@ -47,7 +47,9 @@ def profile() -> Profile:
 
 
 def workload(replicas: int, requests: int):
-    """Groups of 25 prompts that share 256 tokens; 32 to 128 of question, 64 to 128 of answer."""
+    """Return groups of 25 prompts that share 256 tokens; 32 to 128 question tokens, 64 to 128
+    output tokens.
+    """
     data = DataConfig(
         dataset="shared-prefix", groups=max(1, requests // 25), prompts_per_group=25,
         system_tokens=256, question_tokens=128, output_tokens=128, range_ratio=0.5,
@@ -83,7 +85,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--policy", nargs="+", default=["cache_aware", "round_robin"])
     parser.add_argument(
-        "--off", type=int, default=5000, help="requests with and without the switch"
+        "--off", type=int, default=5000, help="requests of the comparison with the off switch"
     )
     args = parser.parse_args()
     few = max(1, args.replicas // 20)

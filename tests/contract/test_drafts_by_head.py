@@ -320,7 +320,7 @@ def test_guesses_reach_beyond_the_longest_text(model_dir, tmp_path):
         ({"kind": "eagle"}, "holds a head for eagle; use eagle"),
         ({"vocab_size": 99, "guessed": 99}, "a vocabulary of 99 tokens, the model has 264"),
         ({"target_hidden_size": 128}, "vectors of 128 columns, those of the model have 64"),
-        ({"changes": {"fc.weight": None}}, "no tensor 'fc.weight', so it is no EAGLE head"),
+        ({"changes": {"fc.weight": None}}, "no tensor 'fc.weight', so it is not an EAGLE head"),
         ({"changes": {"norm.weight": None}}, "tensor 'norm.weight' is missing"),
         ({"changes": {"norm.weight": np.ones(3, np.float32)}}, "'norm.weight' has shape [3]"),
         ({"changes": {"fc.weight": np.ones((64, 64), np.float32)}}, "'fc.weight' has shape"),

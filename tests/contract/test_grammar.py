@@ -686,7 +686,7 @@ PLACES = [
     (of_a({"type": "array", "uniqueItems": True}), "#/properties/a/uniqueItems", "uniqueItems"),
     (of_a({"$ref": "#/nowhere"}), "#/properties/a/$ref", ""),
     (of_a({"type": "string", "pattern": "(a"}), "#/properties/a/pattern", ""),
-    (of_a({"not": {"type": "integer"}}), "#/properties/a/not", "numbers that are no integers"),
+    (of_a({"not": {"type": "integer"}}), "#/properties/a/not", "numbers that are not integers"),
     (of_a(7), "#/properties/a", ""),
     ({"type": "object", "properties": 5}, "#/properties", "object"),
     ({"type": "array", "items": of_a({"type": "a/b"})}, "#/items/properties/a/type", "a/b"),

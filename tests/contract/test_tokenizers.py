@@ -310,11 +310,15 @@ def test_chat_template_of_a_gguf_file_is_used(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("tokenizer.model", b"\x0a\xff\xff\xff\xff\x0f", "no SentencePiece model, or is cut off"),
+        (
+            "tokenizer.model",
+            b"\x0a\xff\xff\xff\xff\x0f",
+            "not a SentencePiece model, or is cut off",
+        ),
         ("tokenizer.model", b"", "has no pieces"),
         ("qwen.tiktoken", b"YQ== 0\nnonsense\n", "line 2 is not a token"),
         ("other.tiktoken", b"YQ== 0\n", "model_type 'odd'"),
-        ("tekken.json", b'{"vocab": []}', "no tekken.json"),
+        ("tekken.json", b'{"vocab": []}', "not a tekken.json"),
         ("tekken.json", b"{", "tekken.json cannot be used"),
     ],
 )

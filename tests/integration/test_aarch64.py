@@ -16,7 +16,7 @@ import pytest
 from sylvan.kernels import build, describe
 from sylvan.runtime.executor.options import LocalOptions
 from tests.support import random_model
-from tests.support.steps_elsewhere import write_step
+from tests.support.step_export import write_step
 
 CXX, QEMU = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
 ROOT = Path("/usr/aarch64-linux-gnu")

@@ -168,7 +168,7 @@ def test_a_checkpoint_of_what_is_no_file(
     )
 
     assert refused.status == 400
-    assert "is no regular file" in refused.error
+    assert "is not a regular file" in refused.error
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -179,7 +179,7 @@ def test_shared_memory_that_is_a_pipe(serving: Serving) -> None:
         [refused] = carry_out(serving, UpdateWeights(SharedTensors(path.name, 100)))
     finally:
         path.unlink()
-    assert "is no regular file" in refused.error
+    assert "is not a regular file" in refused.error
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sylvan.protocol.requests import Bootstrap
-from tests.support.roles import KINDS, Pair, Server, prompt, same, write_kind
+from tests.support.prefill_decode import KINDS, Pair, Server, prompt, same, write_kind
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,6 @@ async def test_texts_are_tokenised_where_the_tokenizer_is_known(servers, model):
         holder = front.runtime.registry.by_url(servers[1])
         await until(lambda: holder.foreign_load == 0)  # of requests past the gateway
         # the first request would have it loaded, and not wait for it
-        await until(lambda: front.runtime._library.at_hand(holder) is not None)
+        await until(lambda: front.runtime._library.get_loaded(holder) is not None)
         again = await front.post("/generate", {"text": text + "!", "sampling_params": PARAMS})
     assert again.json()["meta_info"]["cached_tokens"] >= 144

@@ -224,7 +224,7 @@ async def test_what_fails_in_the_background_says_why(checkpoint, tmp_path):
         async with keeping(tmp_path, at(a), odd, lost) as front:
             for fields, why in [
                 ({"model": "lost"}, "cannot be reached"),
-                ({"model": "odd"}, "No response was made"),
+                ({"model": "odd"}, "The upstream server sent no response"),
                 ({"temperature": -1}, "temperature"),
             ]:
                 begun = (await ask(front, "x", background=True, **fields)).json()

@@ -96,7 +96,7 @@ async def test_others_are_rejected(certificates, server):
     for url in server:
         only_trusts = {"workers__ca_certfiles": (certificates.ca,)}
         async with gateway(url, wait=0, workers__startup_timeout_s=0.5, **only_trusts) as front:
-            await front.runtime.jobs.settled()
+            await front.runtime.jobs.wait_all()
             jobs = (await front.get("/workers")).json()
             reply = await front.post("/v1/completions", BODY)
             assert reply.status_code == 503, (reply.text, jobs)
@@ -105,5 +105,5 @@ async def test_others_are_rejected(certificates, server):
 async def test_a_server_of_an_unknown_authority_gets_nothing(certificates, server):
     mine = {k: v for k, v in shown(certificates).items() if k != "workers__ca_certfiles"}
     async with gateway(server[0], wait=0, workers__startup_timeout_s=0.5, **mine) as front:
-        await front.runtime.jobs.settled()
+        await front.runtime.jobs.wait_all()
         assert (await front.post("/v1/completions", BODY)).status_code == 503

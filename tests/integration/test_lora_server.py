@@ -304,7 +304,7 @@ async def test_what_cannot_be_served_is_refused_and_changes_nothing(model_dir, f
         for change, param in (
             ({"serialized_named_tensors": "!"}, "is not base64"),
             ({"serialized_named_tensors": base64.b64encode(pickle.dumps(1)).decode()}, "pickle"),
-            ({"load_format": "pt"}, "only safetensors"),
+            ({"load_format": "pt"}, "expected safetensors"),
             ({"added_tokens_config": {"x": 1}}, "cannot add tokens"),
         ):
             body = {"lora_name": "bad", "config_dict": {"r": 4, "lora_alpha": 8}}

@@ -13,7 +13,7 @@ import pytest
 from sylvan.cli.ray_nodes import node_settings, resources
 from sylvan.config.fields import replaced
 from sylvan.config.tree import CacheConfig, Config, LoraConfig, ParallelConfig, ServerConfig
-from tests.support.machines import FLAGS, completion, started, waited
+from tests.support.server_processes import FLAGS, completion, started, waited
 from tests.support.tiny import write_model
 
 PLACED = ("--tp", 2, "--nnodes", 2, "--placement", "ray")

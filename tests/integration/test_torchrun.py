@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines import FLAGS, completion, started, waited
 from tests.support.nodes import free_port
+from tests.support.server_processes import FLAGS, completion, started, waited
 from tests.support.tiny import write_model
 
 

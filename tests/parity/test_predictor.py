@@ -32,5 +32,5 @@ def test_predictions_are_those_of_transformers(tmp_path, family):
 def test_recurrent_models_are_refused(tmp_path):
     write(RECURRENT["lfm2"](), 5, tmp_path)
 
-    with pytest.raises(ConfigError, match="eval: Lfm2ForCausalLM is no native decoder"):
+    with pytest.raises(ConfigError, match="eval: Lfm2ForCausalLM is not a native decoder"):
         Predictor(tmp_path, "float32", 16)

@@ -14,8 +14,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from sylvan.config.checkpoint import model_facts
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import DTYPE_BYTES, kv_bytes_per_token
-from sylvan.runtime.models.refused import REFUSED
 from sylvan.runtime.models.registry import MODELS, load_config
+from sylvan.runtime.models.unsupported import UNSUPPORTED
 from tests.parity.checkpoints import FAMILIES as BASE
 from tests.parity.left import LEFT
 from tests.parity.published_blocks import FILLING, WHOLE
@@ -57,11 +57,12 @@ def test_every_published_family_can_be_started(name, tmp_path):
     assert facts.kv_per_token >= kv_bytes_per_token(served) // DTYPE_BYTES[served.dtype]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_refusals_say_why(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
 
-    with pytest.raises(ConfigError, match=f"{name} cannot be served: {re.escape(REFUSED[name])}"):
+    reason = re.escape(UNSUPPORTED[name])
+    with pytest.raises(ConfigError, match=f"{name} cannot be served: {reason}"):
         load_config(tmp_path)
 
     assert name not in MODELS
@@ -88,7 +89,7 @@ def test_every_causal_model_of_transformers_is_listed():
     served = {row["architecture"] for row in results.values()}
 
     assert there <= served | set(LEFT)
-    assert not served & (set(LEFT) | set(REFUSED))
+    assert not served & (set(LEFT) | set(UNSUPPORTED))
     generating = {row["architecture"] for row in results.values() if "cosine" not in row}
     native = {
         row["architecture"]

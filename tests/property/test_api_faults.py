@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from sylvan.api.first_fault import fail_fast
+from sylvan.api.first_error import fail_fast
 from sylvan.api.strict_json import DEFAULT_LIMITS, decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sylvan.runtime.engine import build
 from sylvan.runtime.features.disagg.build import DisaggParts
-from tests.support.roles import Pair, Server, prompt, write_kind
+from tests.support.prefill_decode import Pair, Server, prompt, write_kind
 from tests.support.transfer import Faults, FaultyNetwork
 
 LENGTHS = (5, 40, 100, 170)

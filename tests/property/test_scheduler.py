@@ -12,8 +12,8 @@ from hypothesis.stateful import initialize
 from sylvan.protocol.messages import Finish
 from sylvan.protocol.sampling import SamplingParams
 from tests.support.kv import World, alone, request
-from tests.support.machine import SchedulerMachine
-from tests.support.wishes import setups
+from tests.support.scheduler_inputs import setups
+from tests.support.scheduler_machine import SchedulerMachine
 
 
 class AnyScheduler(SchedulerMachine):

@@ -14,8 +14,8 @@ from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.model_control import ModelSpeculation
 from tests.support.drafters import KINDS, ScriptedDrafter, ScriptedModel
 from tests.support.kv import VOCAB, World, alone, request
-from tests.support.machine import SchedulerMachine
-from tests.support.wishes import setups
+from tests.support.scheduler_inputs import setups
+from tests.support.scheduler_machine import SchedulerMachine
 
 
 class AnyDrafter(SchedulerMachine):

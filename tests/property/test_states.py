@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.support.machine import SchedulerMachine
-from tests.support.wishes import setups
+from tests.support.scheduler_inputs import setups
+from tests.support.scheduler_machine import SchedulerMachine
 
 
 class RecurrentScheduler(SchedulerMachine):

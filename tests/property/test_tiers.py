@@ -17,8 +17,8 @@ from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.storage.api import StoreError, StoreLimits
 from tests.support.cache_events import follow
 from tests.support.kv_store import StoreBelow
-from tests.support.machine import SchedulerMachine
-from tests.support.wishes import setups
+from tests.support.scheduler_inputs import setups
+from tests.support.scheduler_machine import SchedulerMachine
 
 NAMES = (f"machine-{n}" for n in itertools.count())
 FAULTS = ["none", "none", "lose", "tear", "flip", "swap", "fail"]

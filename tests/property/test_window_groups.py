@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.support.kv import World, alone, request
-from tests.support.machine import SchedulerMachine
-from tests.support.wishes import setups
+from tests.support.scheduler_inputs import setups
+from tests.support.scheduler_machine import SchedulerMachine
 
 WINDOWS = st.sampled_from([(8,), (1,), (20,), (4, 33), (100,)])
 

@@ -85,6 +85,26 @@ BANNED = {
     "NoRanks": "UnconnectedRank",
     "barred": "banned",
     "MAX_SINKING": "MAX_DEMOTIONS",
+    "obstacle": "determinism_blocker, unusable_reason",
+    "same_bits_obstacles": "same_bits_blockers",
+    "instead_of": "alternative_to",
+    "FOREIGN": "SGLANG_VALUES",
+    "placed_as": "routing_request",
+    "see_health": "record_health",
+    "see_peer": "record_peer_load",
+    "see_foreign": "record_foreign_load",
+    "at_hand": "get_loaded",
+    "PassParts": "PassThroughParts",
+    "respelt": "with_client_field",
+    "first_fault": "first_error",
+    "forge_ok": "allow_control_tokens",
+    "may_forge": "spells_control_token",
+    "UnforgeableEncoder": "SafeEncoder",
+    "ApartImages": "DualEncoderImages",
+    "FixedImages": "FixedSizeImages",
+    "as_torchrun_says": "with_torchrun_settings",
+    "given_socket": "inherited_socket",
+    "fronted": "serve_gateway",
     "goes_on": "continues",
     "go_on": "continue",
 }
@@ -111,6 +131,7 @@ PHRASES = {
     r"The same,? less\b": "without",
     r"Bound on bodies\b": "Limit of bodies",
     r"for as long as somebody": "while it is used",
+    r"(?<!here )is no (file|JSON|integer|object|list|id|address|http|page|tokenizer)\b": "is not a",
 }
 # These hold for tests, benchmarks, tools and pages, too.
 EVERYWHERE = {
@@ -123,6 +144,7 @@ EVERYWHERE = {
     r"[Ww]hat (becomes|became|came|comes) of\b": "result, outcome",
     r"none of (ours|yours)\b": "unknown",
     r"\w+ that nobody \w+": "unused, unread, unwatched",
+    r"the same weather": "load on the machine",
 }
 # Public classes that share a name on purpose. Name -> why.
 SHARED_NAMES = {

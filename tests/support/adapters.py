@@ -1,4 +1,6 @@
-"""Random LoRA adapters that `peft` writes, and the real scheduler and executor that serve them."""
+"""Random LoRA adapters, written by `peft` or by hand, and the real scheduler and executor that
+serve them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ MEMORY = 1 << 30
 def write_adapter(
     model: PreTrainedModel, folder: Path, seed: int, **fields: Any
 ) -> PreTrainedModel:
-    """An adapter with random numbers; returns the model with it. `model` is used up."""
+    """Write an adapter with random numbers; return the model with it, which replaces `model`."""
     wanted = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     adapted = peft.get_peft_model(model, peft.LoraConfig(**wanted | fields))
     generator = torch.Generator().manual_seed(seed)
@@ -45,10 +47,10 @@ def write_adapter(
 
 
 class AdapterServing(Serving):
-    """Serves the adapters in `folders`, which `ids` then names; `settings` are those of lora.*.
+    """Serves the adapters in `folders`; `ids` are their IDs, `settings` those of lora.*.
 
-    With `ranks` the model is divided among so many threads, in `ep` groups with whole experts, of
-    which there are `copies` more than one each. With `stages`, so many threads have some layers.
+    With `ranks` the model is divided among this many threads, in `ep` groups with whole experts,
+    and `copies` redundant experts. With `stages` this many threads have some of the layers.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class AdapterServing(Serving):
             self.load(name, folder)
 
     def load(self, name: str, folder: Path, *, pinned: bool = False) -> str:
-        """Load an adapter while serving; returns its id."""
+        """Load an adapter while serving; return its ID."""
         command = LoadAdapter(name, str(folder), pinned)
         result = self.executor.control(command).wait()
         assert not result.error, result.error
@@ -98,14 +100,15 @@ class AdapterServing(Serving):
         return result.body["id"]
 
     def ask(self, prompt: list[int], adapter: str | None = None, **fields: Any) -> str:
-        """Add a request with an adapter, by its name."""
+        """Add a request that uses an adapter, given by its name."""
         return self.add(prompt, lora=self.ids[adapter], **fields)
 
 
 def write_random_adapter(
     folder: Path, model_dir: Path, seed: int, *, of: str = ".layers.", **fields: Any
 ) -> Path:
-    """An adapter for every linear layer of a checkpoint in Llama's shape, without transformers.
+    """Write an adapter for every linear layer of a checkpoint in Llama's shape, without
+    transformers.
 
     `of` is a part of the names of these layers.
     """

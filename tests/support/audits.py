@@ -1,4 +1,4 @@
-"""Memory that was lost and taken back is a bug of ours, so no test may end with any."""
+"""Checks that a server lost no pages. Audits reclaim lost pages, so each loss is a bug."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PATIENCE_S = 60
 
 
 def assert_nothing_lost(load: Mapping[str, Any]) -> None:
-    """Of a `Load`, as a mapping."""
+    """Check a `Load`, given as a mapping."""
     repaired = {name: load[f"repaired_{name}"] for name in ("pages", "locks", "states")}
     assert repaired == {"pages": 0, "locks": 0, "states": 0}, "memory was lost while serving"
 
 
 def assert_server_lost_nothing(url: str, key: str = "") -> None:
-    """Ask a server that still runs."""
+    """Check a server that is still running."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for _ in range(2):  # between the two its scheduler audits, if it came to rest only now
         answer = httpx.get(f"{url}/server_info", headers=headers, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Chromium without a screen, as far as it is installed; it downloads nothing."""
+"""Runs an installed headless Chromium; downloads nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WAIT_MS = 90_000
 
 
 def chromium() -> str | None:
-    """Where Chromium is; None: nowhere."""
+    """Return the path of Chromium; None: it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser of Playwright; the test is skipped without one."""
+    """Start a browser with Playwright; skip the test without one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = chromium()
     if path is None:

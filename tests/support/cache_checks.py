@@ -1,4 +1,4 @@
-"""Invariants of a cache manager: owners of pages of all groups, and of slots."""
+"""Invariants of a cache manager: each page of each group, and each slot, has one owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from sylvan.runtime.cache.types import KVHandle, Load, Node, Place, below
 
 
 def check_cache(cache: KVMemory, handles: Sequence[KVHandle]) -> None:
-    """Each page and state slot has one owner; locks, readers and counts are those of `handles`."""
+    """Check that each page and state slot has one owner, and that locks, readers and counts match
+    `handles`.
+    """
     if isinstance(cache, CachesByRank):
         for rank, part in enumerate(cache.parts):
             check_cache(part, [kv for kv in handles if kv.rank == rank])

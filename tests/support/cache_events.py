@@ -1,4 +1,4 @@
-"""A router's view of the cache, from KV events."""
+"""Follows KV events as a router does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEDIA = {place: place.name for place in (Place.DEVICE, Place.HOST)}
 def follow(
     changes: Iterable[TreeEvent], page_size: int, known: dict[str, set[int]]
 ) -> dict[str, set[int]]:
-    """Hashes of the blocks in each medium after some changes."""
+    """Return the hashes of the blocks in each medium after some changes."""
     there = {name: set(known.get(name, ())) for name in MEDIA.values()}
     for event in kv_events(changes, page_size, MEDIA, empty=False):
         match event:

@@ -1,7 +1,7 @@
-"""A state machine over the cache manager alone, with memory that is checked at every read.
+"""A state machine over the cache manager alone, which checks the contents of memory at every read.
 
-It plays the scheduler, the executor and the tiers. Each token slot of each KV group holds a digest
-of the history that it stands for, so that a page in the wrong place is noticed.
+It stands for the scheduler, the executor and the tiers. Each token slot of each KV group holds a
+digest of the tokens up to it, so that a misplaced page is noticed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK = 8
 
 @dataclass(eq=False)
 class Request:
-    """A prompt that is computed in slices, and then grows by one token at a time."""
+    """A prompt that is computed in slices, and then grows one token at a time."""
 
     key: CacheKey
     tokens: list[int]
@@ -39,7 +39,7 @@ class Request:
     pieces: list[tuple[int, int]] = field(default_factory=list)
 
     def history(self, stop: int) -> list[int]:
-        """Digests of prefixes; [i] is after i tokens."""
+        """Return the digests of prefixes; [i] is after i tokens."""
         found = [0]
         for position, token in enumerate(self.tokens[:stop]):
             inside = [s.digest for s in self.key.media if s.start <= position < s.stop]
@@ -49,7 +49,7 @@ class Request:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Starts with `start`, from an `initialize` rule."""
+    """The state machine; call `start` from an `initialize` rule."""
 
     def start(self, setup: dict[str, Any]) -> None:
         size = setup["page_size"]
@@ -112,7 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.sets(st.integers(0, 5), min_size=1), stall=st.booleans())
     def step(self, which: set[int], stall: bool) -> None:
-        """Some requests compute their next tokens; all is planned before any of it runs."""
+        """Let some requests compute their next tokens; plans all of them before any runs."""
         self.step_number += 1
         chosen = [req for n, req in enumerate(self.running) if n in which][:4]
         planned = [(req, *piece) for req in chosen if (piece := self.plan(req)) is not None]
@@ -150,7 +150,7 @@ class CacheMachine(RuleBasedStateMachine):
         return start, stop
 
     def plan_states(self, req: Request, start: int, stop: int) -> list[tuple[int, int]]:
-        """Keep the state at the last page boundary of the slice."""
+        """Save the state at the last page boundary of the slice."""
         states = self.cache.states
         if states is None:
             return []
@@ -185,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
                 memory[page, position % self.page_size] = history[position + 1]
 
     def read(self, req: Request, start: int, stop: int) -> None:
-        """Attended positions: all, or the window before the first token and after it."""
+        """Check the attended positions: all, or the window before the first token and after it."""
         history = req.history(stop)
         for group, memory, table in zip(
             self.groups, self.device.groups, req.kv.tables, strict=True
@@ -199,7 +199,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), common=st.sampled_from([20, 33, 60]), own=st.integers(0, 6))
     def serve(self, which: int, common: int, own: int) -> None:
-        """A whole request, from submission to end, if there is memory for it."""
+        """Serve a whole request, from submission to end, if there is memory for it."""
         before = len(self.running)
         self.submit(which, common, [own, own], "", None, load=False)
         if len(self.running) == before:
@@ -212,7 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(share=st.sampled_from([1.0, 1.0, 0.7, 0.3]))
     def displace(self, share: float) -> None:
-        """A request that shares nothing takes the place of what is cached."""
+        """Evict cached KV by a request that shares nothing."""
         key = CacheKey(np.array([7], np.int32))
         kv = self.cache.acquire(key, 0, step=self.step_number, load=0)
         room = int(self.cache.available_tokens * share)
@@ -235,7 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 50))
     def fail(self, which: int) -> None:
-        """A request whose KV cannot be trusted shares nothing."""
+        """End a request whose KV cannot be trusted; it must not be shared."""
         req = self.running.pop(which % len(self.running))
         self.cache.release(req.kv, 0, EMPTY_IDS, step=self.step_number)
         self.check()
@@ -257,7 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tiers)
     @rule(rounds=st.integers(1, 3))
     def write(self, rounds: int) -> None:
-        """Tiers that are quick."""
+        """Run the tiers to completion."""
         for _ in range(rounds):
             self.poll(1)
             for tier in self.tiers.values():
@@ -303,7 +303,7 @@ class CacheMachine(RuleBasedStateMachine):
         ends=st.sampled_from([True, True, False]),
     )
     def submit_and_load(self, which: int, common: int, own: int, ends: bool) -> None:
-        """A request whose transfers are quick."""
+        """Submit a request, and complete its transfers at once."""
         self.submit(which, common, [own, own], "", None, load=True)
         self.take_loads()
         for index in range(len(self.loading)):
@@ -320,7 +320,7 @@ class CacheMachine(RuleBasedStateMachine):
         share=st.sampled_from([1.0, 1.0, 0.5]),
     )
     def revisit(self, which: int, common: int, own: int, quick: bool, share: float) -> None:
-        """A prompt is served, written, displaced and asked for again."""
+        """Serve a prompt, write it to the tiers, evict it, and request it again."""
         self.serve(which, common, own)
         self.write(2)
         self.displace(share)
@@ -360,7 +360,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.loading.values()))
     @rule(which=st.integers(0, 9))
     def abort_load(self, which: int) -> None:
-        """Whether or not its transfer has begun."""
+        """Abort a load, whether or not its transfer has begun."""
         alive = [number for number, req in self.loading.items() if req is not None]
         number = alive[which % len(alive)]
         req = self.loading[number]
@@ -388,7 +388,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.check_tiers()
 
     def check_tiers(self) -> None:
-        """Each number of a tier is where the tree knows it, once."""
+        """Check that the tree knows the location of each entry of a tier, exactly once."""
         known: dict[Place, list[int]] = {place: [] for place in self.tiers}
         tree = self.cache.tree
         if not self.tiers or not isinstance(tree, RadixCache):
@@ -414,7 +414,7 @@ class CacheMachine(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        """All ends, and then nothing is held anywhere."""
+        """End everything, and check that no memory is held."""
         if not hasattr(self, "cache"):
             return
         while self.running:
@@ -447,7 +447,7 @@ def numbers(at) -> list[int]:
 
 
 def setup_groups(setup: dict[str, Any]) -> list[KVGroup]:
-    """KV groups with little room, but enough for one request."""
+    """Return KV groups with little memory, but enough for one request."""
     size = setup["page_size"]
     groups = []
     if setup["full"]:

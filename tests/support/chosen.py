@@ -1,4 +1,4 @@
-"""The device that tests run on: the CPU, or the one that `--device` names. Imports no torch."""
+"""The device that tests run on: the CPU, or the one named by `--device`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHOSEN = SimpleNamespace(name="cpu")
 
 
 def choose(name: str) -> None:
-    """The option `--device`, read before any test is imported.
+    """Apply the option `--device`, before any test is imported.
 
     Raises:
         UsageError: it cannot be used on this machine.
@@ -32,15 +32,15 @@ def choose(name: str) -> None:
 
 
 def device_name() -> str:
-    """As the configuration and torch call it."""
+    """Return the device's name, as the configuration and torch use it."""
     return _CHOSEN.name
 
 
 def on_gpu() -> bool:
-    """Whether kernels are compiled, rather than interpreted."""
+    """Whether kernels are compiled instead of interpreted."""
     return _CHOSEN.name != "cpu"
 
 
 def more(*cases: T) -> tuple[T, ...]:
-    """Cases for the device only: too large for the interpreter, or wrong there."""
+    """Return cases for the device only, which are too slow or wrong in the interpreter."""
     return cases if on_gpu() else ()

@@ -1,4 +1,4 @@
-"""Gateways and workers on loopback ports, on the event loop of a test."""
+"""Runs gateways and workers on loopback ports, on the test's event loop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ QUICK = RouteConfig(
 
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """An application behind a free port; gives its address."""
+    """Serve an application on a free port; yield its address."""
     sock = listen("127.0.0.1", 0, ("host", "port"), "--port")
     connections = Connections(connection_limits(RouteLimitsConfig()))
     async with HttpServer(app, FrontConfig(), sock, connections) as http:
@@ -58,26 +58,26 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
 
 @dataclass
 class ScriptedWorker:
-    """The HTTP face of a worker over a scripted engine."""
+    """The HTTP server of a worker over a scripted engine."""
 
     url: str
     engine: ScriptedEngine
     calls: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     def reset(self) -> None:
-        """Forget what was asked, and behave as at first."""
+        """Forget the calls, and restore the initial behaviour."""
         self.calls.clear()
         fresh, control = Behaviour(), self.engine.control
         for part in fields(Behaviour):
             setattr(control, part.name, getattr(fresh, part.name))
 
     def paths(self, path: str) -> list[dict[str, str]]:
-        """Headers of the calls of a path."""
+        """Return the headers of the calls of a path."""
         return [headers for _, called, headers in self.calls if called == path]
 
 
 class Elsewhere:
-    """An event loop in a thread, for servers that outlive the loop of a test."""
+    """An event loop in a thread, for servers that outlive the test's loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -86,11 +86,11 @@ class Elsewhere:
         self._thread.start()
 
     def enter(self, context: AbstractAsyncContextManager[T]) -> T:
-        """Enter a context there, to be left by `close`."""
+        """Enter a context there; `close` leaves it."""
         return self._there(self._stack.enter_async_context(context))
 
     def close(self) -> None:
-        """Leave all contexts and end the thread."""
+        """Leave all contexts, and end the thread."""
         self._there(self._stack.aclose())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -102,7 +102,7 @@ class Elsewhere:
 
 @asynccontextmanager
 async def scripted(folder: Path, **settings: Any) -> AsyncIterator[ScriptedWorker]:
-    """A worker that answers by a script."""
+    """Start a worker that answers by a script."""
     engine = make_engine(folder, Tokenizer.load(folder))
     settings.setdefault("served_model_name", "scripted")
     inner = app_of(make_context(engine.manager, settings_of(**settings)))
@@ -145,12 +145,12 @@ class RunningGateway:
         return await self.http.get(path, **kwargs)
 
     async def settled(self, count: int) -> None:
-        """Wait until so many workers are healthy."""
-        await self.runtime.jobs.settled()
+        """Wait until this many workers are healthy."""
+        await self.runtime.jobs.wait_all()
         await until(lambda: sum(w.is_healthy for w in self.runtime.registry.workers) == count)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.runtime.families.registry.get_sample_value(name, labels) or 0.0
+        return self.runtime.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @asynccontextmanager
@@ -163,16 +163,16 @@ async def gateway(
     sources: Callable[[], RouteConfig] | None = None,
     **changes: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway in front of workers.
+    """Run a gateway in front of workers.
 
     Args:
-        urls: Of the workers.
-        wait: How many of them are waited for; None: all.
+        urls: Addresses of the workers.
+        wait: Number of workers to wait for; None: all.
         base: Settings.
         peers: The other processes of the gateway.
-        clocks: Its time.
+        clocks: Its clocks.
         sources: Sources for reloading its settings; None: they cannot change.
-        changes: To settings, by path with `__` for the dot.
+        changes: Changed settings, by path with `__` for the dot.
     """
     values = {"workers.urls": urls} | {k.replace("__", "."): v for k, v in changes.items()}
     config = replaced(base, values)
@@ -192,14 +192,14 @@ async def gateway(
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 def events(text: str) -> list[Any]:
-    """Data of server-sent events."""
+    """Return the data of server-sent events."""
     found = []
     for block in text.strip().split("\n\n"):
         data = next(line[6:] for line in block.split("\n") if line.startswith("data: "))
@@ -212,7 +212,7 @@ RawAnswer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 @asynccontextmanager
 async def raw(answer: RawAnswer) -> AsyncIterator[str]:
-    """A server that handles connections by a given function."""
+    """Run a server that handles connections with a given function."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

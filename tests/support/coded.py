@@ -1,4 +1,4 @@
-"""Matrices of random codes, of each kind that kernels know."""
+"""Random quantised matrices, of each kind that kernels support."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Names tell of shifts.
 def coded(
     kind: str, rows: int, cols: int, *, group: int | None = None, seed: int = 1
 ) -> CodedWeight:
-    """A matrix of one of `KINDS`, or of a code with other groups."""
+    """Return a matrix of one of `KINDS`, or of a code with other groups."""
     found = KINDS[kind] if kind in KINDS else next(k for k in KINDS.values() if k[0] == kind)
     code, size, scale, zeros = found
     size = size if group is None else group

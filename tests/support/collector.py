@@ -1,4 +1,4 @@
-"""A collector of traces: a server that takes OTLP over gRPC and over HTTP, and keeps the spans."""
+"""A trace collector: a server that accepts OTLP over gRPC and HTTP, and keeps the spans."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 @dataclass(frozen=True)
 class Span:
-    """A span that was received.
+    """A received span.
 
     Attributes:
-        process: Of its resource: service and process.
+        process: Its resource: service and process.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Collected:
     may_go_on: threading.Event = field(default_factory=threading.Event)
 
     def take(self, data: bytes) -> bytes:
-        """Keep the spans of a request."""
+        """Add the spans of a request."""
         if self.hangs.is_set():
             self.may_go_on.wait(60)
         request = otlp.ExportTraceServiceRequest.FromString(data)
@@ -62,7 +62,7 @@ class Collected:
 
 @contextmanager
 def collector() -> Iterator[Collected]:
-    """Both servers, on free ports of this machine."""
+    """Start both servers on free ports of this machine."""
     collected = Collected()
 
     class Handler(BaseHTTPRequestHandler):

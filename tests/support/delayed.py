@@ -1,7 +1,7 @@
-"""A device that is late: work waits in its stream until an event is waited for.
+"""A platform whose work does not run until an event is waited for.
 
-Code that forgets to wait reads stale data. A call that would wait for a real device,
-made inside work or under `unsynced`, raises `EarlySyncError`.
+Code that forgets to wait reads stale data. A call that would wait for a real device, made inside
+work or under `unsynced`, raises `EarlySyncError`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class EarlySyncError(RuntimeError):
 
 
 class NoWaiting(TorchFunctionMode):
-    """Refuses calls whose answer depends on what the device computes.
+    """Rejects calls whose result depends on the device's computation.
 
-    Memory of the host may be looked at: `pinned` are the addresses of its storages.
+    Host memory may be read: `pinned` are the addresses of its storages.
     """
 
     def __init__(self, pinned: frozenset[int] | set[int] = frozenset()) -> None:
@@ -92,7 +92,7 @@ class NoWaiting(TorchFunctionMode):
 
 
 def _counts_on_device(args, kwargs) -> bool:
-    """Whether the size of the result is known to the device only."""
+    """Whether only the device knows the size of the result."""
     return isinstance(args[-1], torch.Tensor) and kwargs.get("output_size") is None
 
 
@@ -145,7 +145,7 @@ class LateStream:
 
 
 class ReplayedGraph:
-    """Keeps the callable; a replay runs it again into the same output."""
+    """Keeps the callable; a replay runs it again with the same output."""
 
     def __init__(self, platform: DelayedPlatform) -> None:
         self._platform = platform
@@ -163,7 +163,9 @@ class ReplayedGraph:
 
 
 class DelayedPlatform:
-    """`memory_bytes` are free; `peak` says what `peaks` gives, in turn. `late1` has no 8 bits."""
+    """A platform with `memory_bytes` free; `peak` returns the given `peaks` in turn. `late1` has no
+    FP8.
+    """
 
     def __init__(
         self,

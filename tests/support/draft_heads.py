@@ -1,4 +1,4 @@
-"""Draft heads in the formats in which they are published, and what they compute, written out.
+"""Draft heads in their published formats, and a reference of their computation.
 
 Shapes: T positions, D columns.
 """
@@ -31,18 +31,18 @@ def write_head(
     changes: dict[str, np.ndarray | None] | None = None,
     **config: object,
 ) -> Path:
-    """A head with random weights, for the model of `random_model` if no other is given.
+    """Write a head with random weights, by default for the model of `random_model`.
 
     Args:
-        folder: Where to; made if need be.
+        folder: Target directory; created if needed.
         kind: `eagle` or `eagle3`.
-        guessed: Tokens that it can guess.
-        embedding: Whether it brings its own.
-        prefix: Of the layer's tensors.
-        model: Instead of that model.
-        seed: Of the weights.
-        changes: Tensors instead of the random ones; None: leave it out.
-        config: Instead of what config.json would say.
+        guessed: Tokens that it can draft.
+        embedding: Whether it has an embedding of its own.
+        prefix: Prefix of the layer's tensor names.
+        model: Model to use instead.
+        seed: Seed of the weights.
+        changes: Tensors that replace the random ones; None: leave the tensor out.
+        config: Content of config.json to use instead.
     """
     folder.mkdir(parents=True, exist_ok=True)
     third = kind == "eagle3"
@@ -115,13 +115,13 @@ def write_head(
 def guesses(
     model_dir: Path, head_dir: Path, tokens: list[int], count: int, window: int | None = None
 ) -> list[int]:
-    """The head's greedy drafts after `tokens`, newest last.
+    """Return the head's greedy drafts after `tokens`.
 
     Args:
         model_dir: A model of `random_model`.
-        head_dir: Of `write_head`, or None of its kind.
-        tokens: Known ones.
-        count: Guesses.
+        head_dir: A head of `write_head`, or None of its kind.
+        tokens: Known tokens, newest last.
+        count: Number of draft tokens.
         window: Newest positions that the head sees; None: all.
     """
     found: list[int] = []
@@ -133,7 +133,7 @@ def guesses(
 def tree(
     model_dir: Path, head_dir: Path, tokens: list[int], depth: int, width: int, nodes: int
 ) -> set[tuple[int, ...]]:
-    """The paths of a tree by confidence (EAGLE-2), as many as `nodes`, each as its tokens."""
+    """Return the `nodes` most confident paths of a draft tree (EAGLE-2), each as its tokens."""
     scores: dict[tuple[int, ...], float] = {}
     front: list[tuple[int, ...]] = [()]
     for _ in range(depth):
@@ -155,7 +155,7 @@ def next_logits(
     path: list[int],
     window: int | None = None,
 ) -> Tensor:
-    """Of all ids (V,), for what follows `tokens` and then the guesses of `path`."""
+    """Return the logits of all ids (V,) after `tokens` and the drafts of `path`."""
     model, head = (_weights(path / "model.safetensors") for path in (model_dir, head_dir))
     outputs_LTD, final_TD = model_outputs(model, tokens[:-1])
     embed = head.get("embed_tokens.weight", model["model.embed_tokens.weight"])
@@ -181,7 +181,7 @@ def next_logits(
 
 
 def model_outputs(weights: dict[str, Tensor], tokens: list[int]) -> tuple[list[Tensor], Tensor]:
-    """The residual stream after each layer, and vectors after the final norm, of a plain Llama."""
+    """Return the residual stream after each layer, and vectors after the final norm, of a Llama."""
     x_TD = weights["model.embed_tokens.weight"][tokens]
     outputs: list[Tensor] = []
     for layer in range(LAYERS):
@@ -199,7 +199,7 @@ def model_outputs(weights: dict[str, Tensor], tokens: list[int]) -> tuple[list[T
 def _head(
     head: dict[str, Tensor], embeds_TD: Tensor, vectors_TD: Tensor, *, third: bool, window
 ) -> tuple[Tensor, Tensor]:
-    """The input of the vocabulary matrix, and the approximate next vectors."""
+    """Return the input of the vocabulary matrix, and the approximate next vectors."""
     if not third:
         x_TD = torch.cat([embeds_TD, vectors_TD], 1) @ head["fc.weight"].T
         x_TD = x_TD + head.get("fc.bias", torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Drafters that are right, wrong, half right, talk nonsense or fail."""
+"""Drafters that are right, wrong, half right, return nonsense or fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ KINDS = ("right", "half", "wrong", "tree", "nonsense", "raising", "moody")
 
 
 class ScriptedDrafter:
-    """Implements `Drafter`, as far as it wants to.
+    """Implements `Drafter`.
 
     Args:
-        kind: One of `KINDS`; "moody" is any of the others from time to time.
-        seed: Of what it says.
+        kind: One of `KINDS`; "moody" switches between the others.
+        seed: Seed of its drafts.
     """
 
     def __init__(self, kind: str, seed: int) -> None:
@@ -50,7 +50,7 @@ class ScriptedDrafter:
         return (token + self._rng.randrange(1, VOCAB)) % VOCAB
 
     def _tree(self, coming: Any, most: int) -> Proposal:
-        """Of any shape: right guesses somewhere in it, as far as it has any."""
+        """Return a tree of any shape, with right drafts somewhere in it, if it has any."""
         tokens: list[int] = []
         parents: list[int] = []
         right = {-1: 0}  # guess -> how much of what comes leads to it
@@ -86,7 +86,7 @@ class ScriptedDrafter:
 
 
 class ScriptedModel:
-    """Implements `BatchDrafter` by a `ScriptedDrafter`."""
+    """Implements `BatchDrafter` with a `ScriptedDrafter`."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self._drafter = ScriptedDrafter(kind, seed)

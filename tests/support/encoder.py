@@ -1,4 +1,4 @@
-"""An encoder with random weights, made in a moment and without transformers."""
+"""A BERT with random weights, written quickly and without transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = 257, 258
 
 
 def write_bert(folder: Path, *, labels: int = 0) -> Path:
-    """A BERT with random weights over a tokenizer in which every byte is a token."""
+    """Write a BERT with random weights, and a tokenizer in which every byte is a token."""
     write_checkpoint(folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.post_processor = processors.TemplateProcessing(

@@ -1,7 +1,7 @@
-"""Stands for Intel's bridge to Gaudi: the functions of its published interface that a platform
-calls, with the differences from `torch.cuda`.
+"""A fake of Intel's bridge to Gaudi: the published functions that a platform calls.
 
-Streams run work at once. Devices have no memory of their own.
+It reproduces the differences from `torch.cuda`. Streams run work at once. Devices have no memory of
+their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands for `torch.mps`: the functions of its published interface that a platform calls."""
+"""A fake of `torch.mps`: the published functions that a platform calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Stands for `torch_npu`: the functions of its published interface that a platform calls.
+"""A fake of `torch_npu`: the published functions that a platform calls.
 
-Streams run work at once, graphs keep what was captured as a callable. Devices have no memory of
-their own: `torch.device("npu")` exists, tensors on it do not.
+Streams run work at once, graphs keep the captured callable. Devices have no memory of their own:
+`torch.device("npu")` exists, tensors on it do not.
 """
 
 from __future__ import annotations

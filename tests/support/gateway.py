@@ -1,4 +1,4 @@
-"""Workers without servers, and a cluster of them in virtual time."""
+"""Workers without servers, and a simulated cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sylvan.utils.plugins import load
 
 
 def make_worker(number: int, clock: Clock, **spec: object) -> Worker:
-    """A healthy worker with an id that is the same in every run."""
+    """Return a healthy worker with the same ID in every run."""
     worker = Worker(WorkerSpec(url=f"http://w{number}:80", **spec), clock)  # type: ignore[arg-type]
     worker.id = f"{number:032x}"
     worker.found.models = ("m",)
@@ -66,7 +66,7 @@ class LruCache:
         self._pages: dict[bytes, None] = {}
 
     def use(self, prompt: bytes) -> int:
-        """Bytes of the prompt that were held; holds all of it from now on."""
+        """Return the bytes of the prompt that were cached; caches all of it."""
         ends = range(self.PAGE, len(prompt) + 1, self.PAGE)
         prefixes = [prompt[:end] for end in ends]
         held = 0
@@ -84,7 +84,7 @@ class LruCache:
 
 @dataclass(slots=True)
 class Node:
-    """A simulated worker: prefill in order of arrival, then decoding beside it."""
+    """A simulated worker: prefill in order of arrival, and concurrent decoding."""
 
     worker: Worker
     cache: LruCache
@@ -167,7 +167,7 @@ class Cluster:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the bytes of prompts that were held."""
+        """Share of prompt bytes that were cached."""
         nodes = self.nodes.values()
         return sum(n.held_bytes for n in nodes) / sum(n.seen_bytes for n in nodes)
 
@@ -185,10 +185,10 @@ class _Job:
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """Clients that ask again when they are answered, and workers that share processor cores.
+    """Clients that send the next request after each answer, and workers that share processor cores.
 
-    A worker serves one request after the other: the tokens of the prompt that it does not hold, and
-    `REST` for all else. A token takes a millisecond of one core.
+    A worker serves one request after the other: the uncached tokens of the prompt, and `REST` for
+    everything else. A token takes a millisecond of one core.
     """
 
     SYSTEM: ClassVar = 1024
@@ -216,7 +216,7 @@ class ClosedLoop:
         return loop
 
     def run(self, groups: int, per_group: int, num_clients: int, seed: int = 0) -> None:
-        """Serve so many requests of each group, in a mixed order."""
+        """Serve `per_group` requests of each group, in a mixed order."""
         rng = random.Random(seed)
         asked = [group for group in range(groups) for _ in range(per_group)]
         rng.shuffle(asked)
@@ -269,7 +269,7 @@ class ClosedLoop:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the tokens of prompts that were held."""
+        """Share of prompt tokens that were cached."""
         return self.hits / (self.served * (self.SYSTEM + self.QUESTION))
 
     @property

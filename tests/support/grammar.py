@@ -1,4 +1,4 @@
-"""A vocabulary for grammars: every byte, some longer tokens, two control tokens, some padding."""
+"""A vocabulary for grammar tests: every byte, some longer tokens, control tokens, padding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_backend(name: str) -> GrammarBackend:
 
 
 def allowed(matcher: GrammarMatcher) -> set[int]:
-    """Ids of the mask, the end apart."""
+    """Return the ids of the mask, without the end token."""
     row = np.zeros(vocabulary().words, np.int32)
     if not matcher.fill_mask(row):
         row[:] = -1
@@ -47,7 +47,7 @@ def allowed(matcher: GrammarMatcher) -> set[int]:
 
 
 def accept(matcher: GrammarMatcher, text: bytes) -> bool:
-    """Byte by byte; False, and back at the start, if some byte is not allowed."""
+    """Accept a text byte by byte; return False and roll back if a byte is not allowed."""
     for count, byte in enumerate(text):
         if not matcher.accept(byte):
             matcher.rollback(count)
@@ -56,7 +56,7 @@ def accept(matcher: GrammarMatcher, text: bytes) -> bool:
 
 
 def write(matcher: GrammarMatcher, rng: random.Random, most: int = 300) -> bytes | None:
-    """A random output; None if it did not end within `most` tokens."""
+    """Return a random output; None if it did not end within `most` tokens."""
     text = b""
     for _ in range(most):
         if matcher.is_terminated():
@@ -73,7 +73,7 @@ def write(matcher: GrammarMatcher, rng: random.Random, most: int = 300) -> bytes
 
 
 def build_byte_grammar(vocab_size: int) -> Grammar:
-    """Both halves, for a model whose ids beyond those of `TOKENS` mean nothing."""
+    """Return both halves, for a model whose ids beyond `TOKENS` are unused."""
     words = vocabulary()
     tokens = [*TOKENS, *[b""] * (vocab_size - len(TOKENS))]
     padded = Vocabulary(tokens, words.special, words.eos_ids, words.encode)

@@ -1,4 +1,4 @@
-"""Engines in this process that hold grammars."""
+"""Engines in this process that support grammars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from sylvan import Engine
 
 
 def start(model: Path, **keywords: Any) -> Engine:
-    """Over random weights of a tiny model, with the library that is always there."""
+    """Start an engine with random weights of a tiny model, and the library that is always
+    installed.
+    """
     known = {
         "load_format": "dummy",
         "device": "cpu",

@@ -1,4 +1,4 @@
-"""Workers that speak gRPC, over scripted engines or with made-up answers."""
+"""gRPC workers, over scripted engines or with made-up answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.settings import settings_of
 
 @dataclass
 class Both:
-    """One engine that is served over HTTP and over gRPC."""
+    """One engine that is served over HTTP and gRPC."""
 
     http: str
     grpc: str
@@ -48,9 +48,10 @@ async def both(folder, facts=None, **settings):
 
 @asynccontextmanager
 async def garbage(*replies, asked=None, fail=None):
-    """A worker whose answers to `Generate` are made up.
+    """Run a worker whose answers to `Generate` are made up.
 
-    `asked` gets what it was asked; with `fail` it fails so, or holds if that is "hold".
+    `asked` collects its requests; `fail` is the error that it answers with, or "hold" to never
+    answer.
     """
 
     async def generate(data, rpc):

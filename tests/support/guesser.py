@@ -1,4 +1,4 @@
-"""A drafter that knows what comes, and is right as often as a test wants."""
+"""A drafter that knows the answers, and is right with a given probability."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Prompt = tuple[int, ...]
 
 
 class Guesser(Capability):
-    """Guesses along known answers.
+    """Drafts along known answers.
 
     Args:
-        answers: Prompt -> what plain decoding gives; nothing is guessed for other prompts.
-        vocab: Wrong guesses are any of so many ids.
-        right: Share of guesses that are what comes.
-        tree: Whether wrong guesses stand beside right ones, in random order.
-        count: Tokens ahead that are guessed.
-        seed: Of its errors.
+        answers: Prompt -> tokens of plain decoding; other prompts get no drafts.
+        vocab: Wrong drafts are random ids below this.
+        right: Probability that a draft token is right.
+        tree: Whether wrong drafts are siblings of right ones, in random order.
+        count: Number of tokens drafted ahead.
+        seed: Seed of its errors.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The application over a scripted engine, called without a network."""
+"""The HTTP application over a scripted engine, called without a network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Client:
 
 
 def two_tenants(engine: ScriptedEngine, tmp_path: Path, **settings: Any) -> Client:
-    """A client of a server that knows the keys of the tenants `red` and `blue`."""
+    """Return a client of a server that knows the keys of the tenants `red` and `blue`."""
     entries = [
         {"sha256": hashlib.sha256(name.encode()).hexdigest(), "tenant": name}
         for name in ("red", "blue")
@@ -72,7 +72,7 @@ def two_tenants(engine: ScriptedEngine, tmp_path: Path, **settings: Any) -> Clie
 
 
 def parse_events(text: str) -> list[Any]:
-    """Decoded data of each event; the final [DONE] as a string."""
+    """Decode the data of each event; the final [DONE] is a string."""
     assert text.endswith("\n\n")
     found = []
     for block in text[:-2].split("\n\n"):

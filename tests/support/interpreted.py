@@ -1,10 +1,9 @@
-"""Triton kernels that run on CPU tensors, in this process. Import it before any kernel.
+"""Runs Triton kernels on CPU tensors, in this process. Import it before any kernel.
 
-Without Triton the import fails: ask `importlib.util.find_spec("triton")` first.
-
-Triton decides at decoration whether a function is compiled or interpreted, so the variable is set
-while Triton and our kernels are imported, and at no other time: nothing else, and no child
-process, sees it. bf16 products are wrong in the interpreter: use float32 and float16.
+Without Triton the import fails: call `importlib.util.find_spec("triton")` first. Triton decides at
+decoration whether a function is compiled or interpreted, so the variable is set only while Triton
+and our kernels are imported; other code and child processes do not see it. bf16 products are wrong
+in the interpreter: use float32 and float16.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The official tests of JSON Schema, by draft, from the source package of `jsonschema`.
 
-They are downloaded once into a cache folder; nothing of them is kept in this repository.
+They are downloaded once into a cache folder, and not stored in this repository.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ DRAFTS = {
 
 
 class UnreachableError(Exception):
-    """The package cannot be had."""
+    """The package cannot be downloaded."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A schema with values that are valid by it, and values that are not."""
+    """A schema with valid and invalid values."""
 
     file: str
     name: str
@@ -74,10 +74,10 @@ class Suite:
 
 
 def load_suite(folder: Path, draft: str = "draft2020-12") -> Suite:
-    """The suite of a draft; `folder` is the cache, which several processes may share.
+    """Load the suite of a draft; `folder` is the cache, which several processes may share.
 
     Raises:
-        UnreachableError: says why it cannot be downloaded.
+        UnreachableError: It cannot be downloaded; says why.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{PACKAGE}-{VERSION}"
@@ -139,7 +139,7 @@ def _case(file: str, found: Any) -> Case:
 
 
 class Compilers:
-    """A library behind its compiling process, with the tokens of the built-in model."""
+    """A library in its compile process, with the tokens of the built-in model."""
 
     def __init__(self, name: str, timeout_s: float) -> None:
         found = vocabulary_of(Tokenizer.load(SAPLING), 0)
@@ -148,11 +148,11 @@ class Compilers:
         self._compiler = GrammarCompiler(name, lambda: Setup(Loaders(found, limits)), limits)
 
     def compile(self, cases: Sequence[Case]) -> list[CompiledGrammar | None]:
-        """A grammar that holds all of it, for each case; None for those that are refused."""
+        """Return for each case a grammar that enforces all of it; None if it is refused."""
         return [found and found.grammar for found in self._compile(cases, exact=True)]
 
     def compile_guarded(self, cases: Sequence[Case]) -> list[LoadedGrammar | None]:
-        """A grammar for each case, and what holds the rest; None for those that are refused."""
+        """Return for each case a grammar, and the guard for the rest; None if it is refused."""
         return self._compile(cases, exact=False)
 
     def _compile(self, cases: Sequence[Case], *, exact: bool) -> list[LoadedGrammar | None]:
@@ -174,7 +174,7 @@ class Compilers:
 
 
 class Writer:
-    """Writes random outputs of a grammar: masks, tokens that are certain, and a wish to end."""
+    """Writes random outputs of a grammar, from masks and forced tokens, preferring to end."""
 
     def __init__(self, vocabulary: Vocabulary, most: int = 80) -> None:
         self._vocabulary, self._most = vocabulary, most
@@ -183,7 +183,7 @@ class Writer:
         self._closing = np.array([_is_closing(token) for token in vocabulary.tokens])
 
     def write(self, matcher: GrammarMatcher, seed: int) -> bytes | None:
-        """A whole output; None if it did not end in time."""
+        """Return a whole output; None if it did not end in time."""
         rng, tokens = random.Random(seed), self._vocabulary.tokens
         text = b""
         for step in range(self._most):
@@ -211,7 +211,7 @@ class Writer:
 
 
 def accepts(grammar: CompiledGrammar, value: Any, byte_ids: Sequence[int]) -> bool:
-    """Whether some usual way to write a value is allowed."""
+    """Whether some common serialisation of a value is allowed."""
     ways = [
         json.dumps(value, ensure_ascii=ascii_, separators=marks)
         for ascii_ in (True, False)
@@ -227,7 +227,7 @@ def byte_ids(vocabulary: Vocabulary) -> list[int]:
 
 
 def guard_allows(guarded: GuardedGrammar, value: Any) -> bool:
-    """Whether no part of a value is taken back."""
+    """Whether no part of a value is rolled back."""
     watch = guarded.watch()
     return watch.write(json.dumps(value).encode()) is None and watch.end() is None
 

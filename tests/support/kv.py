@@ -1,4 +1,4 @@
-"""An executor that checks memory: every slot holds a digest of the history it stands for."""
+"""An executor that checks memory: every slot holds a digest of the tokens up to it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def digest(history: int, token: int, namespace: str) -> int:
 
 
 def next_token(history: int, seed: int) -> int:
-    """Depends on the whole history, so a wrong slot anywhere changes the output."""
+    """Return a token that depends on the whole history, so a wrong slot anywhere changes the
+    output.
+    """
     return zlib.crc32(f"{history}/{seed}".encode()) % VOCAB
 
 
 def histories(request: GenerateRequest | EmbedRequest, outputs: Sequence[int] = ()) -> list[int]:
-    """Expected contents of the slots of the prompt and these outputs, after a 0."""
+    """Return the expected contents of the slots of the prompt and these outputs, after a 0."""
     found = [0]
     for position, token in enumerate([*request.input_ids.tolist(), *outputs]):
         found.append(digest(found[-1], token, space_at(request, position)))
@@ -52,7 +54,7 @@ def histories(request: GenerateRequest | EmbedRequest, outputs: Sequence[int] = 
 
 
 def alone(request: GenerateRequest) -> list[int]:
-    """The outputs of `request` alone."""
+    """Return the outputs of `request` when it runs alone."""
     sampling, prompt_len = request.sampling, len(request.input_ids)
     stops = () if sampling.ignore_eos else (*request.eos_ids, *sampling.stop_token_ids)
     out: list[int] = []
@@ -93,7 +95,7 @@ class Occupant:
 
 @dataclass(frozen=True)
 class Piece:
-    """A slice of a plan, its ids known."""
+    """A slice of a plan with its token ids."""
 
     index: int
     rid: str
@@ -106,9 +108,9 @@ class Piece:
 
 
 class CheckingExecutor:
-    """Knows nothing but plans; runs slices in order and asserts that every slot read is right.
+    """Executes plans: runs slices in order and asserts that every slot read is right.
 
-    Guesses have slots, too; `accepted` counts those of a request that its last step found right.
+    Drafts have slots, too; `accepted` counts the drafts of a request that its last step accepted.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class CheckingExecutor:
         return Later(result)
 
     def spoil(self) -> None:
-        """Nothing in memory may be read any more."""
+        """Invalidate all memory, so that nothing in it may be read any more."""
         for memory in self.memory:
             memory[:] = -2
         self.states.update(dict.fromkeys(self.states.keys() - {0}, -2))  # tiers hold the mapping
@@ -201,7 +203,7 @@ class CheckingExecutor:
         return found
 
     def _advance_states(self, pieces: list[Piece], work: StateWork | None) -> None:
-        """Recurrent states: each must stand for exactly the tokens before its slice."""
+        """Check that each recurrent state has seen exactly the tokens before its slice."""
         if work is None:
             return
         for source, target in work.copies:
@@ -251,7 +253,7 @@ class CheckingExecutor:
         return piece.occupant.ids[len(piece.occupant.request.input_ids) :]
 
     def _history(self, piece: Piece) -> int:
-        """Digest of all tokens up to the end of the slice, which memory must hold.
+        """Return the digest of all tokens up to the end of the slice, which memory must hold.
 
         Window groups must hold what the tokens of the slice read.
         """
@@ -273,7 +275,7 @@ class CheckingExecutor:
         return SliceOutput((token, *self._verify(piece, token)))
 
     def _verify(self, piece: Piece, token: int) -> list[int]:
-        """The tokens after `token` by accepted drafts, whose KV is moved into place."""
+        """Return the tokens after `token` by accepted drafts, whose KV is moved into place."""
         occupant, found, last = piece.occupant, list[int](), -1
         if piece.guesses:
             del occupant.ids[piece.stop :]
@@ -311,7 +313,7 @@ def kv_groups(
     *,
     has_full: bool = True,
 ) -> tuple[KVGroup, ...]:
-    """Padding pages included; windows as (window, pages)."""
+    """Return KV groups with padding pages; windows as (window, pages)."""
     full = KVGroup(name="full", kind="full", num_pages=num_pages, page_size=page_size)
     found = [full] if has_full else []
     found += [
@@ -324,7 +326,7 @@ def kv_groups(
 
 
 class Watcher(Capability):
-    """Shows each batch to a test."""
+    """Passes each batch to a test."""
 
     def __init__(self) -> None:
         self.watch: Callable[[Batch], None] = lambda batch: None
@@ -334,7 +336,7 @@ class Watcher(Capability):
 
 
 class KVStore(Protocol):
-    """The tiers below the device of a world."""
+    """The tiers below the device of a `World`."""
 
     def make_tier(self, groups: Sequence[KVGroup]) -> tuple[tuple[Tier, ...], TierPolicy]: ...
 
@@ -405,11 +407,11 @@ class World:
         raise AssertionError(f"not done after {steps} steps")
 
     def check(self) -> None:
-        """Each page and state slot has exactly one owner; the tree keeps its promises."""
+        """Check that each page and state slot has exactly one owner, and the tree's invariants."""
         check_memory(self.scheduler, self.cache)
 
     def check_empty(self) -> None:
-        """Nothing is held once all requests are done."""
+        """Check that no memory is held once all requests have ended."""
         self.check()
         free = self.allocator.free_pages + self.tree.evictable_pages
         assert free == self.allocator.num_pages
@@ -419,18 +421,18 @@ class World:
 
 
 def holders_in(scheduler: Scheduler) -> list[Req]:
-    """Requests that have memory, those included that have ended."""
+    """Return requests that have memory, including ended ones."""
     return list(scheduler._requests.with_memory())
 
 
 def check_memory(scheduler: Scheduler, cache: KVMemory) -> None:
-    """Each page and state slot has exactly one owner; the tree keeps its promises."""
+    """Check that each page and state slot has exactly one owner, and the tree's invariants."""
     assert all(req.kv is not None for req in scheduler.running)
     check_cache(cache, [req.kv for req in holders_in(scheduler)])
 
 
 def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
-    """The invariants of `RadixCache`, by its own words."""
+    """Check the documented invariants of `RadixCache`."""
     evictable = total = nodes = 0
     stack = list(tree.roots().values())
     for root in stack:
@@ -455,7 +457,7 @@ def check_tree(tree: RadixCache, owners: np.ndarray | None = None) -> None:
 
 
 def check_locks(tree: RadixCache, ends: list[Node]) -> None:
-    """Each node is locked once for every request whose prefix ends at or below it."""
+    """Check that each node is locked once for every request whose prefix ends at or below it."""
     wanted = Counter()
     for end in ends:
         node = end
@@ -471,12 +473,12 @@ def check_locks(tree: RadixCache, ends: list[Node]) -> None:
 
 
 def depth(parents: Sequence[int], guess: int) -> int:
-    """Guesses that lead to one, itself included."""
+    """Return the number of draft tokens on the path to one, including it."""
     return 0 if guess < 0 else 1 + depth(parents, parents[guess])
 
 
 def space_at(request: GenerateRequest | EmbedRequest, position: int) -> str:
-    """The namespace of a position: the adapter, and the salt except in a public prefix."""
+    """Return the namespace of a position: the adapter, and the salt except in a public prefix."""
     if isinstance(request, EmbedRequest):
         return f"embed:{request.cache_salt}"
     shared = position < request.shared_tokens

@@ -1,4 +1,4 @@
-"""The real halves of KV tiers over checked memory, with threads, copies and a store that obey."""
+"""The real halves of KV tiers over checked memory, with scripted threads, copies and store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.stores import manifest
 
 
 class ScriptedThreads:
-    """Calls wait until they are run, in any order."""
+    """Calls wait until the test runs them, in any order."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class ScriptedThreads:
 
 
 class LateTransfer:
-    """A copy that happens when its thread gets to it, or when it is waited for."""
+    """A copy that happens when its thread runs it, or when it is waited for."""
 
     checksums = None
     error: str | None = None
@@ -107,8 +107,8 @@ class LatePages:
 class StoreBelow:
     """A store below the device of a `World`; see its `tiers`.
 
-    `copies` are those between the device and the host, `calls` those of the store and of the host
-    tier, which is there if it has pages.
+    `copies` are the copies between device and host, `calls` those of the store and of the host
+    tier, which exists if it has pages.
     """
 
     def __init__(
@@ -213,13 +213,13 @@ class StoreBelow:
     # ---- the script
 
     def work(self, rounds: int = 1) -> None:
-        """Threads that are quick."""
+        """Run all threads to completion."""
         for _ in range(rounds):
             while self.copies.run() or self.calls.run():
                 pass
 
     def run(self, world: World, steps: int = 3000) -> None:
-        """Step until nothing is left to do, with quick threads."""
+        """Step until nothing is left to do, running threads at once."""
         for _ in range(steps):
             world.clock.advance(0.01)
             progressed = world.scheduler.step()
@@ -230,7 +230,7 @@ class StoreBelow:
         raise AssertionError(f"not done after {steps} steps")
 
     def command(self, world: World, command: TierCommand) -> Any:
-        """Carry out a command; its reply."""
+        """Carry out a command; return its reply."""
         number = len(self.replies) + 1
         self.stores.add(number, command)
         self.replies += self.stores.take_replies()

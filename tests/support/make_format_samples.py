@@ -1,16 +1,17 @@
-"""Writes the samples in `tests/support/format_samples`, by the tools that define the formats.
+"""Writes the samples in `tests/support/format_samples` with the tools that define the formats.
 
     python -m venv --system-site-packages tools
-    tools/bin/pip install --no-deps bitsandbytes torchao hqq autoawq auto-round gptqmodel mlx[cpu] \
-        mlx-cpu llmcompressor nvidia-modelopt amd-quark
+    tools/bin/pip install --no-deps bitsandbytes torchao hqq autoawq auto-round gptqmodel \\
+        mlx[cpu] mlx-cpu llmcompressor nvidia-modelopt amd-quark
     tools/bin/python -m tests.support.make_format_samples [TOOL ...]
 
-Some need further packages to be imported, which their errors name. The samples are of bitsandbytes
-0.50, torchao 0.18, HQQ 0.2.8, AutoAWQ 0.2.9, AutoRound 0.16, GPTQModel 7.7, MLX 0.32, LLM
-Compressor 0.14, ModelOpt 0.47 and Quark 0.13.
+Some tools need further packages, which their errors name. The samples are of bitsandbytes 0.50,
+torchao 0.18, HQQ 0.2.8, AutoAWQ 0.2.9, AutoRound 0.16, GPTQModel 7.7, MLX 0.32, LLM Compressor
+0.14, ModelOpt 0.47 and Quark 0.13.
 
 A sample is a safetensors file with the tensors of one matrix `a.weight` as its tool stores them,
-and `numbers`, what the tool takes them for. Its metadata have config.json's quantization_config.
+and `numbers`, the dequantised values by the tool. Its metadata contain config.json's
+quantization_config.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def of_hqq() -> None:
 def levels(
     bits: int, group: int, *, middle: bool
 ) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
-    """A linear layer, with scales and zero points of its groups: (outputs, groups)."""
+    """Return a linear layer, with scales and zero points of its groups: (outputs, groups)."""
     layer = linear()
     parts = layer.weight.data.unflatten(1, (-1, group))
     most = (1 << bits) - 1
@@ -204,7 +205,7 @@ def of_mlx() -> None:
 
 @contextmanager
 def model() -> Iterator[tuple[Any, Path]]:
-    """A Llama of one layer with random weights, and an empty folder."""
+    """Return a Llama of one layer with random weights, and an empty folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
@@ -217,7 +218,7 @@ def model() -> Iterator[tuple[Any, Path]]:
 
 
 def save_of_model(name: str, folder: Path, numbers: torch.Tensor) -> None:
-    """The keys of the layer, as `a`, from a checkpoint in `folder`."""
+    """Save the layer, as `a`, from a checkpoint in `folder`."""
     stem = "model.layers.0.self_attn.k_proj."
     found: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):

@@ -1,4 +1,4 @@
-"""Random weights of tiny multimodal models, and random items."""
+"""Tiny multimodal models with random weights, and random items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files of videos and sounds."""
+"""Small video and audio files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def mp4(count: int = 12, fps: int = 6, width: int = 64, height: int = 48, seed: int = 0) -> bytes:
-    """A video whose frames get brighter, from black to white, over a pattern."""
+    """Return a video whose frames brighten from black to white, over a pattern."""
     rng = np.random.default_rng(seed)
     pattern = rng.integers(0, 8, (height, width, 3))
     file = io.BytesIO()
@@ -27,7 +27,7 @@ def mp4(count: int = 12, fps: int = 6, width: int = 64, height: int = 48, seed: 
 
 
 def wav(seconds: float = 0.5, rate: int = 16000, channels: int = 1, hertz: float = 440.0) -> bytes:
-    """A tone, the same on all channels."""
+    """Return a tone, the same on all channels."""
     at = np.arange(int(seconds * rate)) / rate
     samples = (0.5 * 32767 * np.sin(2 * np.pi * hertz * at)).astype("<i2")
     file = io.BytesIO()
@@ -40,7 +40,7 @@ def wav(seconds: float = 0.5, rate: int = 16000, channels: int = 1, hertz: float
 
 
 def silence(seconds: int, rate: int = 8000) -> bytes:
-    """As FLAC, which makes little of it."""
+    """Return silence as FLAC, which compresses it to little."""
     file = io.BytesIO()
     with av.open(file, "w", format="flac") as container:
         stream = container.add_stream("flac", rate=rate, layout="mono")

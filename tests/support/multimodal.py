@@ -1,4 +1,4 @@
-"""Tiny checkpoints of models that see or hear, as transformers writes them, and what they see."""
+"""Tiny checkpoints of multimodal models, as transformers writes them, and their inputs."""
 
 from __future__ import annotations
 
@@ -651,7 +651,7 @@ FAMILIES: Mapping[str, Family] = _SEEN | VIDEOS
 
 
 def write(name: str, folder: Path) -> Any:
-    """Write the checkpoint of a family; returns the model of transformers."""
+    """Write the checkpoint of a family; return the model of transformers."""
     if name == "llama4":  # transformers 5.24 asks its text model for them, which has none
         outputs: Any = transformers.modeling_outputs.MoeCausalLMOutputWithPast
         outputs.image_outputs = None
@@ -674,7 +674,7 @@ def write(name: str, folder: Path) -> Any:
 
 
 def write_served(name: str, folder: Path) -> Path:
-    """A checkpoint that a server can serve: with tokenizer, template and processor."""
+    """Write a checkpoint that a server can serve: with tokenizer, template and processor."""
     files = PROCESSORS[name]
     write_files(files, folder)
     write(name, folder)

@@ -1,4 +1,4 @@
-"""Runs single ops of the native library, on whichever variants work here."""
+"""Runs single ops of the native library, on the variants that this machine supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 
 def variants() -> list[object]:
-    """Parameters of a fixture over the variants; one that is skipped where nothing is compiled."""
+    """Return fixture parameters for the variants; one that is skipped if nothing is compiled."""
     try:
         found = [name for name, obstacle in usable().items() if not obstacle]
     except LibraryMissing:
@@ -30,7 +30,7 @@ def variants() -> list[object]:
 
 
 class NativeOp:
-    """`op(tracer, *values)` of some matrices, recorded once."""
+    """Records `op(tracer, *values)` once."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NativeOp:
             self.program.read(value, len(x)).copy_(x)
 
     def run(self, step: StepRun) -> torch.Tensor:
-        """A copy of the result."""
+        """Run it; return a copy of the result."""
         self.program.run(step)
         rows = step.outputs if self.out.rows == "outputs" else step.tokens
         return self.program.read(self.out, rows).clone()
@@ -75,13 +75,13 @@ def native(
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    """Normal numbers that depend on the seed only."""
+    """Return normal numbers that depend on the seed only."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator, dtype=torch.float32) * scale).to(dtype)
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
-    """Equal but for the last digit of the row's type."""
+    """Check that results agree up to the last digit of the type."""
     assert got.shape == want.shape
     tolerance = 2**-7 if dtype == torch.bfloat16 else 2e-5
     size = float(want.float().abs().max())

@@ -1,4 +1,4 @@
-"""More tiny checkpoints of models that see or hear; see `multimodal`."""
+"""More tiny checkpoints of multimodal models; see `multimodal`."""
 
 from __future__ import annotations
 

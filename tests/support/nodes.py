@@ -1,4 +1,4 @@
-"""Two machines on loopback: node 0 as a runtime, node 1 as an agent of the same event loop."""
+"""Two machines on loopback: node 0 as a runtime, node 1 as an agent on the same event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def free_port() -> int:
 
 
 def two_nodes(model: Path, port: int, **changes: object) -> Config:
-    """The configuration of node 0, of two ranks on two machines; `changes` are of `parallel`."""
+    """Return the configuration of node 0, with two ranks on two machines; `changes` are of
+    `parallel`.
+    """
     given: dict[str, object] = {
         "tp": 2,
         "nodes": 2,
@@ -37,7 +39,7 @@ def two_nodes(model: Path, port: int, **changes: object) -> Config:
 def agent_of(
     config: Config, given: dict[str, str] | None = None, digest: str | None = None
 ) -> NodeAgent:
-    """Node 1 beside node 0 with this configuration."""
+    """Start node 1 for a node 0 with this configuration."""
     parallel = msgspec.structs.replace(config.parallel, node_rank=1)
     own = msgspec.structs.replace(config, parallel=parallel)
     return NodeAgent(own, given or {}, digest or quick_digest(Path(config.model)))
@@ -47,9 +49,9 @@ class Cluster:
     """Both machines, while they serve.
 
     Attributes:
-        runtime: Of node 0.
+        runtime: The runtime of node 0.
         agent: Node 1.
-        task: It runs in.
+        task: The task that runs node 1.
     """
 
     def __init__(self, config: Config, runtime: Runtime, agent: NodeAgent) -> None:
@@ -65,12 +67,12 @@ class Cluster:
         return made
 
     async def lose(self) -> None:
-        """Node 1 ends, and its ranks."""
+        """Stop node 1 and its ranks."""
         self.task.cancel()
         await asyncio.wait([self.task])
 
     def come_back(self) -> None:
-        """Node 1 is restarted with the same command."""
+        """Start node 1 again with the same command."""
         self.agent = agent_of(self._config)
         self.task = asyncio.create_task(self.agent.run())
 
@@ -80,7 +82,7 @@ class Cluster:
         return {**self.runtime.pids, **self.agent.pids}
 
     async def close(self) -> None:
-        """Node 0 stops, and node 1 with it."""
+        """Stop node 0, and node 1 with it."""
         await self.runtime.close()
         async with asyncio.timeout(60):
             await self.task

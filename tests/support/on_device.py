@@ -1,4 +1,4 @@
-"""A real tiny model behind the device path, on the late device or any other platform."""
+"""Runs a real tiny model through the device path, on the delayed platform or any other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.delayed import DelayedPlatform
 
 
 class OnDevice:
-    """Stands for `build_executor`; keeps what it was made from."""
+    """Replaces `build_executor`, and keeps its arguments and results."""
 
     def __init__(self, platform: Platform | None = None, *, graph: bool = True, **parts) -> None:
         self.platform = platform or DelayedPlatform()

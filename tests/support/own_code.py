@@ -1,4 +1,4 @@
-"""Writes a tiny checkpoint whose model, config and tokenizer are Python files of its own."""
+"""Writes a tiny checkpoint whose model, config and tokenizer are Python files in its directory."""
 
 from __future__ import annotations
 
@@ -161,7 +161,9 @@ AUTO_MAP = {
 
 
 def write_own_code(folder: Path, *, weights: str = "safetensors", **changes: Any) -> Path:
-    """Write the directory; the same weights every time. config.json leaves sizes to its class."""
+    """Write the directory, always with the same weights. config.json leaves sizes to the config
+    class.
+    """
     import torch
     from safetensors.torch import save_file
 

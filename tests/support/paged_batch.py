@@ -1,4 +1,4 @@
-"""A step of a few requests whose pages lie in any order, for attention backends."""
+"""Builds a step of a few requests with scattered pages, for attention backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_of(
     device: str = "cpu",
     width: int = H,
 ) -> ForwardBatch:
-    """Requests of (computed before, new) tokens."""
+    """Return a batch of requests, each given as (tokens computed before, new tokens)."""
     shape = KVShape(num_layers=2, num_kv_heads=K, head_dim=width, num_pages=32, page_size=PAGE)
     pool = MHAPool(shape, dtype, torch.device(device))
     limits = BatchLimits(max_tokens=64, max_reqs=4, max_pages_per_req=8)

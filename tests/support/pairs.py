@@ -1,4 +1,4 @@
-"""Few rows of a grid that contain every pair of values of two axes: a covering array."""
+"""Covering arrays: few rows of a grid that contain every pair of values of two axes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Row = Mapping[str, Any]
 
 
 def pairs_of(row: Row) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
-    """Pairs of (axis, value) that a row contains."""
+    """Return the pairs of (axis, value) that a row contains."""
     return set(itertools.combinations(sorted(row.items()), 2))
 
 
 def covering_rows(axes: Mapping[str, Sequence[Any]], seed: int) -> list[Row]:
-    """Rows that together contain each pair of values of different axes.
+    """Return rows that together contain each pair of values of different axes.
 
-    `seed` draws among the rows that cover as many new pairs as each other, so that other seeds meet
+    `seed` breaks ties between rows that cover equally many new pairs, so that other seeds cover
     other triples.
     """
     grid = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]

@@ -1,7 +1,7 @@
-"""Shapes in the config.json of widely used checkpoints, and their sizes.
+"""Configurations of widely used checkpoints, and their sizes.
 
-Only facts that matter to what is computed; numbers of parameters (in billions) are those that their
-cards state, or that the files on the hub add up to.
+Only facts that matter for what is computed; numbers of parameters (in billions) are from their
+model cards, or from the sizes of files on the hub.
 """
 
 from __future__ import annotations

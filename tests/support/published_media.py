@@ -1,6 +1,6 @@
-"""Tiny checkpoints of models that see, in the form in which they were published, and their code.
+"""Tiny multimodal checkpoints in their published layouts, and reference encoders.
 
-Encoders are written out after the published code, with modules of transformers where it used them.
+Encoders follow the published code, and use modules of transformers where it does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATCH = 7
 
 @dataclass(frozen=True)
 class Published:
-    """A tiny model: its text part, what it makes of an image, and images at random."""
+    """A tiny model: its text part, its encoder, and random images."""
 
     text: Any
     see: See

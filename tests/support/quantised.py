@@ -1,6 +1,7 @@
-"""Quantised checkpoints by the published layouts, number by number, and the weights they stand for.
+"""Writes quantised matrices in the published layouts, number by number, with their dequantised
+weights.
 
-The levels are random: what counts is that readers give back these numbers.
+The levels are random, because the tests check only that readers return these numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Stored:
 
 
 def words(levels: torch.Tensor, bits: int) -> torch.Tensor:
-    """Rows of levels as int32 words, each level behind the one before, in plain Python."""
+    """Pack rows of levels into int32 words, each level after the one before, in plain Python."""
     out = torch.zeros(len(levels), -(-levels.shape[1] * bits // 32), dtype=torch.int32)
     for row, some in enumerate(levels.tolist()):
         whole = sum(level << bits * place for place, level in enumerate(some))

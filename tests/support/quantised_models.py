@@ -18,12 +18,14 @@ _GGUF = "gguf "
 
 
 def write_plain_model(folder: Path) -> Path:
-    """Sizes that blocks and groups of all formats divide."""
+    """Write a model whose sizes the blocks and groups of all formats divide."""
     return write_random_model(folder, CONTEXT, hidden=HIDDEN, inner=INNER, heads=HEADS)
 
 
 def write_quantised_model(folder: Path, case: str) -> Path:
-    """The model in a format of `CASES` or `TOOLS`, or as "gguf KIND": its directory or its file."""
+    """Write the model in a format of `CASES` or `TOOLS`, or as "gguf KIND"; return its directory or
+    file.
+    """
     write_plain_model(folder)
     if case.startswith(_GGUF):
         return _write_gguf(folder, case.removeprefix(_GGUF))

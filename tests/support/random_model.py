@@ -23,7 +23,7 @@ def write_random_model(
     tied: bool = False,
     dtype: type[np.floating] = np.float32,
 ) -> Path:
-    """Write the model directory; the same weights every time."""
+    """Write the model directory, always with the same weights."""
     write_checkpoint(folder)
     inner = inner or INNER  # which tests may replace
     config = {

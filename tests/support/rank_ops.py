@@ -1,4 +1,4 @@
-"""Collectives as ops of native programs, on one rank. As a script: the other ranks."""
+"""Collectives as ops of native programs on one rank. Run as a script, it is another rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, COLS, VOCAB = 37, 70, 101
 
 
 def inputs(rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Partial sums, rows of the model's type, and columns of logits of a rank of two."""
+    """Return partial sums, rows of the model's type, and columns of logits of a rank of two."""
     wide = random(ROWS, COLS, dtype=torch.float32, seed=rank)
     rows = random(ROWS, COLS, dtype=dtype, seed=10 + rank)
     share = -(-VOCAB // 2)
@@ -34,14 +34,14 @@ PLACED = ((0, 3, 5, 1), (2, 4, 1, 0))
 
 
 def experts_of(numbers: tuple[int, ...], dtype: torch.dtype) -> ExpertWeights:
-    """Weights of some experts."""
+    """Return the weights of some experts."""
     up = random(EXPERTS, 2 * INNER, COLS, dtype=dtype, seed=40, scale=0.2)
     down = random(EXPERTS, COLS, INNER, dtype=dtype, seed=41, scale=0.2)
     return ExpertWeights(gate_up=up[list(numbers)].clone(), down=down[list(numbers)].clone())
 
 
 def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> ExpertWeights:
-    """Those of a rank of two; `by_share`: each adds up some of the rows."""
+    """Return the experts of a rank of two; `by_share`: each sums some of the rows."""
     slots = [[s for s, e in enumerate(PLACED[0] + PLACED[1]) if e == x] for x in range(EXPERTS)]
     table = torch.tensor([[own[0], own[-1]] for own in slots], dtype=torch.int32)
     spread = ExpertRanks(
@@ -51,7 +51,9 @@ def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> Exper
 
 
 def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:
-    """Results of `compute` on two ranks that share experts, or on one rank with all experts."""
+    """Return the results of `compute` on two ranks that share experts, or on one rank with all
+    experts.
+    """
     logits = random(ROWS, EXPERTS, dtype=torch.float32, seed=42)
     rows = random(ROWS, COLS, dtype=dtype, seed=43)
     found: list[torch.Tensor] = []
@@ -81,7 +83,7 @@ def collectives(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.
 
 
 def run_rank(variant: str, path: Path, rank: int, what=collectives) -> list[torch.Tensor]:
-    """All of them in programs, for both types of rows."""
+    """Run all of them in programs, for both types of rows."""
     library = load(variant)
     ranks = SharedRanks(library, path, rank, 2, 60.0, BUFFER_BYTES)
     ranks.join(60.0)

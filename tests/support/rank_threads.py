@@ -17,7 +17,7 @@ from sylvan.transport.inproc import Pipe
 
 
 class RankThreads:
-    """In place of a `RankGroup`. Step programs have one pool of threads a process: runner=eager."""
+    """Replaces a `RankGroup`; use runner=eager: step programs share one thread pool."""
 
     def __init__(self, size: int = 2) -> None:
         self._ranks = thread_ranks(size)
@@ -36,7 +36,7 @@ class RankThreads:
         return RankedExecutor(own, others, step_codec(), mesh.tp.check)
 
     def join(self) -> None:
-        """Wait until they have ended, as they do when the executor is closed."""
+        """Wait until the ranks have ended, which happens when the executor is closed."""
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive()

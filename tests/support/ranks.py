@@ -1,4 +1,4 @@
-"""Several ranks in one process: one is used like any executor, the others follow in threads."""
+"""Several ranks in one process: the first is used like any executor, others are threads."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class ThreadedRanks(RankedExecutor):
 
 
 def in_threads(calls):
-    """Results of calls that need each other; raises the first error.
+    """Run calls that wait for each other in threads; return their results, or raise the first
+    error.
 
-    Building a model sets torch's default dtype for a moment, which threads share: it is put back.
+    Building a model changes torch's default dtype, which threads share: it is restored.
     """
     dtype = torch.get_default_dtype()
     try:
@@ -49,7 +50,7 @@ def in_threads(calls):
 
 
 def on_ranks(size: int, run):
-    """Results of `run` for the mesh of each rank, called in one thread per rank."""
+    """Call `run` with the mesh of each rank, in one thread per rank; return the results."""
     meshes = [Mesh(rank) for rank in thread_ranks(size)]
     return in_threads([lambda mesh=mesh: run(mesh) for mesh in meshes])
 
@@ -57,13 +58,13 @@ def on_ranks(size: int, run):
 def build_ranks(
     size: int, build=build_standard, timeout_s: float = 60.0, mesh_of=Mesh, queued: int = 0
 ):
-    """A function like `build_standard` that makes `size` ranks.
+    """Return a function like `build_standard` that builds `size` ranks.
 
     Args:
         size: Number of ranks.
-        build: Makes the executor of each; called in a thread of its own, with `mesh`.
-        timeout_s: For each collective.
-        mesh_of: Makes the mesh of a rank.
+        build: Builds the executor of a rank; called in its thread, with `mesh`.
+        timeout_s: Timeout of each collective.
+        mesh_of: Builds the mesh of a rank.
         queued: See `Follower`.
     """
 

@@ -1,4 +1,6 @@
-"""An executor in another process, driven by step plans as bytes. As a script: that process."""
+"""An executor in another process, driven by step plans as bytes. Run as a script, it is that
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints that need the ids of each step, and correct some of them."""
+"""Constraints that need the ids of each step, and force or replace some of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.random_model import VOCAB
 
 
 class Rhymes:
-    """Ids are to leave the remainder of their position when divided by 3.
+    """Each id must be congruent to its position modulo 3.
 
-    Of those, multiples of 5 are followed by two more that are certain, and a multiple of 7 is
-    replaced by 8. Requests whose prompt is longer than 18 are free.
+    A multiple of 5 is followed by two forced tokens, and a multiple of 7 is replaced by 8. Requests
+    with prompts longer than 18 are unconstrained.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Rhymes:
 
 
 class RhymesWorker(CapabilityWorker):
-    """Lends its constraints to a worker."""
+    """Passes the constraints to a worker."""
 
     def __init__(self, rhymes: Rhymes) -> None:
         self._rhymes = rhymes
@@ -92,5 +92,5 @@ class RhymesWorker(CapabilityWorker):
 
 
 def constrained(rhymes: Rhymes) -> ExecutorParts:
-    """Parts of an executor whose outputs rhyme."""
+    """Return the parts of an executor whose outputs follow the constraints."""
     return ExecutorParts((*STANDARD_WORKERS, lambda context: RhymesWorker(rhymes)))

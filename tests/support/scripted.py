@@ -1,4 +1,4 @@
-"""An engine that follows a script: the real TokenizerManager over a made-up scheduler."""
+"""A scripted engine: the real TokenizerManager over a fake scheduler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Script = Callable[[GenerateRequest, str], str]
 
 
 def echo(request: GenerateRequest, prompt: str) -> str:
-    """Repeats the prompt, so that answers are distinguishable."""
+    """Repeat the prompt, so that answers differ."""
     return prompt
 
 
@@ -82,15 +82,15 @@ def _bytes_vocab() -> dict[str, int]:
 
 @dataclass
 class Behaviour:
-    """How the made-up scheduler behaves.
+    """The behaviour of the fake scheduler.
 
     Attributes:
         script: The answers.
-        hold: Nothing is answered; requests end by abort only.
-        per_message: Tokens that arrive together.
-        busy: `FlushCache` is refused.
-        given: Tokens that were generated, by whoever asked for them.
-        masked: All but the likeliest alternative of a token cannot come.
+        hold: Answer nothing; requests end by abort only.
+        per_message: Tokens per message.
+        busy: Refuse `FlushCache`.
+        given: Number of tokens generated so far.
+        masked: All alternatives of a token except the most likely one are impossible.
     """
 
     script: Script = echo
@@ -123,7 +123,7 @@ class ScriptedScheduler:
         self.manager: TokenizerManager
 
     def send(self, message: object) -> None:
-        """Where the manager's messages go."""
+        """Receive a message of the manager."""
         if isinstance(message, Submit):
             request = message.request
             if isinstance(request, EmbedRequest):
@@ -150,7 +150,7 @@ class ScriptedScheduler:
         return self.manager.router.clients[0]
 
     def beat(self) -> None:
-        """Show life."""
+        """Send a heartbeat."""
         self.client.on_message(Heartbeat(load=self.load))
 
     def _reply(self, message: Control) -> None:
@@ -304,7 +304,7 @@ def make_engine(
     context_len: int = 2048,
     **facts_of_it: Any,
 ) -> ScriptedEngine:
-    """An engine over the tokenizer of `checkpoint`."""
+    """Return an engine over the tokenizer of `checkpoint`."""
     tokenizer = tokenizer or Tokenizer.load(checkpoint)
     control = Behaviour()
     scheduler = ScriptedScheduler(tokenizer, control)

@@ -1,4 +1,4 @@
-"""A directory below the device of a `Serving`: both halves of KV tiers, as a server has them."""
+"""A directory store below the device of a `Serving`: both halves of KV tiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAGED = 64 << 20
 
 
 class ServingStore:
-    """Writes everything through, and waits for all that there is."""
+    """Writes everything through, and waits until all available KV is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Settings of servers under test, by the names of single fields."""
+"""Settings of servers under test, given by single fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _PLAIN = ("served_model_name", "observe", "faults", "shown")
 
 
 def settings_of(**given: Any) -> ServerSettings:
-    """Defaults but for fields of `server`, `text` and `limits`, `role` and `switches_role`."""
+    """Return default settings, except for fields of `server`, `text` and `limits`, `role` and
+    `switches_role`.
+    """
     settings = ServerSettings(**{name: given.pop(name) for name in _PLAIN if name in given})
     sections: dict[str, Any] = {name: getattr(settings, name) for name in _SECTIONS}
     if "role" in given or "switches_role" in given:

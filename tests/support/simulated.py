@@ -1,4 +1,4 @@
-"""Profiles, workloads and recordings for tests of the simulator; nothing here takes real time."""
+"""Profiles, workloads and recordings for tests of the simulator, in virtual time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def workload(
     count: int = 60, *, rate: float = 40.0, groups: int = 4, turns: int = 1, seed: int = 0,
     concurrency: int | None = None, warmup: int = 0,
 ) -> Workload:  # fmt: skip
-    """Conversations that share prefixes by group, at random moments."""
+    """Return conversations that share prefixes by group, at random times."""
     rng = random.Random(seed)
     due_s, made = 0.0, []
     for number in range(count):
@@ -75,7 +75,7 @@ def workload(
 def record(
     folder: Path, work: Workload, *, step: StepCost = STEP, host: HostCost = HOST, seed: int = 5
 ) -> None:
-    """A recording of a scheduler whose steps take known times, by a loop like the server's."""
+    """Record a scheduler whose steps take known times, driven by a loop like the server's."""
     made, clock = engine(), ReplicaClock()
     times = NoisyStepTimes(step, host, [seed])
     executor = TimedExecutor(made.caps, clock, times.step_s, lazily=True)

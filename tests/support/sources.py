@@ -1,4 +1,4 @@
-"""Contents of the package's sources, parsed once for all tests."""
+"""The package's source files, parsed once for all tests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SourceFile:
         return str(self.path.relative_to(ROOT))
 
     def see(self, node: ast.AST) -> None:
-        """Take in a node of the module's tree."""
+        """Add a node of the module's tree."""
         match node:
             case ast.Import() | ast.ImportFrom():
                 self.imports.append(ast.unparse(node))

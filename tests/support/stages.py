@@ -22,7 +22,7 @@ from tests.support.remote_executor import codec
 
 
 def meshes_of(stages: int, tp: int = 1, ep: int = 1) -> list[Mesh]:
-    """By rank."""
+    """Return the meshes by rank."""
     groups = [thread_ranks(tp) for _ in range(stages)]
     links = [[thread_ranks(2) for _ in range(tp)] for _ in range(stages - 1)]
     return [
@@ -43,7 +43,7 @@ def meshes_of(stages: int, tp: int = 1, ep: int = 1) -> list[Mesh]:
 
 
 def build_stages(stages: int, tp: int = 1, build=build_standard, ep: int = 1):
-    """A function like `build_standard` that makes so many stages of `tp` ranks."""
+    """Return a function like `build_standard` that builds this many stages of `tp` ranks."""
     size, sampler = stages * tp, (stages - 1) * tp
 
     def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:

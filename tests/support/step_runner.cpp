@@ -1,6 +1,6 @@
 // Runs one step of a program that another machine has written down: step_runner LIBRARY STEP
 // RESULT. With the library alone, prints what it says of the CPU. The file is what
-// `tests/support/steps_elsewhere.py` writes: little-endian int64 numbers and bytes.
+// `tests/support/step_export.py` writes: little-endian int64 numbers and bytes.
 
 #include <cstdint>
 #include <cstdio>

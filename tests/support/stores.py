@@ -1,4 +1,4 @@
-"""Stores of every kind, with real servers behind them."""
+"""Stores of every kind, backed by real servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @contextmanager
 def listening(command: list[str], *ports: int) -> Iterator[subprocess.Popen]:
-    """A server, once it listens on these ports of loopback."""
+    """Run a server; yield once it listens on these loopback ports."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
@@ -51,14 +51,14 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
-    """A real server on a free port of loopback; gives its URL."""
+    """Run a real server on a free loopback port; yield its URL."""
     with redis_process(folder) as (url, _):
         yield url
 
 
 @contextmanager
 def redis_process(folder: Path) -> Iterator[tuple[str, subprocess.Popen]]:
-    """The same, with its process."""
+    """As `redis_server`, with its process."""
     port = free_port()
     command = [REDIS, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
     with listening([*map(str, command)], port) as server:
@@ -67,7 +67,7 @@ def redis_process(folder: Path) -> Iterator[tuple[str, subprocess.Popen]]:
 
 @contextmanager
 def s3_server() -> Iterator[tuple[str, subprocess.Popen]]:
-    """A server of objects; gives its endpoint, and its process."""
+    """Run an object store; yield its endpoint, and its process."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with listening(command, port) as server:
@@ -76,7 +76,7 @@ def s3_server() -> Iterator[tuple[str, subprocess.Popen]]:
 
 @contextmanager
 def mooncake_master() -> Iterator[tuple[str, subprocess.Popen]]:
-    """A master of Mooncake's store; gives the URL of a client that lends it memory."""
+    """Run a master of Mooncake's store; yield the URL of a client that lends it memory."""
     port, admin = free_port(), free_port()
     program = Path(MOONCAKE.origin).parent / "mooncake_master"
     flags = {"rpc_port": port, "metrics_port": admin}

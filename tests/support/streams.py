@@ -1,4 +1,4 @@
-"""Streams of a running model that are read at once."""
+"""Concurrent streams of a running model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_S = 60
 
 
 class Streams:
-    """Streams that are read at once."""
+    """Streams that are read concurrently."""
 
     def __init__(self, runtime: Runtime, count: int, tokens: int, name: str = "r") -> None:
         self.ids: list[list[int]] = [[] for _ in range(count)]

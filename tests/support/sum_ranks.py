@@ -1,6 +1,6 @@
-"""A rank of a sum over shared memory, by kernels in Triton's interpreter. As a script: that rank.
+"""A rank of an all-reduce over shared memory, by kernels in Triton's interpreter. Run as a script.
 
-The interpreter changes Triton for the time of a launch, so ranks are processes.
+The interpreter changes Triton globally during a launch, so ranks are processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def message(rank: int, count: int) -> torch.Tensor:
 
 
 def file_bytes(size: int) -> int:
-    """Of the file that `size` ranks share, which begins as zeros."""
+    """Return the size of the file that `size` ranks share, which starts as zeros."""
     return size * 4 * (CAPACITY + PAD)
 
 
 def sums(path: Path, rank: int, size: int) -> list[torch.Tensor]:
-    """The sums of all messages, each twice."""
+    """Return the sums of all messages, each twice."""
     importlib.import_module("tests.support.interpreted")  # before any kernel
     from sylvan.kernels.collective.triton_sum import PROGRAMS, PeerBuffers, one_shot, two_shot
 

@@ -1,4 +1,4 @@
-"""Tensors on the chosen device, whose numbers are the same on all devices; and their comparison."""
+"""Tensors on the device under test, with the same numbers on all devices, and their comparison."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DTYPES = [torch.float32, torch.float16, *more(torch.bfloat16)]
 
 
 def put(x: T) -> T:
-    """The same on the chosen device: a tensor, or a dataclass of tensors that share no memory.
+    """Copy to the device under test: a tensor, or a dataclass of tensors that share no memory.
 
-    Existing tensors are not copied.
+    Tensors that are already there are not copied.
     """
     return _moved(x, torch.device(device_name()))
 
 
 def home(x: T) -> T:
-    """The same on the CPU, where references choose no kernel of a GPU."""
+    """Copy to the CPU, so that references do not choose kernels of a GPU."""
     return _moved(x, torch.device("cpu"))
 
 
@@ -53,7 +53,7 @@ def ints(values: Sequence[int]) -> torch.Tensor:
 
 
 def fp8() -> torch.dtype:
-    """8-bit floats with 4 exponent bits; skips the test on a chip that has none."""
+    """Return the 8-bit float type with 4 exponent bits; skip the test on a chip without it."""
     if on_gpu():
         major, minor = torch.cuda.get_device_capability()
         if load_kinds(())[device_name()].facts.float8_of(f"sm_{major}{minor}") is None:
@@ -62,5 +62,5 @@ def fp8() -> torch.dtype:
 
 
 def tolerance(dtype: torch.dtype, single: float, half: float) -> float:
-    """bf16 has three bits less than half precision."""
+    """Return the tolerance of a type; bf16 has three bits less than half precision."""
     return {torch.float32: single, torch.float16: half, torch.bfloat16: 8 * half}[dtype]

@@ -1,4 +1,4 @@
-"""A real scheduler, its executor and what lies below, in this process."""
+"""A real scheduler, its executor and the tiers below, in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Served:
         self.built = build_scheduler(config, self.outputs.extend, ranks=ranks)
 
     def ask(self, prompt=PROMPT, new: int = 8, **fields) -> tuple[list[int], int]:
-        """Ids, and prompt tokens that came from the cache."""
+        """Return ids, and the number of prompt tokens from the cache."""
         self.begin(prompt, new, **fields)
         self.settle()
         assert self.built.scheduler.audit() == 0
@@ -56,7 +56,7 @@ class Served:
         self.built.close()
 
     def settle(self) -> None:
-        """Until the request is answered, and nothing is on its way to the store."""
+        """Wait until the request is answered, and nothing is on its way to the store."""
         until = time.monotonic() + 120
         while not self.built.scheduler.idle:
             assert time.monotonic() < until

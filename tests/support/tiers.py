@@ -1,4 +1,4 @@
-"""A lower tier in memory that behaves badly on request: slow, out of order, full, or lossy."""
+"""An in-memory tier that can be slow, out of order, full or lossy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Device:
 
 @dataclass
 class Transfer:
-    """A write that has begun: (number of the tier, what to read, and where) for each page."""
+    """A running write: (number of the tier, source, and place) for each page."""
 
     number: int
     pages: list[tuple[int, int, int]]  # (tier's number, group, source)
@@ -29,7 +29,7 @@ class Transfer:
 
 
 class ScriptedTier:
-    """Holds pages under numbers that it gives out again after they were dropped."""
+    """Stores pages under numbers, which are reused after a drop."""
 
     def __init__(self, place: Place, device: Device, above: ScriptedTier | None, room: int) -> None:
         self.whole_prefixes, self.is_open = False, True
@@ -85,7 +85,7 @@ class ScriptedTier:
     # ---- the script
 
     def move(self, which: int) -> None:
-        """One transfer reads its source now; later than that it may have been given to others."""
+        """Let one transfer read its source now; later, the source may belong to another request."""
         waiting = [transfer for transfer in self.transfers if not transfer.done]
         if not waiting:
             return
@@ -98,7 +98,7 @@ class ScriptedTier:
         transfer.done = True
 
     def report(self, which: int, *, succeeded: bool) -> None:
-        """One transfer has ended."""
+        """End one transfer."""
         ready = [transfer for transfer in self.transfers if transfer.done or not succeeded]
         if ready:
             transfer = ready[which % len(ready)]
@@ -137,7 +137,7 @@ class ScriptedTier:
 
 
 def run_load(load: Load, tiers: dict[Place, ScriptedTier], device: Device) -> None:
-    """Move all that a load brings."""
+    """Copy everything that a load brings."""
     for part in load.pages:
         tiers[part.place].read(part)
     if load.state is not None:

@@ -1,4 +1,4 @@
-"""A tiny model directory that real processes can serve: made-up weights, every byte a token."""
+"""A tiny model directory for real processes: random weights, every byte a token."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MODEL = {
 
 
 def write_model(folder: Path) -> Path:
-    """A Llama of about 30,000 parameters, to be loaded with `load_format: dummy`."""
+    """Write a Llama of about 30,000 parameters, to be loaded with `load_format: dummy`."""
     write_checkpoint(folder)
     (folder / "config.json").write_text(json.dumps(MODEL))
     return folder
 
 
 def tiny_config(folder: Path, **changes: object) -> Config:
-    """A configuration that serves it in one thread per process."""
+    """Return a configuration that serves it with one thread per process."""
     values: dict[str, object] = {
         "model": str(folder),
         "load_format": "dummy",

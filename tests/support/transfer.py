@@ -1,4 +1,6 @@
-"""Both ends of a transfer of KV in one process, and a network that loses, delays and reorders."""
+"""Both ends of a KV transfer in one process, and a network that loses, delays and reorders
+messages.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ PAGE = 16
 
 @dataclass
 class Faults:
-    """Faults of messages, each with this probability, or at the message `breaks_at`.
+    """Probabilities of message faults, or the number of the message that `breaks_at`.
 
-    `lost`: it never arrives, and the connection stays; `broken`: the connection ends with it;
-    `late`: it arrives up to `delay_s` later; `swapped`: the next one overtakes it; `garbled`: a
-    byte of it changes.
+    `lost`: it never arrives, and the connection stays; `broken`: the connection breaks; `late`: it
+    arrives up to `delay_s` later; `swapped`: the next one overtakes it; `garbled`: one byte
+    changes.
     """
 
     seed: int = 0
@@ -49,7 +51,7 @@ class Faults:
 
 
 class FaultyChannel:
-    """Passes messages on to another channel, mostly."""
+    """Passes messages to another channel, with faults."""
 
     def __init__(self, inner: Channel, faults: Faults) -> None:
         self._inner, self._faults = inner, faults
@@ -101,7 +103,7 @@ def _garbled(
 
 
 class FaultyNetwork:
-    """TCP with faults: the fake of the transfer."""
+    """TCP with faults."""
 
     def __init__(self, faults: Faults) -> None:
         self._inner, self._faults = TcpNetwork(), faults
@@ -120,27 +122,27 @@ class FaultyNetwork:
 
 
 def paged(num_pages: int, seed: int, *, regions: int = 3, width: int = 96) -> PagedBuffer:
-    """Pages full of numbers."""
+    """Return pages full of numbers."""
     torch.manual_seed(seed)
     whole = torch.randint(0, 256, (regions, num_pages, width), dtype=torch.uint8)
     return PagedBuffer(whole, PAGE)
 
 
 def states(num_slots: int, seed: int) -> StatePages:
-    """Slots full of numbers."""
+    """Return slots full of numbers."""
     torch.manual_seed(seed)
     return StatePages([torch.randn(num_slots, 5), torch.randn(num_slots, 2, 3)])
 
 
 def content(memory: Any, pages: Sequence[int]) -> bytes:
-    """Bytes of pages, one after another."""
+    """Return the bytes of pages, concatenated."""
     buffer = memory.host_buffer(len(pages))
     memory.export(np.array(pages, np.int32), buffer).wait()
     return buffer[: len(pages) * memory.page_bytes].tobytes()
 
 
 def manifest(**changes: Any) -> Manifest:
-    """Of a small model."""
+    """Return the manifest of a small model."""
     given: dict[str, Any] = {
         "version": "1",
         "weights": "w",
@@ -158,7 +160,7 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def until(ask: Callable[[], Any], *, seconds: float = 60.0) -> Any:
-    """The first result of `ask` that is not None."""
+    """Return the first result of `ask` that is not None."""
     deadline = time.monotonic() + seconds
     while not (found := ask()):
         assert time.monotonic() < deadline, "nothing happened"

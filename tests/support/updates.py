@@ -1,4 +1,4 @@
-"""Tiny checkpoints to update to, as files, as bytes and in shared memory."""
+"""Tiny checkpoints for weight updates, as files, as bytes and in shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = [[5, 9, 150, 31], [7] * 37]
 
 
 class Shifting(InMemory):
-    """A tensor that is whole when it is first read, and full of NaN from then on."""
+    """A source whose tensor is valid when first read, and full of NaN afterwards."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         super().__init__(tensors)
@@ -34,7 +34,7 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def changed(weights: dict[str, torch.Tensor], seed: int = 3) -> dict[str, torch.Tensor]:
-    """Other contents of the same names, shapes and types; what was shared stays shared."""
+    """Return other contents for the same names, shapes and types; shared tensors stay shared."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: (torch.randn(value.shape, generator=generator) * 0.1 + (value.dim() == 1)).to(
@@ -58,7 +58,7 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> BytesTensors:
 
 
 def carry_out(serving: Serving, *commands: ExecutorCommand) -> list[CommandResult]:
-    """Have commands take their one path, as in the scheduler's loop."""
+    """Run commands as the scheduler's loop does."""
     path = Commands(serving.scheduler, serving.executor)
     for number, command in enumerate(commands):
         path.add(number, command)

@@ -1,4 +1,4 @@
-"""Vocabularies of other libraries, trained on a few lines here, and written as checkpoints."""
+"""Vocabularies of other tokenizer libraries, trained on a few lines, and written as checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES = [
 
 
 def train_pieces(**changes: Any) -> bytes:
-    """A model file of SentencePiece, as Llama 2's unless changed."""
+    """Train a SentencePiece model file, with Llama 2's options unless changed."""
     import sentencepiece
 
     out = io.BytesIO()
@@ -41,7 +41,7 @@ def train_pieces(**changes: Any) -> bytes:
 
 
 def train_ranks(pattern: str, size: int = 420) -> dict[bytes, int]:
-    """Ranks as byte-pair encoding is trained: the most frequent pair becomes a token."""
+    """Train byte-pair ranks: the most frequent pair becomes a token."""
     import regex
 
     ranks = {bytes([i]): i for i in range(256)}
@@ -69,7 +69,7 @@ def tiktoken_file(ranks: dict[bytes, int]) -> bytes:
 
 
 def world_file(tokens: dict[bytes, int]) -> bytes:
-    """A vocabulary file of RWKV: texts as Python literals, other bytes as literals of bytes."""
+    """Return a vocabulary file of RWKV: texts as Python literals, other bytes as bytes literals."""
 
     def literal(token: bytes) -> str:
         try:
@@ -82,7 +82,7 @@ def world_file(tokens: dict[bytes, int]) -> bytes:
 
 
 def longest_first(tokens: dict[bytes, int], text: str) -> list[int]:
-    """Ids of the longest token at each place."""
+    """Return the ids of the longest token at each position."""
     data, found = text.encode(), list[int]()
     while data:
         token = max((t for t in tokens if data.startswith(t)), key=len)

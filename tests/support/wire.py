@@ -1,4 +1,4 @@
-"""An HTTP server that keeps what it is asked and answers as the test says."""
+"""An HTTP server that records requests and answers as the test specifies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Events:
-    """Answer with server-sent events: (event name or None, data) each."""
+    """Server-sent events: (event name or None, data) each."""
 
     events: list[tuple[str | None, Any]]
     done: bool = True  # whether `data: [DONE]` ends them
@@ -50,7 +50,7 @@ class WireServer:
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[WireServer]:
-    """A server on a free local port; `answer` gives JSON, `Events` or a `Status`."""
+    """Run a server on a free local port; `answer` returns JSON, `Events` or a `Status`."""
     server = WireServer(answer)
     http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
     http.daemon_threads = True

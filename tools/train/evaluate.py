@@ -78,7 +78,7 @@ def transformers_answers(folder: Path, examples: list[Example], batch: int = 50)
 
 
 def _pixels(folder: Path, pictures: list[Any]) -> Any:
-    """Pictures as the checkpoint's processor prepares them."""
+    """Return images as the checkpoint's processor prepares them."""
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -86,7 +86,7 @@ def _pixels(folder: Path, pictures: list[Any]) -> Any:
 
 
 def _parts(text: str, picture: Any) -> list[dict[str, Any]]:
-    """A text with the place of a picture as OpenAI clients send it: PNG, in base64."""
+    """Return a text with its image as OpenAI clients send it: PNG in base64."""
     file = io.BytesIO()
     picture.save(file, "PNG")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -100,7 +100,7 @@ def _parts(text: str, picture: Any) -> list[dict[str, Any]]:
 
 
 def _wire(message: dict[str, Any], example: Example) -> dict[str, Any]:
-    """A message as OpenAI clients send it: call arguments as a JSON string, a picture as a part."""
+    """Return a message as OpenAI clients send it: arguments as a JSON string, image as a part."""
     if example.image is not None and _IMAGE in message["content"]:
         return {**message, "content": _parts(message["content"], example.image())}
     calls = message.get("tool_calls")
@@ -164,7 +164,7 @@ def format_table(table: Table) -> str:
 
 
 def show_miss(example: Example, answer: Answer) -> None:
-    """Print what was asked, what was wanted and what came."""
+    """Print the request, the expected answer and the actual one."""
     last = example.messages[-1]
     print(
         f"MISS {example.kind}: {example.messages[-2]['content']!r}\n"
@@ -178,7 +178,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Score sapling on held-out examples.")
     parser.add_argument("--model", type=Path, default=ASSETS, help="model directory")
     parser.add_argument("--vision", action="store_true", help="ask about pictures as well")
-    parser.add_argument("--other-fonts", action="store_true", help="those never trained on")
+    parser.add_argument(
+        "--other-fonts", action="store_true", help="draw fonts that were never trained on"
+    )
     parser.add_argument("--url", help="score a running server instead of the local files")
     parser.add_argument("--name", default="sapling", help="model name to send to the server")
     parser.add_argument("--per-class", type=int, default=200)

@@ -1,4 +1,4 @@
-"""Is an answer right? The one rule for local checks and for servers."""
+"""Judges whether an answer is right; used for local models and for servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_answer(text: str, *, stopped: bool) -> Answer:
 
 
 def expected_calls(example: Example) -> list[tuple[str, Any]]:
-    """The calls of the reference answer."""
+    """Return the calls of the reference answer."""
     return [
         (call["function"]["name"], call["function"]["arguments"])
         for call in example.messages[-1].get("tool_calls") or []
@@ -49,7 +49,7 @@ def expected_calls(example: Example) -> list[tuple[str, Any]]:
 
 
 def is_right(example: Example, answer: Answer) -> bool:
-    """Exact text (equal JSON for extraction and calls), stopped, and reasoned if asked to."""
+    """Whether an answer is right: exact (equal JSON), complete, with reasoning if requested."""
     if not answer.stopped or bool(answer.thought) != example.thinking:
         return False
     calls = expected_calls(example)
@@ -72,7 +72,7 @@ def score(
     answers: list[Answer],
     on_miss: Callable[[Example, Answer], None] | None = None,
 ) -> Table:
-    """Right and total of each class and overall."""
+    """Return the number of right answers and the total, for each class and overall."""
     table: Table = {}
     for example, answer in zip(examples, answers, strict=True):
         right = is_right(example, answer)

@@ -23,10 +23,10 @@ from tools.train.template import render
 
 @dataclass
 class TrainConfig:
-    """How to train.
+    """Settings of training.
 
-    Everything follows the number of the step, never a clock: the same seed and number of workers
-    give the same weights, and a busy machine only takes longer.
+    Everything depends on the step number, never on a clock: the same seed and number of workers
+    yield the same weights, and a busy machine only takes longer.
     """
 
     seed: int = 1
@@ -51,18 +51,18 @@ class TrainConfig:
 
 
 def schedule(step: int, config: TrainConfig) -> float:
-    """Learning-rate factor: short warm-up, constant, then linear to almost nothing."""
+    """Return the learning-rate factor: short warm-up, constant, linear decay to almost zero."""
     warm = min(1.0, (step + 1) / config.warmup_steps)
     left = (1 - step / config.steps) / (1 - config.decay_from)
     return warm * max(0.01, min(1.0, left))
 
 
 def related_embedding(tokenizer: Tokenizer, config: ModelConfig, seed: int) -> torch.Tensor:
-    """Initial embeddings in which ' Paris', 'Paris' and 'paris' start out alike.
+    """Return initial embeddings in which ' Paris', 'Paris' and 'paris' are similar.
 
-    Copying a word to another place then needs no knowledge of that very word. Rows have a root
-    mean square of one: much smaller ones drown in what the layers add to them, and the model
-    learns to copy far later (its final norm makes up for it by a small scale).
+    Copying a word to another position then needs no knowledge of that word. Rows have a root mean
+    square of one: much smaller rows would be dominated by the outputs of the layers, and the model
+    would learn to copy far later (its final norm compensates by a small scale).
     """
     rng = torch.Generator().manual_seed(seed)
     space, capital = (torch.randn(config.hidden_size, generator=rng) for _ in range(2))
@@ -87,7 +87,7 @@ def related_embedding(tokenizer: Tokenizer, config: ModelConfig, seed: int) -> t
 def answer_locally(
     model: Sapling, tokenizer: Tokenizer, examples: list[Example], batch: int = 64
 ) -> list[Answer]:
-    """Greedy answers of the model in memory, in the order of the examples."""
+    """Return greedy answers of the model in memory, in the order of the examples."""
     model.eval()
     prompts: list[list[int]] = []
     limits: list[int] = []
@@ -122,7 +122,8 @@ class Trainer:
     """State of a run: model, running average, optimisers, mix weights and counters.
 
     Several workers may train together, each a process with one thread: they share gradients once
-    a step, which wastes far less on a busy machine than threads that meet in every operation.
+    per step, which costs far less on a busy machine than threads that synchronise in every
+    operation.
     """
 
     def __init__(
@@ -163,9 +164,9 @@ class Trainer:
             print(text, flush=True)
 
     def save(self, name: str) -> None:
-        """Write a checkpoint from which training continues as if it had never stopped.
+        """Write a checkpoint from which training continues exactly.
 
-        All workers call this: each has drawn rows of its own.
+        All workers call this, because each has rows of its own in memory.
         """
         drawn: list[object] = [None] * self.config.workers
         distributed.all_gather_object(drawn, self.batches.state_dict())
@@ -185,7 +186,7 @@ class Trainer:
         (self.folder / "writing.pt").replace(self.folder / name)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         state = torch.load(path, weights_only=False)
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
@@ -197,7 +198,7 @@ class Trainer:
         self.batches.load_state_dict(state["batches"][self.rank])
 
     def check(self) -> Table:
-        """Score the averaged model on dev examples and lean the mix accordingly."""
+        """Score the averaged model on dev examples, and adjust the mix."""
         mine = answer_locally(
             self.average, self.tokenizer, self.dev[self.rank :: self.config.workers]
         )
@@ -213,7 +214,7 @@ class Trainer:
         return table
 
     def lean(self) -> None:
-        """Lean the mix towards classes that did badly, and in the end to those learnt last."""
+        """Shift the mix towards classes with low scores, and at the end to those learnt last."""
         finishing = self.step >= self.config.finish_from * self.config.steps
         for name, base in mix.WEIGHTS.items():
             accuracy = self.accuracies.get(mix.PART_OF.get(name, name), 1 / 3)

@@ -1,7 +1,7 @@
 """A compact Llama in plain torch, with the parameter names of transformers' LlamaForCausalLM.
 
-Only what training needs: causal self attention over right-padded rows, and a language-model head
-evaluated at chosen positions. Greedy decoding for the periodic check lives here as well.
+It contains only what training needs: causal self-attention over right-padded rows, a language-model
+head that is evaluated at selected positions, and greedy decoding for the periodic check.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def learnt_positions(targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Product(torch.autograd.Function):
-    """`x @ weight.T` whose gradient for the weight is a product of matrices as they lie.
+    """`x @ weight.T` with a weight gradient that avoids transposed views.
 
-    Left to itself the matrix library multiplies by a transposed view there, at a third of the
-    speed; the smaller of the two factors is turned round first.
+    By default the matrix library multiplies by a transposed view there, at a third of the speed;
+    this transposes the smaller of the two factors first.
     """
 
     @staticmethod
@@ -88,17 +88,17 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """The outputs of several layers of one input, from one product."""
+    """Return the outputs of several layers with the same input, computed in one product."""
     whole = product(x, torch.cat([layer.weight for layer in layers]))
     return whole.split([layer.out_features for layer in layers], -1)
 
 
 class Scores(torch.autograd.Function):
-    """`query @ key.T` of a stack of matrices whose gradient for the keys lies as the keys do.
+    """`query @ key.T` of a stack of matrices, with a key gradient in the layout of the keys.
 
-    Left to itself autograd computes the transposed gradient, and turning it round within the
-    kernel that undoes the rotary embedding makes torch 2.13's compiler read past what it wrote:
-    not-a-number at random places of the keys' gradient.
+    By default autograd computes the transposed gradient. Transposing it inside the kernel that
+    inverts the rotary embedding makes torch 2.13's compiler read out of bounds, which yields NaN at
+    random places of the keys' gradient.
     """
 
     @staticmethod
@@ -117,7 +117,7 @@ class Scores(torch.autograd.Function):
 def short_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Grouped-query attention from plain products, causal or as `mask` (rows, queries, keys) says.
+    """Grouped-query attention from plain products, causal or with `mask` (rows, queries, keys).
 
     For short rows this is much faster than the fused kernel. The query heads of one key head are
     stacked as extra rows, so that keys and values need no copies.
@@ -143,7 +143,7 @@ def short_attention(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm. Inside the layers its scale stays one: the matrices can hold it."""
+    """Root-mean-square norm; inside the layers its scale stays one: the matrices absorb it."""
 
     def __init__(self, size: int, eps: float, *, learnt: bool = False) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, past: list[Tensor] | None
     ) -> Tensor:
-        """Attend; `past` holds earlier keys and values and is extended."""
+        """Attend; `past` holds earlier keys and values, and is extended."""
         rows, length, _ = x.shape
         shape = (rows, length, -1, self.config.head_dim)
         query, key, value = (
@@ -275,19 +275,20 @@ class Sapling(nn.Module):
         return product(hidden, self.model.embed_tokens.weight).float()
 
     def loss(self, tokens: Tensor, tables: Tables, where: Tensor, wanted: Tensor) -> Tensor:
-        """Summed cross entropy of the tokens `wanted` after the flat positions `where`.
+        """Return the summed cross entropy of the tokens `wanted` after the flat positions `where`.
 
-        `tables` are those of `rotary_tables`, given from outside: computed in here, the compiler
-        would recompute every cosine wherever it is used.
+        `tables` are those of `rotary_tables`, passed in because the compiler would otherwise
+        recompute every cosine at each use.
         """
         hidden = self.model(tokens, tables).flatten(0, 1)
         return F.cross_entropy(self.head(hidden[where]), wanted, reduction="sum")
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], stop: int, limit: int) -> list[list[int]]:
-        """Greedy continuations of a batch of prompts, each without its stop token.
+        """Return greedy continuations of a batch of prompts, each without its stop token.
 
-        A row that never stops within `limit` tokens ends in -1, so that it cannot pass as right.
+        A row that does not stop within `limit` tokens ends in -1, so that it does not count as
+        right.
         """
         width = max(len(prompt) for prompt in prompts)
         tokens = torch.zeros(len(prompts), width, dtype=torch.long)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz iteration towards the nearest orthogonal matrices, in bfloat16."""
+    """Approximate the nearest orthogonal matrices by Newton-Schulz iteration, in bfloat16."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = stack.to(torch.bfloat16)
     wide = x.shape[-2] > x.shape[-1]
@@ -25,7 +25,7 @@ def orthogonalise(stack: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised; matrices of one shape are handled together."""
+    """Momentum with orthogonalised updates; matrices of the same shape are processed together."""
 
     def __init__(
         self,

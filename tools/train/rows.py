@@ -1,4 +1,4 @@
-"""Training data of a worker: endless batches, the same however often the run was interrupted."""
+"""Training data of a worker: endless batches, independent of interruptions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOOKAHEAD = 8
 
 
 def recitation(tokenizer: Tokenizer, rng: random.Random, width: int = 112) -> Row:
-    """Random tokens to copy or to reverse, as ids.
+    """Return random tokens to copy or to reverse, as ids.
 
-    Nothing but looking back helps here, so a model that starts with these finds its induction
+    They can be predicted only by looking back, so a model that starts with them forms its induction
     heads within minutes (Olsson et al., "In-context Learning and Induction Heads", 2022).
     """
     ids: list[int] = []
@@ -44,7 +44,7 @@ def recitation(tokenizer: Tokenizer, rng: random.Random, width: int = 112) -> Ro
 
 
 def padded(rows: list[Row], width: int) -> Batch:
-    """Tokens and targets of rows as one pair of tensors."""
+    """Return tokens and targets of rows as one pair of tensors."""
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     targets = torch.full((len(rows), width), -100)
     for index, (ids, wanted) in enumerate(rows):
@@ -54,11 +54,11 @@ def padded(rows: list[Row], width: int) -> Batch:
 
 
 class Batches:
-    """Batches of one worker, a fixed number for each step.
+    """Batches of one worker, a fixed number per step.
 
-    The rows of a batch are of like length, from a short list of widths: a new shape costs the
-    matrix library a compilation, and the allocator a search. Some steps are drawn ahead and each
-    given narrow and wide batches, so that workers which wait for each other take equally long.
+    The rows of a batch have similar lengths, from a short list of widths: a new shape costs the
+    matrix library a compilation, and the allocator a search. Steps are drawn ahead in groups, and
+    each gets narrow and wide batches, so that workers that wait for each other take equally long.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Batches:
         self._ready: deque[list[Batch]] = deque()
 
     def next_step(self, recite_share: float) -> list[Batch]:
-        """The batches of the next step; of what is drawn now, this share is recitation."""
+        """Return the batches of the next step; `recite_share` of new rows are recitation."""
         if not self._ready:
             self._draw_ahead(recite_share)
         return self._ready.popleft()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what comes next."""
+        """Return everything that determines the following batches."""
         return {
             "rng": self._rng.getstate(),
             "order": self._order.getstate(),
@@ -94,7 +94,7 @@ class Batches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue where `state_dict` was called."""
         self._rng.setstate(state["rng"])
         self._order.setstate(state["order"])
         self._waiting = state["waiting"]

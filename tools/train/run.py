@@ -1,4 +1,4 @@
-"""The one command: tokenizer, training, export and evaluation."""
+"""Runs all stages: tokenizer, training, export and evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.train.tokenizer import save_tokenizer, train_tokenizer
 
 
 def work(rank: int, config: TrainConfig, output: Path, folder: Path, resume: Path | None) -> None:
-    """One training process."""
+    """Run one training process."""
     meeting = f"file://{(folder / 'meeting').resolve()}"
     distributed.init_process_group("gloo", meeting, rank=rank, world_size=config.workers)
     tokenizer = Tokenizer.from_file(str(output / "tokenizer.json"))
@@ -28,14 +28,14 @@ def work(rank: int, config: TrainConfig, output: Path, folder: Path, resume: Pat
 
 
 def train(config: TrainConfig, output: Path, folder: Path, resume: Path | None) -> None:
-    """Train with all workers and leave the checkpoint in `folder`."""
+    """Train with all workers; leave the checkpoint in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "meeting").unlink(missing_ok=True)
     torch.multiprocessing.spawn(work, (config, output, folder, resume), config.workers)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train sapling from nothing.")
     parser.add_argument("--steps", type=int, default=TrainConfig.steps, help="about 0.6 s each")
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)

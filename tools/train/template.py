@@ -1,7 +1,7 @@
-"""The chat template of sapling and its rendering, the same text for training and serving.
+"""The chat template of sapling and its rendering, shared by training and serving.
 
-ChatML with tools in the Hermes form. Every assistant turn carries a think block, an empty one
-where the model did not think, so that a conversation's prompt is a prefix of its next prompt.
+ChatML with tools in the Hermes form. Every assistant turn has a think block, which is empty if the
+model did not think, so that a conversation's prompt is a prefix of its next prompt.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def render(
 def training_pieces(
     messages: list[Message], tools: list[dict[str, Any]] | None = None
 ) -> list[tuple[str, bool]]:
-    """Split a rendered conversation into (text, learn it) pieces.
+    """Split a rendered conversation into (text, whether to learn it) pieces.
 
-    Learnt is what the model writes: from the end of each assistant turn's generation prompt to
-    its end token. A turn with a think block is learnt from `<think>` on; a turn without one
-    begins after the empty block that the generation prompt already holds.
+    The model learns what it writes: from the end of each assistant turn's generation prompt to its
+    end token. A turn with reasoning is learnt from `<think>` on; a turn without it starts after the
+    empty block that the generation prompt already contains.
     """
     pieces: list[tuple[str, bool]] = []
     for index, chunk in enumerate(render(messages, tools).split(ASSISTANT_HEADER)):

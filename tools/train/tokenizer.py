@@ -1,4 +1,4 @@
-"""Sapling's byte-level BPE tokenizer: digits stand alone, and any UTF-8 text round-trips."""
+"""Sapling's byte-level BPE tokenizer: each digit is a token, and any UTF-8 text round-trips."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pieces_of(example: Example) -> list[tuple[str, bool]]:
 
 
 def encode_example(tokenizer: Tokenizer, example: Example) -> tuple[list[int], list[int]]:
-    """Token ids of an example and, for each, the token to predict next or -100."""
+    """Return the token ids of an example and, for each, the token to predict next or -100."""
     tokens: list[int] = []
     learnt: list[bool] = []
     for text, learn in pieces_of(example):

@@ -7,13 +7,13 @@ const KEY = "sylvan.key";
 export type Site = "server" | "gateway";
 export const site = (document.documentElement.dataset.site ?? "server") as Site;
 
-/** The key of this tab; it is gone with the tab. */
+/** The API key of this tab; it is deleted with the tab. */
 export const key = new Store(sessionStorage.getItem(KEY) ?? "");
-/** Set when a call was refused for want of a key. */
+/** Set when a call was rejected because it had no key. */
 export const asksForKey = new Store(false);
-/** The key that is kept was refused. */
+/** Set when the stored key was rejected. */
 export const refused = new Store(false);
-/** Whether the server can be reached; it is asked again until it can. */
+/** Whether the server can be reached; polled until it can. */
 export const link = new Store<"up" | "busy" | "lost">("up");
 
 export function setKey(value: string): void {
@@ -34,7 +34,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The address of a path of the server, wherever a proxy has put it. */
+/** Return the URL of a path of the server, also behind a proxy with a path prefix. */
 export function url(path: string): string {
   return new URL(path.replace(/^\//, ""), BASE).href;
 }
@@ -68,7 +68,7 @@ export async function text(path: string): Promise<string> {
   return (await send(path, { signal: AbortSignal.timeout(15_000) })).text();
 }
 
-/** The data of server-sent events, in order. */
+/** Yield the data of server-sent events. */
 export async function* events(answer: Response): AsyncGenerator<string> {
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
@@ -99,12 +99,12 @@ async function failure(answer: Response): Promise<ApiError> {
     message = typeof error === "string" ? error : (error.message ?? said.message ?? message);
     param = error.param ?? undefined;
   } catch {
-    // a text, of a proxy for example
+    // not JSON, for example a text of a proxy
   }
   return new ApiError(answer.status, message, param);
 }
 
-/** Looks now and then whether the server is there; often while it is not. */
+/** Poll whether the server can be reached; more often while it cannot. */
 export function watchLink(): () => void {
   let timer = 0;
   let over = false;

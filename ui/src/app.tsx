@@ -1,4 +1,4 @@
-// The frame around the views: where one is, whether the server is there, and the key.
+// The frame around the views: navigation, connection state, and the API key.
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { asksForKey, key, link, refused, setKey, site, watchLink } from "./api";

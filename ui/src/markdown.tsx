@@ -1,4 +1,4 @@
-// What models write, as elements: never as HTML, and without anything from outside.
+// Renders the Markdown of models as elements: never as raw HTML, and without external resources.
 import { marked, type Token, type Tokens } from "marked";
 import type { ComponentChildren } from "preact";
 import { useMemo } from "preact/hooks";
@@ -121,7 +121,7 @@ function Code({ text, lang }: { text: string; lang?: string }) {
 const PARTS =
   /(\/\/[^\n]*|#[^\n]*|\/\*[\s\S]*?\*\/)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|\b(\d+(?:\.\d+)?)\b|\b(and|as|async|await|break|case|class|const|continue|def|do|elif|else|enum|except|export|false|False|finally|fn|for|from|func|function|if|impl|import|in|interface|is|let|match|mut|new|nil|None|not|null|or|package|pass|pub|raise|return|self|static|struct|switch|this|throw|true|True|try|type|use|var|void|while|with|yield)\b/g;
 
-/** Comments, strings, numbers and words that most languages share. */
+/** Comments, strings, numbers and keywords that most languages share. */
 function painted(text: string): ComponentChildren {
   if (text.length > 20_000) return text;
   const found: ComponentChildren[] = [];

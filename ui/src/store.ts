@@ -1,4 +1,4 @@
-// Values that components follow.
+// Values that components subscribe to.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { link } from "./api";
 
@@ -31,7 +31,7 @@ export interface Polled<T> {
   again: () => void;
 }
 
-/** Asks again and again while the page is looked at; what was known stays while a call fails. */
+/** Poll while the page is visible; keep the last value while calls fail. */
 export function usePoll<T>(ask: () => Promise<T>, everyMs: number, deps: unknown[] = []): Polled<T> {
   const [state, setState] = useState<{ data?: T; error?: Error }>({});
   const kick = useRef(() => {});

@@ -1,7 +1,7 @@
-"""Runs when Python starts with this folder on its path: paces the steps of a scheduler process.
+"""Paces the steps of a scheduler process; Python runs it at start-up if this folder is on its path.
 
-The server is the real one, with all its processes; only its steps take as long as those of a
-device of known speed, whatever else this machine does. See `bench_accuracy.py`.
+The server is the real one, with all its processes; only its steps take as long as those of a device
+of known speed, whatever else runs on this machine. See `bench_accuracy.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ SCATTER = 0.06
 
 
 def seconds(rows: int, context: int, samples: int) -> float:
-    """Memory-bound up to some rows, then compute-bound; decodes also read their KV."""
+    """Return the time of a step: memory-bound up to some rows, then compute-bound; decodes also
+    read their KV.
+    """
     return max(FLOOR_S, ROW_S * rows) + CONTEXT_S * context + SAMPLE_S * samples
 
 

@@ -74,7 +74,7 @@ def sent_file(body: SentAdapterBody) -> bytes | SharedFile:
     field = "serialized_named_tensors"
     if body.load_format not in (None, "safetensors", "direct"):
         raise RequestError(
-            f"load_format is {body.load_format[:64]!r}; only safetensors are read",
+            f"load_format: expected safetensors, got {body.load_format[:64]!r}",
             param="load_format",
         )
     if body.added_tokens_config:
@@ -103,10 +103,10 @@ def check_sums(data: bytes, expected: Mapping[str, str]) -> None:
     try:
         found = dict(deserialize(data))
     except SafetensorError as error:
-        message = f"serialized_named_tensors is no safetensors file: {error}"
+        message = f"serialized_named_tensors is not a safetensors file: {error}"
         raise RequestError(message, param="serialized_named_tensors") from None
     for name, wanted in expected.items():
         if name not in found:
-            raise RequestError(f"{field}: {name[:200]!r} was not sent", param=field)
+            raise RequestError(f"{field}: {name[:200]!r} is listed but was not sent", param=field)
         if xxhash.xxh3_128_hexdigest(found[name]["data"]) != wanted.lower():
-            raise RequestError(f"{field}: {name[:200]!r} has another checksum", param=field)
+            raise RequestError(f"{field}: {name[:200]!r} does not match its checksum", param=field)

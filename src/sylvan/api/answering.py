@@ -84,12 +84,12 @@ def thinking_variables(
     return variables
 
 
-def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPlan:
+def plan_answer(parsers: Parsers, request: AnswerRequest, prompt: str) -> AnswerPlan:
     """Plan how an answer is constrained and parsed.
 
     Args:
         parsers: The model's reasoning and tool-call parsers.
-        asked: Options of the answer.
+        request: Options of the answer.
         prompt: The prompt's text, or its end.
 
     Raises:
@@ -97,16 +97,18 @@ def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPl
     """
     family = parsers.reasoning
     thinks = family is not None and (
-        family.leaves_open(asked.continued)
-        if asked.continued is not None
-        else family.starts_in_reasoning(prompt, asked.variables)
+        family.leaves_open(request.continued)
+        if request.continued is not None
+        else family.starts_in_reasoning(prompt, request.variables)
     )
-    rules = _rules(parsers, asked, starts=thinks)
-    sampling = _constrained(asked, rules)
-    bound = None
+    rules = _rules(parsers, request, starts=thinks)
+    sampling = _constrained(request, rules)
+    grammar = None
     if sampling.grammar is not None:
-        bound = _bound(asked, sampling, opens=_may_open(family, asked, prompt))
-        if not bound.calls and rules.reasoning is not None:
+        grammar = _grammar_with_thinking(
+            request, sampling, opens=_may_open(family, request, prompt)
+        )
+        if not grammar.calls and rules.reasoning is not None:
             family = replace(rules.reasoning, interrupts=())
             rules = msgspec.structs.replace(rules, reasoning=family)
     if (rules.reasoning and parsers.special_thinking) or (rules.tools and parsers.special_tools):
@@ -114,15 +116,15 @@ def plan_answer(parsers: Parsers, asked: AnswerRequest, prompt: str) -> AnswerPl
     thinking = thinking_of(
         parsers,
         inside=thinks,
-        budget=asked.thinking_budget,
-        bound=bound,
+        budget=request.thinking_budget,
+        grammar=grammar,
         calls=rules.tools is not None,
     )
     return AnswerPlan(sampling, rules, thinking)
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class GrammarWithThinking:
     """A grammar combined with thinking.
 
     Attributes:
@@ -142,7 +144,7 @@ def thinking_of(
     *,
     inside: bool,
     budget: int | None,
-    bound: Bound | None = None,
+    grammar: GrammarWithThinking | None = None,
     calls: bool = False,
 ) -> ThinkingOptions | None:
     """Return the engine's thinking parameters; None for a model without thinking.
@@ -153,27 +155,27 @@ def thinking_of(
         parsers: The model's markers.
         inside: Whether the output continues thinking.
         budget: Most tokens of thinking.
-        bound: The grammar combined with it.
+        grammar: The grammar combined with it.
         calls: Whether the request has tools; a call then ends thinking.
     """
     family, starts = parsers.reasoning, parsers.think_starts
     if family is None or not parsers.think_ends:
         return None
-    if bound is None:
+    if grammar is None:
         if budget is None and not inside:
             return None
         ends = parsers.think_ends if calls else parsers.think_ends[: len(family.ends)]
         return ThinkingOptions(ends=ends, starts=starts, inside=inside, budget=budget)
     headers = (
-        *(parsers.headers if bound.text else ()),
-        *(parsers.call_headers if bound.calls else ()),
+        *(parsers.headers if grammar.text else ()),
+        *(parsers.call_headers if grammar.calls else ()),
     )
-    starts = starts if bound.may_open and budget != 0 else ()
+    starts = starts if grammar.may_open and budget != 0 else ()
     if not (inside or starts or headers):
         return None
     return ThinkingOptions(
         # a call ends thinking if the grammar has calls
-        ends=parsers.think_ends if bound.calls else parsers.think_ends[: len(family.ends)],
+        ends=parsers.think_ends if grammar.calls else parsers.think_ends[: len(family.ends)],
         starts=starts,
         headers=headers,
         inside=inside,
@@ -181,14 +183,14 @@ def thinking_of(
     )
 
 
-def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRules:
-    use = asked.tool_use
+def _rules(parsers: Parsers, request: AnswerRequest, *, starts: bool) -> OutputRules:
+    use = request.tool_use
     calling = None
     if use.tools and use.choice != "none":
         calling = parsers.tools
         if use.choice != "auto" and (calling is None or calling.wrapping is None):
             calling = tool_family("json_array")
-    thinking = parsers.reasoning if asked.separate_reasoning else None
+    thinking = parsers.reasoning if request.separate_reasoning else None
     if thinking is not None:  # only the start of a call in this request ends thinking
         markers = calling.grammar.markers if calling is not None else ()
         ends = tuple(mark for mark in thinking.interrupts if mark in markers)
@@ -197,7 +199,7 @@ def _rules(parsers: Parsers, asked: AnswerRequest, *, starts: bool) -> OutputRul
     return OutputRules(
         reasoning=thinking,
         starts_in_reasoning=starts,
-        stream_reasoning=asked.stream_reasoning,
+        stream_reasoning=request.stream_reasoning,
         tools=calling,
         specs=ToolSpec.from_openai(use.tools),
         parallel=use.parallel and use.choice in ("auto", "required"),
@@ -210,9 +212,9 @@ def _interrupted(family: ReasoningFamily, ends: tuple[str, ...]) -> ReasoningFam
     return replace(family, interrupts=ends)
 
 
-def _constrained(asked: AnswerRequest, rules: OutputRules) -> SamplingParams:
+def _constrained(request: AnswerRequest, rules: OutputRules) -> SamplingParams:
     """Return sampling parameters that force the requested calls."""
-    use, sampling = asked.tool_use, asked.sampling
+    use, sampling = request.tool_use, request.sampling
     forced = use.choice not in ("auto", "none")
     if forced and sampling.grammar is not None:
         if sampling.json_schema is None:
@@ -290,16 +292,18 @@ def _schema_of(text: str) -> Any:
         raise RequestError(message, param="json_schema") from None
 
 
-def _bound(asked: AnswerRequest, sampling: SamplingParams, *, opens: bool) -> Bound:
+def _grammar_with_thinking(
+    request: AnswerRequest, sampling: SamplingParams, *, opens: bool
+) -> GrammarWithThinking:
     """Return how the grammar in `sampling` combines with thinking."""
-    ours = sampling is not asked.sampling  # the grammar constrains calls
+    ours = sampling is not request.sampling  # the grammar constrains calls
     calls = ours and sampling.structural_tag is not None
-    forced = asked.tool_use.choice != "auto"
-    return Bound(may_open=opens, calls=calls, text=not (calls and forced))
+    forced = request.tool_use.choice != "auto"
+    return GrammarWithThinking(may_open=opens, calls=calls, text=not (calls and forced))
 
 
-def _may_open(family: ReasoningFamily | None, asked: AnswerRequest, prompt: str) -> bool:
+def _may_open(family: ReasoningFamily | None, request: AnswerRequest, prompt: str) -> bool:
     """Whether the model may start with thinking that the prompt did not open."""
-    if family is None or asked.continued is not None:
+    if family is None or request.continued is not None:
         return False
-    return family.may_start_reasoning(prompt, asked.variables)
+    return family.may_start_reasoning(prompt, request.variables)

@@ -262,7 +262,7 @@ def _block_text(block: Block, path: str) -> str:
     if block.type == "search_result":
         return search_text(block.__dict__, path)
     if block.type != "text":
-        message = f"{path}: a block of type {block.type[:40]!r} cannot be taken here."
+        message = f"{path}: a block of type {block.type[:40]!r} is not allowed here."
         raise RequestError(message, param=path)
     if block.text is None:
         raise RequestError(f"{path}.text must be given.", param=f"{path}.text")

@@ -1,4 +1,4 @@
-"""Error bodies, one function per API family."""
+"""Error bodies in the format of each API family."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ RETRYABLE = frozenset({408, 429, 503})
 
 
 def anthropic_overflow(error: ContextLengthError) -> str | None:
-    """Word a context overflow as Anthropic does: its clients match the words and numbers."""
+    """Phrase a context overflow as Anthropic does, because its clients parse the message."""
     if error.prompt_tokens is None:
         return None
     if error.max_new_tokens is None:

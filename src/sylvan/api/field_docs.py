@@ -1,7 +1,7 @@
-"""Field descriptions of bodies, from the docstrings below fields; not used for validation.
+"""Descriptions of fields in bodies, from the docstrings below them; not used for validation.
 
 Pydantic reads these texts while it creates a class (`use_attribute_docstrings`), which takes a
-quarter of a second for all bodies; they are needed only when somebody asks for a description.
+quarter of a second for all bodies; they are needed only when a description is requested.
 """
 
 from __future__ import annotations

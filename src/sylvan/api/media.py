@@ -17,7 +17,7 @@ from sylvan.protocol.media import MediaKind
 
 SOURCE = "source"
 MAX_FPS, MAX_FRAMES = 60, 4096
-MAX_COUNT, MAX_LONG_SIDE = 1024, 1 << 16  # of tiles, of pixels
+MAX_COUNT, MAX_LONG_SIDE = 1024, 1 << 16  # limits of tiles and of pixels
 _LOW_DETAIL_PIXELS = 512 * 512  # as OpenAI defines `detail: low`
 _DETAILS = ("auto", "low", "high", "original")
 
@@ -29,7 +29,7 @@ _NUMBERS: Mapping[MediaKind, tuple[tuple[str, str, int, type], ...]] = {
     ),
     "video": (("fps", "fps", MAX_FPS, float), ("max_frames", "max_frames", MAX_FRAMES, int)),
 }
-"""Options that are numbers: their names, ours, the largest, and whether fractions are allowed."""
+"""Numeric options: name in bodies, item option, largest value, whether fractions are allowed."""
 
 _KINDS: Mapping[str, MediaKind] = {
     "image_url": "image",
@@ -117,7 +117,7 @@ def anthropic_media(source: object, path: str) -> dict[str, Any]:
         return _part(read_source("image", given.get("url"), f"{path}.source.url"))
     if form == "base64":
         data = given.get("data")
-        if isinstance(data, bytes):  # a page that was drawn here
+        if isinstance(data, bytes):  # a page that was rendered here
             return _part(read_source("image", data, f"{path}.source.data"))
         media_type = str(given.get("media_type") or "image/png")
         if isinstance(data, str):
@@ -175,7 +175,7 @@ def media_part(kind: MediaKind, given: object, path: str) -> dict[str, Any]:
     """Return the part of a message with an item.
 
     Raises:
-        RequestError: It is no address, data URL or base64; the message names the path.
+        RequestError: It is not an address, data URL or base64; the message names the path.
     """
     return _part(read_source(kind, given, path))
 

@@ -58,7 +58,7 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _never(given: object) -> dict[str, float]:
-    """Tokens that a checkpoint never says, as biases (Marian: padding); not longer words."""
+    """Biases for tokens that a checkpoint never generates (Marian: padding); single tokens only."""
     words = cast("list[object]", given) if isinstance(given, list) else []
     ones = [cast("list[object]", w) for w in words if isinstance(w, list)]
     tokens = [w[0] for w in ones if len(w) == 1 and isinstance(w[0], int)]

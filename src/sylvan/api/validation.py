@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, InitErrorDetails
 
-from sylvan.api.first_fault import fail_fast
+from sylvan.api.first_error import fail_fast
 from sylvan.protocol.errors import RequestError
 
 MAX_SHOWN = 80  # characters of a client's value or name that errors repeat

@@ -190,7 +190,7 @@ class ChecksumReply(BaseModel):
 
 
 class BalanceReply(BaseModel):
-    """How experts were moved: how many, and the balance of groups before and after."""
+    """Number of experts that moved, and the balance of groups before and after."""
 
     success: bool
     message: str

@@ -9,7 +9,7 @@ from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.bench.workload import BenchTurn
 from sylvan.config.bench import AnswerConfig
 
-Said = Sequence[tuple[str, str]]
+History = Sequence[tuple[str, str]]
 """Earlier turns of a conversation: prompt and answer."""
 
 
@@ -24,7 +24,9 @@ class Api(Protocol):
     path: str
     streams: bool
 
-    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         """Build the body of a request."""
         ...
 
@@ -46,11 +48,13 @@ class GenerateApi:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         config = self._config
-        exact = turn.token_ids and not said
+        exact = turn.token_ids and not history
         body: dict[str, Any] = {
-            **({"input_ids": list(turn.token_ids)} if exact else {"text": _whole(turn, said)}),
+            **({"input_ids": list(turn.token_ids)} if exact else {"text": _whole(turn, history)}),
             "sampling_params": {
                 "temperature": config.temperature,
                 "top_p": config.top_p,
@@ -83,10 +87,12 @@ class Completions:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        exact = turn.token_ids and not said
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
+        exact = turn.token_ids and not history
         body = {
-            "prompt": list(turn.token_ids) if exact else _whole(turn, said),
+            "prompt": list(turn.token_ids) if exact else _whole(turn, history),
             "max_tokens": turn.output_tokens,
             **_openai_fields(self._config, adapter or model),
         }
@@ -109,9 +115,11 @@ class Chat:
     def __init__(self, config: AnswerConfig) -> None:
         self._config = config
 
-    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
         earlier: list[Mapping[str, object]] = []
-        for question, answer in said:
+        for question, answer in history:
             earlier.append({"role": "user", "content": question})
             earlier.append({"role": "assistant", "content": answer})
         now = turn.messages or [{"role": "user", "content": turn.text}]
@@ -126,9 +134,9 @@ class Chat:
 
     def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
         for choice in event.get("choices", ()):
-            said = choice.get("delta") or choice.get("message") or {}
+            message = choice.get("delta") or choice.get("message") or {}
             for name in ("reasoning_content", "content"):
-                _piece(reception, said.get(name), now_s)
+                _piece(reception, message.get(name), now_s)
         _usage(event, reception.outcome)
 
 
@@ -141,8 +149,10 @@ class EmbeddingsApi:
     def __init__(self, config: AnswerConfig) -> None:
         del config  # generates nothing
 
-    def body(self, turn: BenchTurn, said: Said, model: str, adapter: str | None) -> dict[str, Any]:
-        del said
+    def body(
+        self, turn: BenchTurn, history: History, model: str, adapter: str | None
+    ) -> dict[str, Any]:
+        del history
         return {"input": list(turn.token_ids) or turn.text, "model": adapter or model}
 
     def read(self, event: Mapping[str, Any], reception: TokenTimer, now_s: float) -> None:
@@ -187,6 +197,6 @@ def _usage(event: Mapping[str, Any], outcome: RequestRecord) -> None:
     outcome.cached_tokens = int(details.get("cached_tokens") or 0)
 
 
-def _whole(turn: BenchTurn, said: Said) -> str:
+def _whole(turn: BenchTurn, history: History) -> str:
     """Return a prompt that repeats the history."""
-    return "".join([*(question + answer for question, answer in said), turn.text])
+    return "".join([*(question + answer for question, answer in history), turn.text])

@@ -78,10 +78,10 @@ class BatchBench:
     ) -> None:
         caps = executor.caps
         if any(group.kind == "state" for group in caps.kv_groups):
-            message = "bench batch: the model keeps recurrent states, which a scheduler has to plan"
+            message = "bench batch: the model has recurrent states, which need a scheduler"
             raise ConfigError(f"{message}; use sylvan bench offline")
         if caps.makes_vectors:
-            raise ConfigError("bench batch: the model makes vectors, and generates nothing")
+            raise ConfigError("bench batch: the model embeds texts, and generates none")
         self._executor = executor
         self._vocab_size = vocab_size
         self._context_len = context_len

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import aiohttp
 import orjson
 
-from sylvan.bench.apis import Api, Said
+from sylvan.bench.apis import Api, History
 from sylvan.bench.events import Events
 from sylvan.bench.outcome import RequestRecord, TokenTimer
 from sylvan.bench.workload import BenchTurn
@@ -111,15 +111,15 @@ class Client:
         self,
         api: Api,
         turn: BenchTurn,
-        said: Said,
+        history: History,
         *,
         model: str,
         adapter: str | None,
         extra: Mapping[str, Any],
     ) -> RequestRecord:
         """Send one request and read its answer; errors are part of the outcome."""
-        assert self._session is not None, "used as a context"
-        body = {**api.body(turn, said, model, adapter), **extra, **(turn.extra or {})}
+        assert self._session is not None, "the client is used as a context manager"
+        body = {**api.body(turn, history, model, adapter), **extra, **(turn.extra or {})}
         data = orjson.dumps(body)
         headers = {"content-type": "application/json"}
         outcome = RequestRecord(turn.prompt_tokens)
@@ -153,7 +153,7 @@ class Client:
                     return
 
     async def _call(self, method: str, path: str) -> dict[str, Any]:
-        assert self._session is not None, "used as a context"
+        assert self._session is not None, "the client is used as a context manager"
         limit = aiohttp.ClientTimeout(total=CONTROL_S)
         try:
             async with self._session.request(method, self.url + path, timeout=limit) as reply:
@@ -167,9 +167,9 @@ class Client:
         try:
             found = orjson.loads(data)
         except ValueError as error:
-            raise TargetError(f"{method} {path}: the answer is no JSON") from error
+            raise TargetError(f"{method} {path}: the answer is not JSON") from error
         if not isinstance(found, dict):
-            raise TargetError(f"{method} {path}: the answer is no JSON object")
+            raise TargetError(f"{method} {path}: the answer is not a JSON object")
         return cast("dict[str, Any]", found)
 
 
@@ -216,7 +216,7 @@ def extra_fields(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"answer.extra_body: no JSON: {error}") from error
+        raise ConfigError(f"answer.extra_body: this is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError("answer.extra_body: expected a JSON object")
     return cast("dict[str, Any]", found)

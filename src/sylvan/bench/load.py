@@ -75,21 +75,21 @@ class BenchRun:
 
         async def converse(conversation: BenchConversation, due_s: float) -> None:
             nonlocal ended
-            said: list[tuple[str, str]] = []
+            history: list[tuple[str, str]] = []
             for number, turn in enumerate(conversation.turns):
                 async with slots:
                     sent_s = self._target.clock() - began_s
                     outcome = RequestRecord(turn.prompt_tokens, error="cut off by load.max_seconds")
                     outcomes.append(outcome)
                     place = len(outcomes) - 1
-                    outcome = outcomes[place] = await self._ask(turn, said)
+                    outcome = outcomes[place] = await self._ask(turn, history)
                 outcome.turn, outcome.sent_s = number, sent_s
                 outcome.due_s = due_s if number == 0 else sent_s
                 ended += 1
                 progress(ended, total)
                 if outcome.error:
                     break
-                said.append((turn.text, outcome.text))
+                history.append((turn.text, outcome.text))
 
         try:
             async with asyncio.timeout(self._config.max_seconds), asyncio.TaskGroup() as tasks:
@@ -115,13 +115,13 @@ class BenchRun:
                 await asyncio.sleep(wait_s)
             yield conversation, due_s
 
-    async def _ask(self, turn: BenchTurn, said: Sequence[tuple[str, str]]) -> RequestRecord:
+    async def _ask(self, turn: BenchTurn, history: Sequence[tuple[str, str]]) -> RequestRecord:
         adapter = self._adapter()
         self._sent += 1
         self._running += 1
         self._most = max(self._most, self._running)
         try:
-            return await self._target.ask(turn, said, adapter)
+            return await self._target.ask(turn, history, adapter)
         finally:
             self._running -= 1
 

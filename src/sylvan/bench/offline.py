@@ -32,9 +32,9 @@ class InProcess:
         return time.perf_counter()
 
     async def ask(
-        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+        self, turn: BenchTurn, history: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
-        body = self._api.body(turn, said, "", adapter)
+        body = self._api.body(turn, history, "", adapter)
         body |= {**self._extra, **(turn.extra or {})}
         outcome = RequestRecord(turn.prompt_tokens)
         reception = TokenTimer(outcome, self.clock())

@@ -101,7 +101,7 @@ def read_all(name: str, tag: str | None = None) -> list[dict[str, Any]]:
         lines = Path(name).expanduser().read_text().splitlines()
         found = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} is no file of results: {error}") from error
+        raise ConfigError(f"{name} is not a file of results: {error}") from error
     chosen = [
         cast("dict[str, Any]", each)
         for each in found

@@ -20,13 +20,13 @@ class BenchTarget(Protocol):
         ...
 
     async def ask(
-        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+        self, turn: BenchTurn, history: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
         """Send one request and read its answer; errors are part of the outcome.
 
         Args:
             turn: The request.
-            said: Earlier turns of the conversation, and their answers.
+            history: Earlier turns of the conversation, and their answers.
             adapter: LoRA adapter of the request.
         """
         ...
@@ -60,10 +60,10 @@ class ServerTarget:
         return self.client.clock()
 
     async def ask(
-        self, turn: BenchTurn, said: Sequence[tuple[str, str]], adapter: str | None
+        self, turn: BenchTurn, history: Sequence[tuple[str, str]], adapter: str | None
     ) -> RequestRecord:
         return await self.client.ask(
-            self.api, turn, said, model=self.model, adapter=adapter, extra=self.extra
+            self.api, turn, history, model=self.model, adapter=adapter, extra=self.extra
         )
 
     async def flush_cache(self) -> None:

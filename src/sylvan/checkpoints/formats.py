@@ -25,9 +25,9 @@ PICKLED = (
 
 
 def with_quantization_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The config with what tools say of quantisation elsewhere than in `quantization_config`.
+    """Return the config with a `quantization_config`, wherever the checkpoint's tool wrote it.
 
-    That is `quantization` of mlx-lm, and a file of its own of older ModelOpts.
+    mlx-lm writes it as `quantization`, and older versions of ModelOpt into a file of their own.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -42,7 +42,7 @@ def with_quantization_config(config: Mapping[str, Any], folder: Path) -> dict[st
     try:
         found: object = read_json(file)["quantization"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{str(file)!r} says nothing of quantisation that can be read") from None
+        raise ConfigError(f"{str(file)!r} does not contain a readable `quantization`") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{str(file)!r}: quantization must be an object")
     if not found.get("quant_algo"):

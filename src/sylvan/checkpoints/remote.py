@@ -145,7 +145,7 @@ def chosen(names: list[str]) -> list[str]:
     ours = [name for name in names if "/" not in name or _INSIDE.match(name)]
     for name in ours:
         if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name:
-            raise ConfigError(f"the name {name!r} leads elsewhere")
+            raise ConfigError(f"the file name {name!r} points outside of the model directory")
     kinds = [end for end in _WEIGHTS if any(n.endswith(end) for n in ours if "/" not in n)]
     ends = (*_TEXTS, *kinds[:1])
     found = [name for name in ours if name.endswith(ends)]

@@ -1,4 +1,9 @@
-"""The command `sylvan`: parse, call, print; each command is a module that is imported on use."""
+"""The command `sylvan`: parse, call, print; each command is a module that is imported on use.
+
+Start at `main`: `COMMANDS` lists the commands, and each module defines `SPEC` and `run`. `serve`
+starts a server in this process; with `--dp` or `--pd` `replicated` starts several behind a
+gateway.
+"""
 
 from __future__ import annotations
 

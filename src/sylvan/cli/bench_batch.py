@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from sylvan.bench.results import append, check_writable, origin
-from sylvan.cli.bench_offline import gathered, model_keywords
+from sylvan.cli.bench_offline import collect_settings, model_keywords
 from sylvan.cli.main import DONE, Spec
 from sylvan.config.flags import Parsed
 from sylvan.config.load import dump
@@ -37,7 +37,7 @@ def run(args: Parsed) -> int:
     from sylvan.bench.batch import BatchBench, BatchShape, figures
     from sylvan.runtime.engine.build import build_scheduler, resolved  # `--help` needs no torch
 
-    loaded = gathered(ONE_BATCH, args)
+    loaded = collect_settings(ONE_BATCH, args)
     batch = loaded.config.batch
     if batch.file is not None:
         check_writable(batch.file, "batch.file")

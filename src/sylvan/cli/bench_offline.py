@@ -32,7 +32,7 @@ def run(args: Parsed) -> int:
     from sylvan.runtime.engine.arguments import ServerArgs
     from sylvan.runtime.engine.engine import Engine  # `--help` needs no torch
 
-    loaded = gathered(OFFLINE, args)
+    loaded = collect_settings(OFFLINE, args)
     config = loaded.config
     check_load(config)
     reports = Reports(config.result)
@@ -45,7 +45,7 @@ def run(args: Parsed) -> int:
     return DONE if reports.good else FAILED
 
 
-def gathered(schema: Schema[Root], args: Parsed) -> LoadedConfig[Root]:
+def collect_settings(schema: Schema[Root], args: Parsed) -> LoadedConfig[Root]:
     """Return all settings; the first positional argument is the model.
 
     Raises:

@@ -38,7 +38,7 @@ def windows(option: str, text: str, path: Path, window: int, tokens: int) -> lis
     found = [ids[start : start + window] for start in range(0, len(ids), window)]
     found = [part for part in found if len(part) > 1]
     if not found:
-        raise ConfigError(f"--{option}: the text has no two tokens")
+        raise ConfigError(f"--{option}: the text has fewer than two tokens")
     return found
 
 

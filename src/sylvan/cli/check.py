@@ -132,7 +132,7 @@ def _torch() -> Finding:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("missing", "torch", "not installed", "nothing can be served: install torch")
+        return Finding("missing", "torch", "not installed", "no model can be served: install torch")
     build = "CPU build" if version.endswith("+cpu") else "build for GPUs, or of unknown kind"
     return Finding("ok", "torch", f"{version} ({build})")
 
@@ -160,7 +160,7 @@ def _libraries() -> Iterable[Finding]:
     optional = {
         "triton": "needed for GPUs only: pip install 'sylvan[gpu]'",
         "gguf": "GGUF files are refused: pip install 'sylvan[gguf]'",
-        "transformers": "odd tokenizers are refused: pip install 'sylvan[transformers]'",
+        "transformers": "other tokenizers are refused: pip install 'sylvan[transformers]'",
     }
     for name, cost in optional.items():
         try:

@@ -110,7 +110,7 @@ def _weights(path: Path, facts: CheckpointInfo, config: Config) -> Finding:
         "ok" if files else "missing",
         "weights",
         f"{len(files)} safetensors files, {size}",
-        "there are no weights (*.safetensors, *.gguf); --load-format dummy makes some up",
+        "there are no weights (*.safetensors, *.gguf); --load-format dummy uses random ones",
     )
 
 
@@ -186,8 +186,8 @@ def _own_code(path: Path, *, trusted: bool) -> Iterable[Finding]:
     from sylvan.runtime.models.config import read_config
 
     if read_config(path).get("auto_map"):
-        run = "run only where nothing else serves it" if trusted else "not run"
-        yield Finding("ok", "code", f"the checkpoint brings Python files, which are {run}")
+        run = "run only if nothing else can serve it" if trusted else "not run"
+        yield Finding("ok", "code", f"the checkpoint contains Python files, which are {run}")
 
 
 def _memory(path: Path, config: Config) -> str:
@@ -266,7 +266,7 @@ def _parsers(tokenizer: Tokenizer, config: Config) -> Iterable[Finding]:
 
 def _parser(name: str | None, found: Any) -> str:
     if not found:
-        return "none: the template shows no sign of any" if name == "auto" else "none, as chosen"
+        return "none: the template contains no markers" if name == "auto" else "none, as chosen"
     return f"{found.name}, by the template" if name == "auto" else f"{found.name}, as chosen"
 
 

@@ -99,7 +99,7 @@ class ApiClient:
                     raise ServerError(_message(reply))
                 yield from _choices(reply.iter_lines())
         except httpx.TransportError as error:
-            raise ServerError(f"the server at {self._url} went away: {error}") from error
+            raise ServerError(f"{self._url} closed the connection: {error}") from error
 
 
 def over_socket(path: Path) -> ApiClient:

@@ -58,7 +58,7 @@ def check_limits(limits: Limits = resource.getrlimit) -> Iterable[Finding]:
     yield Finding("slow" if few else "ok", "open files", _count(files), cost)
     processes, _ = limits(resource.RLIMIT_NPROC)
     few = processes != resource.RLIM_INFINITY and processes < _PROCESSES
-    cost = f"threads cannot be started under load: ulimit -u {_PROCESSES}"
+    cost = f"threads cannot be created under load: ulimit -u {_PROCESSES}"
     yield Finding("slow" if few else "ok", "processes", _count(processes), cost)
     space, _ = limits(resource.RLIMIT_AS)
     bounded = space != resource.RLIM_INFINITY
@@ -90,12 +90,12 @@ def check_load_cache(config: Config) -> Finding:
     if config.load_cache is None:
         return Finding("ok", "load cache", "off")
     folder = default_directory() if config.load_cache == "auto" else load_cache_dir(config)
-    cost = "each start packs the weights again: --load-cache DIR, with a directory you can write"
+    cost = "every start packs the weights again: --load-cache DIR, with a directory you can write"
     if folder is None:
         return Finding("slow", "load cache", "no directory", cost)
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(there, os.W_OK):
-        return Finding("slow", "load cache", f"{folder} is only readable", cost)
+        return Finding("slow", "load cache", f"{folder} is read-only", cost)
     files = folder.iterdir() if folder.is_dir() else ()
     held = sum(file.stat().st_size for file in files if file.suffix in (PROGRAM, WEIGHTS))
     return Finding("ok", "load cache", f"{folder}: {size_text(held)}")
@@ -129,7 +129,7 @@ def _governor(root: Path) -> Iterable[Finding]:
     if not found:
         return
     slow = "powersave" in found and not (root / "sys/devices/system/cpu/intel_pstate").exists()
-    cost = "cores run below their clock: cpupower frequency-set -g performance"
+    cost = "cores run below their maximum clock: cpupower frequency-set -g performance"
     yield Finding("slow" if slow else "ok", "governor", ", ".join(found), cost)
 
 
@@ -147,7 +147,7 @@ def _numa(root: Path) -> Iterable[Finding]:
 def _memory(root: Path) -> Iterable[Finding]:
     mode = _text(root / "proc/sys/vm/overcommit_memory")
     if mode:
-        cost = "memory that is reserved and not used counts: vm.overcommit_memory=0"
+        cost = "reserved but unused memory counts: set vm.overcommit_memory=0"
         yield Finding("slow" if mode == "2" else "ok", "overcommit", f"mode {mode}", cost)
     swaps = _text(root / "proc/swaps").splitlines()[1:]
     swappiness = _text(root / "proc/sys/vm/swappiness")
@@ -161,7 +161,7 @@ def _shared_memory(root: Path) -> Iterable[Finding]:
     try:
         found = os.statvfs(root / "dev/shm")
     except OSError:
-        cost = "processes hand large messages over through files: mount a tmpfs there"
+        cost = "processes pass large messages through files: mount a tmpfs there"
         yield Finding("slow", "/dev/shm", "not there", cost)
         return
     size = found.f_blocks * found.f_frsize

@@ -174,7 +174,7 @@ class HttpServer:
         if self._watch is not None:
             self._watch.cancel()
         self._server.stop()
-        assert self._task is not None, "entered before it is left"
+        assert self._task is not None, "__aenter__ ran before __aexit__"
         await self._task
 
 

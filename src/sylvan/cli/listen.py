@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from sylvan.cli.service import given_socket
+from sylvan.cli.service import inherited_socket
 from sylvan.protocol.errors import ConfigError
 
 _BACKLOG = 2048
@@ -50,7 +50,7 @@ def bind(server: Listening, *, share: bool = False) -> socket.socket | None:
     if server.uds is not None:
         _free_path(Path(server.uds))
         return None
-    if (given := given_socket(server.host, server.port)) is not None:
+    if (given := inherited_socket(server.host, server.port)) is not None:
         return given
     names = "server.host", "server.port"
     return listen(server.host, server.port, names, "--port", share=share)
@@ -121,9 +121,9 @@ def _explain(address: tuple[str, int], names: tuple[str, str], flag: str, error:
             way = f"port {free} is free: {flag} {free}" if free else f"{flag} 0 takes a free one"
             return f"{port_name}: port {port} of {host} is taken; {way}"
         case errno.EACCES:
-            return f"{port_name}: port {port} is reserved for the administrator; take one over 1023"
+            return f"{port_name}: port {port} needs administrator rights; use one above 1023"
         case errno.EADDRNOTAVAIL:
-            return f"{host_name}: {host!r} is no address of this machine; 0.0.0.0 means all of them"
+            return f"{host_name}: {host!r} is not an address of this machine; 0.0.0.0 means all"
         case _:
             return f"cannot listen on {host}:{port}: {error.strerror}"
 

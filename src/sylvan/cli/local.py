@@ -39,14 +39,14 @@ def connect(args: Parsed, *, position: str | None) -> Iterator[ApiClient]:
         spelled = [s.spelled for s in args.given.settings]
         spelled += args.positions if position else []
         if spelled:
-            raise ConfigError(f"--url: the server is set up already; leave out {spelled[0]}")
+            raise ConfigError(f"--url: that server has its own settings; leave out {spelled[0]}")
         with ApiClient(url, api_key=args.options.get("key")) as client:
             yield client
         return
     for setting in args.given.settings:
         if setting.path.startswith("server."):
             raise ConfigError(
-                f"{setting.spelled}: it cannot be set for a private server; use --url with your own"
+                f"{setting.spelled}: not for a server that this command starts; use --url"
             )
     loaded = load_settings(args, position=position)
     resolve_settings(loaded)  # fail here, where the flags were given

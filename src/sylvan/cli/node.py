@@ -17,7 +17,7 @@ from sylvan.config.sources import SourceSettings, combined
 logger = logging.getLogger(__name__)
 
 
-def as_torchrun_says(args: Parsed) -> Parsed:
+def with_torchrun_settings(args: Parsed) -> Parsed:
     """Combine torchrun's settings of the machines with the command line; flags win.
 
     Raises:

@@ -93,7 +93,7 @@ def _calibrated(args: Parsed, name: str, source: Path, folder: Path) -> Mapping[
 def _format(args: Parsed) -> str:
     given = [args.options[key] for key in ("quantization", "format") if key in args.options]
     if len(given) > 1:
-        raise ConfigError("--quantization and --format say the same; give one of them")
+        raise ConfigError("--quantization and --format are synonyms; give one of them")
     return given[0] if given else "w8a8"
 
 

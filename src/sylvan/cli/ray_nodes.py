@@ -83,8 +83,8 @@ class _Cluster:
 
 
 @contextmanager
-def placed(settings: Settings) -> Iterator[Settings]:
-    """Settings of node 0 while the other machines run on Ray; unchanged unless requested.
+def place_nodes(settings: Settings) -> Iterator[Settings]:
+    """Start the other machines on Ray, if requested; yield the settings of node 0.
 
     Raises:
         ConfigError: Ray is not installed or not running, or has no room; says what to do.

@@ -143,7 +143,7 @@ def _folder(path: str, number: int) -> str:
 
 def _shifted_endpoints(given: Config, number: int) -> dict[str, str]:
     """Return publisher addresses per server: the given ports plus the server's index."""
-    assert given.kv_events is not None, "asked for where they are on"
+    assert given.kv_events is not None, "kv_events is configured"
     named = {
         "endpoint": given.kv_events.endpoint,
         "replay_endpoint": given.kv_events.replay_endpoint,
@@ -271,7 +271,7 @@ class Replicas:
             self._on_loss(spec.url)
             delay_s = backoff.next_delay_s()
             if delay_s is None:
-                message = "%s %d died too often; it is not started again"
+                message = "%s %d failed too often; it is not restarted"
                 logger.error(message, self._noun, spec.number)
                 return
             await asyncio.sleep(delay_s)

@@ -87,7 +87,7 @@ class _ReplicatedRun:
     async def run(self) -> None:
         """Start, serve until stopped, drain, stop the servers."""
         from sylvan.cli.http import StopSignal
-        from sylvan.cli.route import Sockets, fronted
+        from sylvan.cli.route import Sockets, serve_gateway
         from sylvan.gateway.build import GatewayRuntime
 
         given = self.settings.loaded.config
@@ -106,7 +106,7 @@ class _ReplicatedRun:
             if self.roles is not None:
                 specs = with_roles(specs, self.roles, path)
                 config = paired(config, specs)
-            sockets = Sockets.beside(self.sock, config.observe)
+            sockets = Sockets.with_metrics(self.sock, config.observe)
             gateway = GatewayRuntime(config)
             replicas = Replicas(specs, path, gateway.suspect, drain_s)
             stop.before_exit(replicas.kill)
@@ -116,7 +116,7 @@ class _ReplicatedRun:
                 starting = replicas.ready(lambda: gateway.num_healthy == len(specs))
                 if not await stop.unless_stopped(starting):
                     return
-            port = await stack.enter_async_context(fronted(gateway, config, sockets))
+            port = await stack.enter_async_context(serve_gateway(gateway, config, sockets))
             self._greet(port, len(specs))
             service = Service.from_environment()
             service.ready()
@@ -154,7 +154,7 @@ def gateway_config(
     for path, setting in loaded.given.items():
         section, _, _ = path.partition(".")
         if section in _FRONT or path == "processes":
-            raise ConfigError(f"{setting.spelled}: the gateway of --dp has that from the server's")
+            raise ConfigError(f"{setting.spelled}: with --dp it comes from the server's settings")
     check_route(loaded)
     config = loaded.config
     front = msgspec.structs.replace(

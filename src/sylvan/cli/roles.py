@@ -43,7 +43,7 @@ def read_roles(args: Parsed) -> tuple[Parsed, Roles | None]:
     if found is None:
         raise ConfigError(f"--pd: expected PREFILL:DECODE, such as 1:1, got {text!r}")
     if any(setting.path == "server.replicas" for setting in args.given.settings):
-        raise ConfigError("--pd and --dp exclude each other: --pd says how many servers there are")
+        raise ConfigError("--pd and --dp exclude each other: --pd sets the number of servers")
     roles = Roles(int(found[1]), int(found[2]))
     count = Setting("server.replicas", roles.prefill + roles.decode, "flag", f"--pd {text}")
     return replace(args, given=combined([args.given, SourceSettings((count,))])), roles

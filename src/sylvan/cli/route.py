@@ -77,7 +77,7 @@ def run(args: Parsed) -> int:
     peers = _peers(args.options.get("peer"), config.processes)
     if config.processes > 1 and peers is None:
         return _many(config, quiet, until_eof=args.has("until_eof"))
-    sockets = Sockets.taken(config, share=args.has("share_port"))
+    sockets = Sockets.bind_all(config, share=args.has("share_port"))
     eof = args.has("until_eof")
     job = _GatewayRun(config, sockets, quiet, eof, peers, lambda: load_route(args).config)
     with asyncio.Runner(loop_factory=fast_loop()) as runner:
@@ -123,20 +123,20 @@ class Sockets:
     metrics: socket.socket | None
 
     @classmethod
-    def taken(cls, config: RouteConfig, *, share: bool = False) -> Sockets:
+    def bind_all(cls, config: RouteConfig, *, share: bool = False) -> Sockets:
         """Bind all addresses; with `share`, other processes may use the client port too.
 
         Raises:
             ConfigError: An address cannot be used; the message names alternatives.
         """
-        return cls.beside(bind(config.server, share=share), config.observe)
+        return cls.with_metrics(bind(config.server, share=share), config.observe)
 
     @classmethod
-    def beside(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
+    def with_metrics(cls, front: socket.socket | None, observe: MeasureConfig) -> Sockets:
         """Also bind the metrics address.
 
         Raises:
-            ConfigError: As in `taken`.
+            ConfigError: As in `bind_all`.
         """
         host, port = observe.metrics_host, observe.metrics_port
         if port is None:
@@ -163,7 +163,7 @@ class _GatewayRun:
             changes = live if peers is None else None  # one of several has only its part
             runtime = GatewayRuntime(config, peers=peers, live=changes)
             gateway = await stack.enter_async_context(runtime)
-            front = fronted(gateway, config, self.sockets, live)
+            front = serve_gateway(gateway, config, self.sockets, live)
             port = await stack.enter_async_context(front)
             if peers is not None:
                 (peers.folder / f"ready-{peers.number}").touch()
@@ -187,7 +187,7 @@ def _greet(config: RouteConfig, port: int, quiet: bool) -> None:
 
 
 @asynccontextmanager
-async def fronted(
+async def serve_gateway(
     gateway: GatewayRuntime,
     config: RouteConfig,
     sockets: Sockets,
@@ -200,7 +200,7 @@ async def fronted(
     limits = connection_limits(config.limits)
     async with AsyncExitStack() as stack:
         if sockets.metrics is not None:
-            metrics = make_asgi_app(gateway.families.registry)
+            metrics = make_asgi_app(gateway.metrics.registry)
             scrapers = Connections(limits)
             server = HttpServer(metrics, FrontConfig(), sockets.metrics, scrapers)
             await stack.enter_async_context(server)

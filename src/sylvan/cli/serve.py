@@ -17,9 +17,9 @@ from sylvan.cli.encoder import serve_encoder
 from sylvan.cli.listen import bind
 from sylvan.cli.loop import fast_loop
 from sylvan.cli.main import DONE, Spec
-from sylvan.cli.node import as_torchrun_says, serve_node
+from sylvan.cli.node import serve_node, with_torchrun_settings
 from sylvan.cli.progress import starting
-from sylvan.cli.ray_nodes import placed
+from sylvan.cli.ray_nodes import place_nodes
 from sylvan.cli.replicated import RouterOptions, serve_replicas
 from sylvan.cli.roles import Roles, read_roles
 from sylvan.cli.service import Service, reloaded_by_signal
@@ -70,7 +70,7 @@ _APP_MODULES = (
 
 def run(args: Parsed) -> int:
     started_s = monotonic()
-    args, roles = read_roles(as_torchrun_says(args))
+    args, roles = read_roles(with_torchrun_settings(args))
     loaded = load_settings(args)
     early = may_hold_program(loaded.config)
     with closing(PrewarmedScheduler(early=early)) as prewarmed, ExitStack() as start:
@@ -111,14 +111,14 @@ def _run(
     if config.server.replicas > 1:
         prewarmed.close()
         if config.disagg is not None and roles is None:
-            raise ConfigError("disagg: the servers' roles are not given; use --pd instead of --dp")
+            raise ConfigError("disagg: the servers need roles; use --pd instead of --dp")
         front = RouterOptions(args.options.get("router_config"), args.options.get("router_policy"))
         eof = args.has("until_eof")
         start.close()
         return serve_replicas(settings, sock, front, roles, quiet=quiet, until_eof=eof)
     if unused := [f"--{name.replace('_', '-')}" for name in _ROUTER if args.has(name)]:
-        raise ConfigError(f"{unused[0]}: there is no gateway without --dp or --pd")
-    with placed(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
+        raise ConfigError(f"{unused[0]}: it needs --dp or --pd, which start a gateway")
+    with place_nodes(settings) as settings, asyncio.Runner(loop_factory=fast_loop()) as runner:
         eof, service = args.has("until_eof"), Service.from_environment()
         job = ServeJob(
             *(settings, sock, prewarmed, started_s, start, quiet, eof, service),

@@ -100,7 +100,7 @@ def reloaded_by_signal(live: LiveSettings[Any], service: Service) -> AbstractCon
     return on_hangup(reread)
 
 
-def given_socket(host: str, port: int) -> socket.socket | None:
+def inherited_socket(host: str, port: int) -> socket.socket | None:
     """Return the listening socket passed to this process (`LISTEN_FDS`), if any.
 
     Args:
@@ -128,7 +128,7 @@ def given_socket(host: str, port: int) -> socket.socket | None:
     wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     if there[0] != wanted[0] or port not in (0, there[1]):
         raise ConfigError(
-            f"server.host, server.port: they say {host}:{port}, but the socket that the service "
+            f"server.host, server.port: they set {host}:{port}, but the socket that the service "
             f"manager opened listens on {there[0]}:{there[1]}; make both the same"
         )
     return sock

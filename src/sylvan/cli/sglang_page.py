@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sylvan.config.aliases import Alias, aliases, own_names
 from sylvan.config.fields import fields
-from sylvan.config.foreign import FOREIGN
+from sylvan.config.sglang_values import SGLANG_VALUES
 
 _INTRO = """\
 # SGLang's flags
@@ -35,7 +35,7 @@ def markdown() -> str:
 
 
 def _values() -> Iterator[str]:
-    for path, known in FOREIGN.items():
+    for path, known in SGLANG_VALUES.items():
         for way in dict.fromkeys(known.values()):
             names = ", ".join(f"`{name}`" for name in known if known[name] == way)
             yield f"| `{path}` | {names} | {way} |"

@@ -29,7 +29,7 @@ from sylvan.sim.measured import MeasuredRequest
 from sylvan.sim.page import about, page
 from sylvan.sim.parallel import run_all
 from sylvan.sim.profile import Profile, read
-from sylvan.sim.scenarios import Result, Study, answers, scenarios
+from sylvan.sim.scenarios import Result, Study, capacity_plans, scenarios
 from sylvan.utils.garbage import freeze
 
 SPEC = Spec(
@@ -74,8 +74,8 @@ def run(args: Parsed) -> int:
         results = [*run_all(study, planned, config.sim.jobs, progress)]
     _print_reports(_Reports(config, profile, results, measured))
     served = all(result.figures["completed"] for result in results)
-    kept = not slo or all(each.keeps for each in answers(results, config.sim.share))
-    return DONE if served and kept else FAILED
+    meets_slo = not slo or all(each.meets_slo for each in capacity_plans(results, config.sim.share))
+    return DONE if served and meets_slo else FAILED
 
 
 def _silent(done: int, total: int) -> None:
@@ -152,7 +152,9 @@ def _sentences(reports: _Reports) -> list[str]:
         ]
     if config.sim.slo:
         share = config.sim.share
-        found += [table.sentence(each, config.sim.slo, share) for each in answers(results, share)]
+        found += [
+            table.sentence(each, config.sim.slo, share) for each in capacity_plans(results, share)
+        ]
     return found
 
 

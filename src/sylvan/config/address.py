@@ -1,4 +1,4 @@
-"""Addresses of machines: HOST:PORT."""
+"""Parses HOST:PORT addresses of machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def resolve_host(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"parallel.address: {host!r} is unknown: {error.strerror}") from None
+        message = f"parallel.address: {host!r} cannot be resolved: {error.strerror}"
+        raise ConfigError(message) from None
     return str(found[0][4][0])
 
 

@@ -95,7 +95,7 @@ def _needless(reason: str, *, is_switch: bool = True, takes_many: bool = False) 
 
 
 def _without_target(table: Mapping[str, str], *, refuse: bool) -> Iterator[tuple[str, Alias]]:
-    """Aliases that set nothing, from a table of `sglang_flags`."""
+    """Aliases without a target, from a table of `sglang_flags`."""
     for reason, words in table.items():
         for word in words.split():
             name, is_value, default = word.partition("=")

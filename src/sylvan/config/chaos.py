@@ -43,7 +43,7 @@ class Faults:
 
     @property
     def of_processes(self) -> tuple[str, ...]:
-        """Names of the configured faults that need separate processes."""
+        """Return the names of the configured faults that need separate processes."""
         names = ("kill_scheduler", "kill_detokenizer", "stop_scheduler", "ipc_delay_s")
         return tuple(_spelt(name) for name in names if getattr(self, name))
 

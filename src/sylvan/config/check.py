@@ -9,13 +9,13 @@ from sylvan.checkpoints.formats import PICKLED
 from sylvan.config.chaos_rules import CHAOS_RULES
 from sylvan.config.facts import KEEPS_CODES, Facts
 from sylvan.config.fields import get, nearest, size_text
-from sylvan.config.foreign import instead_of
 from sylvan.config.jax_rules import JAX_RULES, KEYS_ON_JAX
 from sylvan.config.parallel_rules import PARALLEL_RULES
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.quantization import ROUNDED_ROWS, STORED
 from sylvan.config.resolve import CACHE_POLICIES, Resolved
 from sylvan.config.rules import Rule, RuleCase
+from sylvan.config.sglang_values import alternative_to
 from sylvan.config.speculative_rules import SPECULATIVE_RULES
 from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD
 from sylvan.config.values import no_network, not_an_address
@@ -60,8 +60,8 @@ def _unknown_options(case: RuleCase) -> Sequence[str]:
         known = case.facts.options.get(path)
         value = str(get(case.config, path))
         if known is not None and value not in (*known, "auto", "none"):
-            if way := instead_of(path, value):
-                lines.append(f"{path}={value} is not here: {way}")
+            if way := alternative_to(path, value):
+                lines.append(f"{path}={value} is not supported: {way}")
                 continue
             hint = nearest(value, known) or f"; there is {', '.join(known) or 'none yet'}"
             lines.append(f"{path}: unknown {value!r}{hint}")
@@ -71,7 +71,7 @@ def _unknown_options(case: RuleCase) -> Sequence[str]:
 def _foreign_device(case: RuleCase) -> bool:
     """Whether another message names the device and the way out."""
     known, name = case.facts.options.get("device"), case.config.device
-    return known is not None and name not in known and bool(instead_of("device", name))
+    return known is not None and name not in known and bool(alternative_to("device", name))
 
 
 def _memory_message(case: RuleCase) -> str:
@@ -97,7 +97,7 @@ def _whole_prompts_too_long(case: RuleCase) -> bool:
 def _chunk_over_step(case: RuleCase) -> bool:
     scheduler = case.config.scheduler
     chunk, most = scheduler.chunk_tokens, scheduler.max_batch_tokens
-    given = all(case.asked(f"scheduler.{name}") for name in ("chunk_tokens", "max_batch_tokens"))
+    given = all(case.given(f"scheduler.{name}") for name in ("chunk_tokens", "max_batch_tokens"))
     return given and isinstance(chunk, int) and isinstance(most, int) and chunk > most
 
 
@@ -145,12 +145,12 @@ def _not_with_a_role(case: RuleCase) -> Sequence[str]:
             config.server.replicas > 1 and config.disagg.role is not None,
             "start them with --pd P:D instead",
         ),
-        "{device}": (config.device != "cpu", "KV can only be transferred between CPUs so far"),
-        "{task}": (config.task not in ("generate", "auto"), "only generation has two parts"),
+        "{device}": (config.device != "cpu", "KV can be transferred between CPUs only, so far"),
+        "{task}": (config.task not in ("generate", "auto"), "only generation has two phases"),
         "{cache.prefix}": (config.cache.prefix == "none", "choose cache.prefix=radix"),
         "{observe.record}": (
             config.observe.record is not None,
-            "what another server sends cannot be played back",
+            "KV that another server sends cannot be replayed",
         ),
     }
     return [
@@ -171,11 +171,11 @@ def _not_between_steps(case: RuleCase) -> Sequence[str]:
     )
     reasons = {
         "{parallel.tp}": (config.parallel.tp > 1, "prompts are computed op by op by one rank only"),
-        "{device}": (config.device != "cpu", "ops are taken one by one on the CPU only so far"),
+        "{device}": (config.device != "cpu", "only the CPU can run a prompt op by op, so far"),
         "{task}": (config.task not in ("generate", "auto"), "nothing decodes"),
-        "lora": (config.lora is not None, "adapters are part of steps"),
-        "{speculative.algorithm}": (heads, "draft heads follow steps only"),
-        "{observe.record}": (config.observe.record is not None, "it could not be played back"),
+        "lora": (config.lora is not None, "prompts between steps cannot use adapters"),
+        "{speculative.algorithm}": (heads, "draft heads run with whole steps only"),
+        "{observe.record}": (config.observe.record is not None, "it could not be replayed"),
     }
     return [
         f"pdmux and {path} exclude each other: {why}"
@@ -208,7 +208,7 @@ RULES = (
         lambda c: f"{{lora.pinned}}: {_pinned(c)}",
     ),
     Rule(
-        "replicas behind another front",
+        "replicas with settings that the gateway lacks",
         ("server.replicas", *_ALONE),
         lambda c: c.config.server.replicas > 1 and bool(_not_behind_gateway(c)),
         lambda c: "\n".join(
@@ -233,7 +233,7 @@ RULES = (
         lambda c: "\n".join(_not_with_a_role(c)),
     ),
     Rule(
-        "prompts between steps with others",
+        "pdmux with settings that it excludes",
         ("pdmux", "parallel.tp", "device", "task", "lora"),
         lambda c: bool(_not_between_steps(c)),
         lambda c: "\n".join(_not_between_steps(c)),
@@ -245,7 +245,7 @@ RULES = (
         lambda c: not_an_address(c.config.server.trusted_proxies),
     ),
     Rule(
-        "registered without a listener",
+        "registration of a server without an address",
         ("server.register", "server.uds", "server.register_url"),
         lambda c: (
             bool(c.config.server.register)
@@ -262,7 +262,7 @@ RULES = (
             and c.config.server.register_url is None
             and c.config.server.host in ("0.0.0.0", "::")
         ),
-        "{server.register}: {server.host} is no address that gateways reach; give "
+        "{server.register}: {server.host} is not an address that gateways can reach; give "
         "server.register_url",
     ),
     Rule(
@@ -279,7 +279,7 @@ RULES = (
         "cache.prefix=radix",
     ),
     Rule(
-        "two sizes of the host tier",
+        "two sizes given for the host tier",
         ("tiers.host_ratio", "tiers.host_bytes"),
         lambda c: (
             c.config.tiers is not None
@@ -289,7 +289,7 @@ RULES = (
         "{tiers.host_ratio} and {tiers.host_bytes} both size the host tier; give one of them",
     ),
     Rule(
-        "type of no host tier",
+        "data type of a host tier that is off",
         ("tiers.host_dtype", "tiers.host_ratio"),
         lambda c: (
             c.config.tiers is not None
@@ -300,7 +300,7 @@ RULES = (
         "{tiers.host_dtype}: there is no host tier; give tiers.host_ratio or tiers.host_bytes",
     ),
     Rule(
-        "host tier of 8 bits below a cache of 8 bits",
+        "8-bit host tier below an 8-bit cache",
         ("tiers.host_dtype", "cache.dtype"),
         lambda c: (
             c.config.tiers is not None
@@ -321,11 +321,11 @@ RULES = (
         "tiers recorded",
         ("tiers", "observe.record"),
         lambda c: c.config.tiers is not None and c.config.observe.record is not None,
-        "{observe.record}: what a store brings cannot be played back; leave tiers or "
+        "{observe.record}: KV that a store returns cannot be replayed; leave tiers or "
         "observe.record out",
     ),
     Rule(
-        "task not of this model",
+        "task that the model does not support",
         ("task",),
         lambda c: c.config.task not in c.facts.model.tasks,
         lambda c: (
@@ -340,17 +340,17 @@ RULES = (
         lambda c: f"model: {c.facts.model.name!r} {PICKLED}",
     ),
     Rule(
-        "made up weights kept",
+        "load cache of random weights",
         ("load_cache", "load_format"),
         lambda c: c.config.load_cache is not None and c.config.load_format == "dummy",
-        "{load_cache} keeps weights of checkpoints, and {load_format} has none; leave load_cache "
+        "{load_cache} caches packed weights, and {load_format} has random ones; leave load_cache "
         "out",
     ),
     Rule(
-        "packed weights on a device",
+        "load cache on a GPU",
         ("load_cache", "device"),
         lambda c: c.config.load_cache is not None and c.config.device not in ("cpu", "auto"),
-        "{load_cache} keeps weights that are packed for CPUs, and {device} is none; leave "
+        "{load_cache} caches weights that are packed for CPUs, not for {device}; leave "
         "load_cache out",
     ),
     Rule(
@@ -368,7 +368,7 @@ RULES = (
             and c.config.dtype not in c.device.fast_dtypes
         ),
         lambda c: (
-            "{dtype} cannot be computed with on {device}; choose "
+            "{device} cannot compute with {dtype}; choose "
             f"{' or '.join(sorted(c.device.fast_dtypes)) if c.device else ''}"
         ),
     ),
@@ -464,18 +464,18 @@ RULES = (
             *("deterministic", "attention", "runner", "device", "cache.page_size", "cache.dtype"),
             "tiers.host_dtype",
         ),
-        lambda c: c.config.deterministic is True and c.obstacle is not None,
+        lambda c: c.config.deterministic is True and c.determinism_blocker is not None,
         lambda c: (
-            f"{{deterministic}} cannot be kept: {c.obstacle.cause}; {c.obstacle.way}"
-            if c.obstacle
+            f"{{deterministic}} cannot be kept: {blocker.cause}; {blocker.way}"
+            if (blocker := c.determinism_blocker)
             else ""
         ),
     ),
     Rule(
-        "deterministic may not fall back",
+        "deterministic with a PyTorch fallback",
         ("deterministic", "runner_fallback"),
-        lambda c: all(c.asked(name) is True for name in ("deterministic", "runner_fallback")),
-        "{deterministic} cannot be kept where a model falls back to PyTorch, which "
+        lambda c: all(c.given(name) is True for name in ("deterministic", "runner_fallback")),
+        "{deterministic} cannot be kept if the model falls back to PyTorch, which "
         "{runner_fallback} allows; leave one of them at auto",
     ),
     Rule(
@@ -492,14 +492,14 @@ RULES = (
         "{quantization}: {device} has no kernels for quantised matrices; leave it at none",
     ),
     Rule(
-        "rows are rounded on CPUs",
+        "quantised activations on a GPU",
         ("quantization", "device"),
         lambda c: c.config.quantization in ROUNDED_ROWS and c.config.device != "cpu",
-        "{quantization} rounds rows to 8 bits, which only the CPU does; choose w4a16 or fp8, or "
+        "{quantization} quantises activations to 8 bits, on CPUs only; choose w4a16 or fp8, or "
         "device=cpu",
     ),
     Rule(
-        "activations are rounded on GPUs",
+        "FP8 activations not on this device",
         ("fp8_activations", "device"),
         lambda c: c.config.fp8_activations and c.config.device not in ("cuda", "rocm"),
         "{fp8_activations}, but {device} does not multiply 8-bit floats; leave it at false",
@@ -512,7 +512,7 @@ RULES = (
             and c.config.context_len > c.facts.model.context_len
         ),
         lambda c: (
-            f"{{context_len}} is more than {c.facts.model.name} was made for, "
+            f"{{context_len}} is more than {c.facts.model.name} supports, "
             f"{c.facts.model.context_len}; leave context_len at auto"
         ),
     ),
@@ -527,11 +527,11 @@ RULES = (
         "events without cache",
         ("kv_events", "cache.prefix"),
         lambda c: c.config.cache.prefix == "none" and c.config.kv_events is not None,
-        "kv_events tells what is cached, but {cache.prefix}; leave kv_events out, or choose "
+        "kv_events publishes what is cached, but {cache.prefix}; leave kv_events out, or choose "
         "cache.prefix=radix",
     ),
     Rule(
-        "no state for any request",
+        "no recurrent state slot for a request",
         ("cache.max_states",),
         lambda c: c.facts.model.state_numbers > 0 and c.config.cache.max_states == 1,
         "{cache.max_states} leaves no slot for a request: this model has recurrent layers, and one "
@@ -580,12 +580,12 @@ RULES = (
         "TLS key without certificate",
         ("server.ssl_keyfile", "server.ssl_certfile"),
         lambda c: c.config.server.ssl_keyfile is not None and not c.config.server.ssl_certfile,
-        "{server.ssl_keyfile} needs server.ssl_certfile too",
+        "{server.ssl_keyfile} also needs server.ssl_certfile",
     ),
     Rule(
-        "certificates of clients without TLS",
+        "client certificates without TLS",
         ("server.ssl_ca_certs", "server.ssl_certfile"),
         lambda c: c.config.server.ssl_ca_certs is not None and not c.config.server.ssl_certfile,
-        "{server.ssl_ca_certs} needs server.ssl_certfile too",
+        "{server.ssl_ca_certs} also needs server.ssl_certfile",
     ),
 )

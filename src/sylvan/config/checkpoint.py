@@ -170,13 +170,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"model: {file} is not a JSON object")
     whole = with_quantization_config(cast("dict[str, Any]", config), path)
-    inside = whole.get("vlm_config")  # of a retriever
+    inside = whole.get("vlm_config")  # a retriever
     outer = cast("dict[str, Any]", inside) if isinstance(inside, dict) else whole
     nested = next((outer[name] for name in _TEXTS if name in outer), None)
     used = cast("dict[str, Any]", nested) if isinstance(nested, dict) else whole
     for part in (whole, used):
         _check_forms(part)
-    named = whole.get("architectures")  # what the whole is for
+    named = whole.get("architectures")  # the task of the whole model
     return used | ({"architectures": named} if named else {})
 
 

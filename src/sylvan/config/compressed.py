@@ -1,9 +1,9 @@
-"""Compressed attention (DeepSeek V4): what its layers keep, from config.json.
+"""KV layout of compressed attention (DeepSeek V4), read from config.json.
 
-Every layer keeps the key of each token, of which it reads a window. Some layers also keep an entry
-for every `rate` tokens. An entry lies in the last tokens of those that it stands for: each of them
-has `columns` of it. These tokens never straddle a page, and whoever computes the last one writes
-all of them, so pages may be shared as those of other models.
+Every layer stores the key of each token, and reads a window of them. Some layers also store an
+entry for every `rate` tokens. An entry is spread over the last of these tokens: each of them stores
+`columns` of its numbers. They lie in one page, and the step that computes the last of them writes
+them all, so pages are shared between requests as for other models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of models that fill blocks of tokens by diffusion."""
+"""Settings of models that generate blocks of tokens by diffusion."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sylvan.config.values import Count
 
 
 class DiffusionConfig(Section, frozen=True):
-    """How models that fill blocks by diffusion do it; requests may set the first two."""
+    """Block diffusion; requests may override the first two settings."""
 
     steps: Count | None = None
-    """Most forward passes that a block takes; default: one for each of its tokens."""
+    """Largest number of forward passes per block; default: one per token of the block."""
     confidence: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.95
     """Probability from which on a predicted token is kept at once; below, the most likely ones go
     first. With 1 each pass keeps as few as `diffusion.steps` allows."""
@@ -22,5 +22,5 @@ class DiffusionConfig(Section, frozen=True):
     """Tokens of a block, for models that were trained for several sizes; default: the
     checkpoint's."""
     order: Literal["probability", "entropy", "margin"] = "probability"
-    """Which open places go first: where the token is likely, where the model hesitates least
-    between all tokens, or where the second best token is far behind."""
+    """Which masked positions are filled first: those with the most probable token, with the lowest
+    entropy over the vocabulary, or with the largest margin to the second best token."""

@@ -59,10 +59,10 @@ def file_name(model_dir: Path, digest: str, suffix: str) -> str:
 def may_hold_program(config: Config) -> bool:
     """Whether an earlier start may have left a program for a configuration.
 
-    A guess from the model's name, which reads no file.
+    Judges by the model's name, without reading a file.
 
     Args:
-        config: As it was given: `auto` is not resolved.
+            config: As it was given: `auto` is not resolved.
     """
     auto = config.load_cache == "auto"
     folder = default_directory() if auto else load_cache_dir(config)

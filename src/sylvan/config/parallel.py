@@ -31,9 +31,10 @@ class ParallelConfig(Section, frozen=True):
     """Expert-parallel groups of these ranks: each holds whole experts, instead of a share of every
     expert; divides `parallel.tp`."""
     attention_dp: Annotated[int, msgspec.Meta(ge=1, le=64)] | Auto = 1
-    """Groups of these ranks that attend for different requests, each with the KV of its own ones
-    alone, instead of heads of all; all other layers are divided as before. `auto`: each rank is a
-    group. Divides `parallel.tp`. On JAX: groups of `parallel.devices`, each with a whole model."""
+    """Data-parallel attention: number of groups of ranks. Each group attends for its own requests
+    and stores only their KV, instead of a share of the heads of all requests; all other layers stay
+    divided. `auto`: each rank is a group. Divides `parallel.tp`. On JAX: groups of
+    `parallel.devices`, each with a whole model."""
     moe_dense_tp: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     """Ranks that share a feed-forward block without experts, in models with experts; 1: each rank
     computes all of it, and sends nothing. Default: all ranks. Divides `parallel.tp`."""
@@ -43,15 +44,15 @@ class ParallelConfig(Section, frozen=True):
     """JSON file that says which group has which experts, or how busy experts are; default: in the
     order of their numbers."""
     rebalance: bool = False
-    """Move experts between groups every `parallel.rebalance_steps` steps, by the rows that they had
-    meanwhile; no request ends. `POST /balance_experts` does it once."""
+    """Move experts between groups every `parallel.rebalance_steps` steps, by the rows that each
+    computed since; no request ends. `POST /balance_experts` does it once."""
     rebalance_steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 1000
     """Steps between two movements of experts."""
     expert_exchange: Literal["all_gather", "all_to_all"] = "all_gather"
     """Where outputs of experts go: to all ranks, or only to the rank that adds up a row. The latter
     sends fewer bytes; it needs `parallel.ep` = `parallel.tp`."""
     same_bits: bool | Auto = "auto"
-    """Answers have the same bits on 1, 2, 4 and 8 ranks, and whichever has an expert; needs plain
+    """Answers have the same bits on 1, 2, 4 and 8 ranks, wherever experts are placed; needs plain
     weights and native steps. `auto`: where the model and the other settings allow it."""
     devices: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Devices of one process, on JAX. They divide the model as ranks would, or they form

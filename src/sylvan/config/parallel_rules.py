@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.config.address import split_address
-from sylvan.config.exact import same_bits_obstacles
+from sylvan.config.determinism import same_bits_blockers
 from sylvan.config.facts import ON_JAX
 from sylvan.config.parallel import GPUS
 from sylvan.config.rules import Rule, RuleCase
@@ -36,7 +36,7 @@ def _without_same_bits(case: RuleCase) -> list[str]:
         return []
     return [
         f"parallel.same_bits and {what} exclude each other: {why}"
-        for what, why in same_bits_obstacles(case.config, case.facts).items()
+        for what, why in same_bits_blockers(case.config, case.facts).items()
     ]
 
 
@@ -51,7 +51,7 @@ def _without_stages(case: RuleCase) -> list[str]:
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
         "pdmux": config.pdmux is not None,
-        "{speculative.algorithm} (heads read layers of several stages)": heads,
+        "{speculative.algorithm} (draft heads read layers of several stages)": heads,
     }
     return [
         f"{{parallel.pp}}: pipeline stages do not work with {what}; use parallel.pp=1"
@@ -89,7 +89,7 @@ def _fixed_experts(case: RuleCase) -> str:
     """Why experts stay where they are; empty if they can move."""
     config = case.config
     if config.parallel.ep == 1:
-        return "with {parallel.ep} every rank has all experts"
+        return "with {parallel.ep} ranks share all experts"
     if config.lora is not None:
         return "with adapters (lora) experts stay where they are"
     return "{load_format} leaves no file to read experts from" * (config.load_format == "dummy")
@@ -118,7 +118,7 @@ PARALLEL_RULES = (
         "leave processes out",
     ),
     Rule(
-        "ranks on this device",
+        "tensor-parallel ranks not on this device",
         ("parallel.tp", "device"),
         lambda c: c.config.parallel.tp > 1 and c.config.device not in ("cpu", *GPUS),
         "{parallel.tp}: ranks share a model on CPUs and on GPUs of NVIDIA and AMD, not on "
@@ -141,7 +141,7 @@ PARALLEL_RULES = (
         "--disable-custom-all-reduce)",
     ),
     Rule(
-        "machines without an address",
+        "several machines without parallel.address",
         ("parallel.nodes", "parallel.address"),
         lambda c: c.config.parallel.nodes > 1 and bool(_address_fault(c)),
         lambda c: f"{{parallel.nodes}}: {_address_fault(c)}",
@@ -154,7 +154,7 @@ PARALLEL_RULES = (
         "machines; give a multiple",
     ),
     Rule(
-        "stages on this device",
+        "pipeline stages not on this device",
         ("parallel.pp", "device"),
         lambda c: c.config.parallel.pp > 1 and c.config.device != "cpu",
         "{parallel.pp}: pipeline stages run on the CPU only so far, not on {device}; use "
@@ -177,7 +177,7 @@ PARALLEL_RULES = (
         "a parallel.attention_dp that divides parallel.tp",
     ),
     Rule(
-        "groups of attention and replicas",
+        "attention groups and replicas",
         ("parallel.attention_dp", "server.replicas"),
         lambda c: c.config.parallel.attention_groups > 1 and c.config.server.replicas > 1,
         "{parallel.attention_dp}: the ranks of one server divide the requests, and "
@@ -185,7 +185,7 @@ PARALLEL_RULES = (
         "parallel.attention_dp=1",
     ),
     Rule(
-        "groups of attention with others",
+        "attention groups with settings that they exclude",
         (
             *("parallel.attention_dp", "parallel.pp", "parallel.same_bits", "tiers", "disagg"),
             *("speculative.algorithm", "pdmux", "kv_events", "observe.record"),
@@ -194,20 +194,20 @@ PARALLEL_RULES = (
         lambda c: "\n".join(_without_groups(c)),
     ),
     Rule(
-        "number of the machine",
+        "node rank out of range",
         ("parallel.node_rank", "parallel.nodes"),
         lambda c: c.config.parallel.node_rank >= c.config.parallel.nodes,
         "{parallel.node_rank}: {parallel.nodes} machines are numbered from 0",
     ),
     Rule(
-        "placement of one machine",
+        "placement of a single machine",
         ("parallel.placement", "parallel.nodes"),
         lambda c: c.config.parallel.placement == "ray" and c.config.parallel.nodes == 1,
         "{parallel.placement}: {parallel.nodes} machine is this one, and there is nothing to "
         "place; give --nnodes, the number of machines",
     ),
     Rule(
-        "memory of several machines",
+        "shared memory between machines",
         ("parallel.backend", "parallel.nodes"),
         lambda c: c.config.parallel.nodes > 1 and c.config.parallel.backend == "shared",
         "{parallel.backend}: machines share no memory; leave it at auto with {parallel.nodes}",
@@ -220,13 +220,13 @@ PARALLEL_RULES = (
         "servers one by one, and sylvan route",
     ),
     Rule(
-        "roles on several machines",
+        "disaggregation on several machines",
         ("disagg", "parallel.nodes"),
         lambda c: c.config.parallel.nodes > 1 and c.config.disagg is not None,
         "disagg: ranks on {parallel.nodes} machines transfer no KV yet; use parallel.nodes=1",
     ),
     Rule(
-        "the same bits with others",
+        "same_bits with settings that it excludes",
         (
             *("parallel.same_bits", "deterministic", "quantization", "lora", "parallel.nodes"),
             "parallel.tp",
@@ -235,34 +235,34 @@ PARALLEL_RULES = (
         lambda c: "\n".join(_without_same_bits(c)),
     ),
     Rule(
-        "experts in groups of ranks",
+        "ranks that do not divide into expert groups",
         ("parallel.ep", "parallel.tp"),
         lambda c: c.config.parallel.tp % c.config.parallel.ep != 0,
         "{parallel.ep}: {parallel.tp} ranks do not divide into that many groups; choose a "
         "parallel.ep that divides parallel.tp",
     ),
     Rule(
-        "ranks of dense blocks",
+        "ranks that do not divide into groups for dense blocks",
         ("parallel.moe_dense_tp", "parallel.tp"),
         lambda c: c.config.parallel.tp % (c.config.parallel.moe_dense_tp or 1) != 0,
         "{parallel.moe_dense_tp}: {parallel.tp} ranks do not divide into groups of that size; "
         "choose a parallel.moe_dense_tp that divides parallel.tp",
     ),
     Rule(
-        "copies of experts without groups",
+        "redundant experts without expert groups",
         ("parallel.redundant_experts", "parallel.ep"),
         lambda c: c.config.parallel.redundant_experts > 0 and c.config.parallel.ep == 1,
-        "{parallel.redundant_experts}: with {parallel.ep} every rank has all experts; use a "
+        "{parallel.redundant_experts}: with {parallel.ep} ranks share all experts; use a "
         "larger parallel.ep, or no copies",
     ),
     Rule(
-        "moving experts without groups",
+        "expert rebalancing without expert groups",
         ("parallel.rebalance", "parallel.ep", "lora", "load_format"),
         lambda c: c.config.parallel.rebalance and bool(_fixed_experts(c)),
         lambda c: f"{{parallel.rebalance}}: {_fixed_experts(c)}; leave it out",
     ),
     Rule(
-        "exchange of shared experts",
+        "expert exchange of divided experts",
         ("parallel.expert_exchange", "parallel.ep", "parallel.tp"),
         lambda c: (
             c.config.parallel.expert_exchange == "all_to_all"
@@ -272,14 +272,14 @@ PARALLEL_RULES = (
         "{parallel.tp} divides each among some; use a parallel.ep that equals parallel.tp",
     ),
     Rule(
-        "placement of experts without groups",
+        "expert placement without expert groups",
         ("parallel.expert_placement", "parallel.ep"),
         lambda c: c.config.parallel.expert_placement is not None and c.config.parallel.ep == 1,
-        "{parallel.expert_placement}: with {parallel.ep} every rank has all experts; use a "
+        "{parallel.expert_placement}: with {parallel.ep} ranks share all experts; use a "
         "larger parallel.ep, or leave it out",
     ),
     Rule(
-        "transfers of ranks through a store",
+        "KV transfer of several ranks through a store",
         ("parallel.tp", "disagg.transfer"),
         lambda c: (
             c.config.parallel.tp > 1

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, cast, get_args, get_origin
 import msgspec
 
 from sylvan.config.fields import Field, Member, nearest
-from sylvan.config.foreign import instead_of
+from sylvan.config.sglang_values import alternative_to
 from sylvan.config.values import Secret
 
 _TRUE = frozenset({"true", "on", "yes", "1"})
@@ -211,7 +211,7 @@ def _known_object(kind: type, value: object) -> object:
 def _expected(field: Field, raw: object) -> str:
     if field.is_secret:
         return f"expected {field.type_text}"
-    if way := instead_of(field.path, raw):
-        return f"{raw} is not here: {way}"
+    if way := alternative_to(field.path, raw):
+        return f"{raw} is not supported: {way}"
     hint = nearest(raw, field.choices) if isinstance(raw, str) else ""
     return f"expected {field.type_text}, got {raw!r}{hint}"

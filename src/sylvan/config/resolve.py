@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sylvan.config.exact import obstacle, same_bits_obstacles
+from sylvan.config.determinism import determinism_blocker, same_bits_blockers
 from sylvan.config.facts import DTYPE_BYTES, KEEPS_CODES, AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.parallel import GPUS
@@ -168,19 +168,19 @@ def _dtype(state: _State) -> None:
 
 
 def _deterministic(state: _State) -> None:
-    found = obstacle(state.config, state.facts)
-    why = found.cause if found else "guaranteed by native steps; models without them are reported"
+    found = determinism_blocker(state.config, state.facts)
+    why = found.cause if found else "native steps guarantee it; models without them are logged"
     state.decide("deterministic", found is None, why)
 
 
 def _same_bits(state: _State) -> None:
-    """Leave it to the sizes of the model with several ranks, which settings alone do not tell."""
-    for what, why in same_bits_obstacles(state.config, state.facts).items():
+    """With several ranks, leave the decision to the model builder, which knows the dimensions."""
+    for what, why in same_bits_blockers(state.config, state.facts).items():
         state.decide("parallel.same_bits", False, f"{what.strip('{}')}: {why}")
     if state.config.parallel.tp == 1:
-        state.decide("parallel.same_bits", True, "sums are those of several ranks")
+        state.decide("parallel.same_bits", True, "sums depend on the number of ranks")
     elif state.is_auto("parallel.same_bits"):
-        why = "where the sizes of the model divide alike on any number of ranks"
+        why = "if the model's dimensions divide equally for any number of ranks"
         state.decide("parallel.same_bits", "auto", why)
 
 
@@ -196,7 +196,7 @@ def _fallback(state: _State) -> None:
 
 
 def _attention(state: _State) -> None:
-    """Prefer a batch-invariant backend unless that is not wanted or not available."""
+    """Prefer a batch-invariant backend, unless the user declined it or none is available."""
     known = state.facts.attention
     fitting = [
         name
@@ -272,15 +272,15 @@ def _pages(state: _State) -> None:
 
 
 def _load_cache(state: _State) -> None:
-    obstacles = {
+    reasons = {
         f"weights are packed for CPUs, not for {state.config.device}": state.config.device != "cpu",
         "the weights are random": state.config.load_format == "dummy",
         "weights are packed for step programs only": state.config.runner != "program",
         "the user's cache directory cannot be used": state.facts.load_cache is None,
     }
-    why = next((why for why, holds in obstacles.items() if holds), "")
+    why = next((why for why, holds in reasons.items() if holds), "")
     folder = None if why else state.facts.load_cache
-    state.decide("load_cache", folder, why or "later starts take what this one leaves there")
+    state.decide("load_cache", folder, why or "later starts read what this one writes there")
 
 
 def _recurrent(state: _State) -> None:
@@ -295,7 +295,7 @@ def _recurrent(state: _State) -> None:
     weights = weight_bytes(model, str(state.config.dtype), state.config.quantization)
     room = int((share * device.available_bytes - weights) * STATE_SHARE) // state_bytes(model)
     count = max(MIN_STATES, min(wanted, room))
-    why = "as many prefixes as running requests" if count == wanted else "a third of the memory"
+    why = "running requests, and as many prefixes" if count == wanted else "a third of the memory"
     state.decide("cache.max_states", count, why)
 
 
@@ -317,7 +317,7 @@ def _batch(state: _State) -> None:
     if model.state_numbers and states < running:
         running, why = max(1, states), "each needs a recurrent state slot"
     state.decide("scheduler.max_running_reqs", running, why)
-    state.decide("scheduler.chunk_tokens", most, "a whole step, unless requests decode")
+    state.decide("scheduler.chunk_tokens", most, "a whole step, less decoding requests")
 
 
 def _step_tokens(state: _State) -> tuple[int, str]:
@@ -335,7 +335,7 @@ def _speculative(state: _State) -> None:
     given = state.config.speculative
     if given is None:
         return
-    state.decide("speculative.topk", 1, "one guess after the other")
+    state.decide("speculative.topk", 1, "one draft token per position")
     wide = get(state.config, "speculative.topk") != 1
     if isinstance(given.num_draft_tokens, int) and not wide:
         steps, why = (
@@ -343,23 +343,23 @@ def _speculative(state: _State) -> None:
             "one less than speculative.num_draft_tokens",
         )
     else:
-        steps, why = NGRAM_GUESSES, "the usual length of a copied passage"
+        steps, why = NGRAM_GUESSES, "a typical length of copied text"
         if given.algorithm in (*DRAFT_HEADS, OWN_HEAD):
-            steps, why = HEAD_GUESSES, "each guess takes a pass of the head"
+            steps, why = HEAD_GUESSES, "each draft token takes a pass of the head"
         elif given.algorithm == "standalone":
-            steps, why = MODEL_GUESSES, "each guess takes a pass of the draft model"
+            steps, why = MODEL_GUESSES, "each draft token takes a pass of the draft model"
     state.decide("speculative.num_steps", steps, why)
     steps = _number(get(state.config, "speculative.num_steps"))
-    tokens, why = steps + 1, "the guesses and the token before them"
+    tokens, why = steps + 1, "the draft tokens and the token before them"
     if wide:
-        tokens, why = 2 * steps + 1, "two guesses per position"
+        tokens, why = 2 * steps + 1, "two draft tokens per position"
     state.decide("speculative.num_draft_tokens", tokens, why)
 
 
 def _lora(state: _State) -> None:
     if state.config.lora is None:
         return
-    rank, why = USUAL_RANK, "few adapters have more"
+    rank, why = USUAL_RANK, "few adapters have a larger rank"
     if state.facts.adapter_rank > rank:
         rank, why = state.facts.adapter_rank, "the largest of lora.adapters"
     state.decide("lora.max_rank", rank, why)
@@ -370,15 +370,15 @@ def _lora(state: _State) -> None:
 
 def _overlap(state: _State) -> None:
     if state.config.speculative is not None:
-        state.decide("scheduler.overlap", "off", "guesses follow the newest token")
+        state.decide("scheduler.overlap", "off", "drafting needs the newest token")
     if state.config.device != "cpu":
         state.decide("scheduler.overlap", "on", "the GPU computes while the CPU plans")
     elif state.config.parallel.ranks > 1:
-        state.decide("scheduler.overlap", "off", "ranks take the cores that would plan")
+        state.decide("scheduler.overlap", "off", "ranks leave no core free for planning")
     elif state.config.runner == "program" and _number(state.config.threads) < state.device.cores:
         state.decide("scheduler.overlap", "on", "the native step leaves a core free for planning")
     else:
-        state.decide("scheduler.overlap", "off", "planning would slow the step down")
+        state.decide("scheduler.overlap", "off", "planning would take cores from the step")
 
 
 def _plan(state: _State) -> MemoryPlan:
@@ -389,7 +389,7 @@ def _plan(state: _State) -> MemoryPlan:
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.most_samples(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
-    branches = 0  # recurrent states between guesses
+    branches = 0  # recurrent states between draft tokens
     if config.speculative:
         branches = samples - 1 + config.speculative.most_paths(running)
     work += (_number(config.cache.max_states) + branches) * state_bytes(model)
@@ -454,7 +454,7 @@ def _useful_tokens(state: _State) -> int:
 
 def _decide_memory(state: _State, plan: MemoryPlan) -> None:
     limited = plan.num_tokens < _useful_tokens(state)
-    share = "all memory that may be used" if limited else "room for all running requests"
+    share = "all memory that may be used" if limited else "enough for all running requests"
     given = state.config.cache.max_tokens != "auto"
     why = "for cache.max_tokens" if given else share
     memory_given = state.config.cache.memory != "auto"

@@ -34,31 +34,31 @@ def check_route(loaded: LoadedConfig[RouteConfig]) -> None:
 
 
 def _idle(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
-    """Settings of what is off."""
+    """Settings of features that are switched off."""
     discovery = loaded.config.discovery
     for name in (*_SELECTORS, "namespace", "port", "bootstrap_annotation"):
         setting = loaded.given.get(f"discovery.{name}")
         if setting is not None and not discovery.kubernetes:
-            yield f"{setting.spelled}: pods are looked for with discovery.kubernetes only"
+            yield f"{setting.spelled}: pods are discovered with discovery.kubernetes only"
     labelled = any(getattr(discovery, name) for name in _SELECTORS)
     if discovery.kubernetes and not labelled:
-        yield "discovery.kubernetes needs discovery.selector: else every pod would be a server"
+        yield "discovery.kubernetes needs discovery.selector: else every pod would be a worker"
     if bool(discovery.prefill_selector) is not bool(discovery.decode_selector):
         yield "discovery.prefill_selector and discovery.decode_selector must be set together"
     for name in ("jwt_audience", "jwt_jwks_uri", "jwt_role_mapping"):
         setting = loaded.given.get(f"control.{name}")
         if setting is not None and loaded.config.control.jwt_issuer is None:
-            yield f"{setting.spelled}: no tokens are accepted without control.jwt_issuer"
+            yield f"{setting.spelled}: tokens need control.jwt_issuer"
     if loaded.config.control.jwt_issuer is not None and loaded.config.control.jwt_audience is None:
-        yield "control.jwt_issuer needs control.jwt_audience: tokens for others would be accepted"
+        yield "control.jwt_issuer needs control.jwt_audience: else any audience would be accepted"
     yield from _history(loaded)
     setting = loaded.given.get("observe.trace_endpoint")
     if setting is not None and not loaded.config.observe.trace:
-        yield f"{setting.spelled}: nothing is traced without observe.trace"
+        yield f"{setting.spelled}: tracing needs observe.trace"
 
 
 def _history(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
-    """A history that is off, or that cannot be where it is to be."""
+    """Settings of a history that is switched off, or in a place where it cannot be stored."""
     providers = loaded.config.providers
     kind = "none" if providers is None else providers.history
     file = loaded.given.get("providers.history_file")
@@ -66,13 +66,13 @@ def _history(loaded: LoadedConfig[RouteConfig]) -> Iterable[str]:
         for name in ("history_file", "history_entries", "history_max_bytes", "retention_days"):
             setting = loaded.given.get(f"providers.{name}")
             if setting is not None:
-                yield f"{setting.spelled}: nothing is kept without providers.history"
+                yield f"{setting.spelled}: storing responses needs providers.history"
     elif kind == "sqlite" and file is None:
         yield "providers.history=sqlite needs providers.history_file"
     elif kind == "memory" and file is not None:
         yield f"{file.spelled} is for providers.history=sqlite, not memory"
     if kind == "memory" and loaded.config.processes > 1:
-        yield "processes: providers.history=memory is in one process only; sqlite is for all"
+        yield "processes: providers.history=memory belongs to one process; use sqlite for several"
 
 
 def _processes(config: RouteConfig) -> Iterable[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sylvan.config.exact import DeterminismBlocker, obstacle
+from sylvan.config.determinism import DeterminismBlocker, determinism_blocker
 from sylvan.config.facts import AttentionFacts, DeviceFacts, Facts
 from sylvan.config.fields import get
 from sylvan.config.resolve import Resolved
@@ -38,11 +38,11 @@ class RuleCase:
         return self.facts.attention.get(self.config.attention)
 
     @property
-    def obstacle(self) -> DeterminismBlocker | None:
+    def determinism_blocker(self) -> DeterminismBlocker | None:
         """The reason why results depend on the batch; None: they do not."""
-        return obstacle(self.config, self.facts)
+        return determinism_blocker(self.config, self.facts)
 
-    def asked(self, path: str) -> object:
+    def given(self, path: str) -> object:
         """The value that the user gave; None: it was not given, or its origin is unknown."""
         decisions = self.resolved.decisions
         return get(self.config, path) if decisions and path not in decisions else None

@@ -1,4 +1,4 @@
-"""SGLang flags that set nothing here, and the answers to their use.
+"""SGLang's flags without a counterpart: ignored with a note, or refused with the missing feature.
 
 `name` is a switch, `name=value` takes a value, with SGLang's default, and `name*=` any number of
 values. Defaults are accepted, because they request nothing.
@@ -75,7 +75,7 @@ NO_EFFECT: Mapping[str, str] = {
         "mm_feature_transport= enable_broadcast_mm_inputs_process"
     ),
 }
-"""Reasons why flags change nothing, and the flags; they are accepted with any value."""
+"""Why flags have no effect, and these flags; any value is accepted."""
 
 REFUSED: Mapping[str, str] = {
     "gRPC instead of HTTP (--grpc-port serves both)": (
@@ -306,4 +306,4 @@ REFUSED: Mapping[str, str] = {
     "traces of other modules than requests": "trace_modules=request",
     "markers for NVIDIA's profiler": "enable_layerwise_nvtx_marker",
 }
-"""Missing features that flags ask for, and the flags."""
+"""Features that are missing, and the flags that request them."""

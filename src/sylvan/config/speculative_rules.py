@@ -9,7 +9,7 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """Known speculation algorithms."""
 MOST_WIDE, MOST_TREE = 16, 64
-"""Most guesses per position, and most tokens of a tree."""
+"""Largest number of draft tokens per position, and of tokens in a draft tree."""
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
 
@@ -48,13 +48,13 @@ def _wide(case: RuleCase) -> bool:
 
 SPECULATIVE_RULES = (
     Rule(
-        "unknown algorithm of guesses",
+        "unknown speculative algorithm",
         ("speculative.algorithm",),
         lambda c: _drafts(c).algorithm not in ALGORITHMS,
         _unknown_algorithm,
     ),
     Rule(
-        "draft model without use",
+        "draft model that the algorithm does not use",
         ("speculative.algorithm", "speculative.draft_model"),
         lambda c: _drafts(c).algorithm == OWN_HEAD and _drafts(c).draft_model is not None,
         "{speculative.algorithm} has no model; leave {speculative.draft_model} out",
@@ -71,7 +71,7 @@ SPECULATIVE_RULES = (
         ),
     ),
     Rule(
-        "draft model of another vocabulary",
+        "draft model with another vocabulary",
         ("speculative.draft_model", "model"),
         lambda c: c.facts.draft is not None and not c.facts.draft_reads_alike,
         lambda c: (
@@ -83,7 +83,7 @@ SPECULATIVE_RULES = (
         ),
     ),
     Rule(
-        "draft model that writes no text",
+        "draft model that does not generate text",
         ("speculative.draft_model",),
         lambda c: (
             c.facts.draft is not None
@@ -97,10 +97,10 @@ SPECULATIVE_RULES = (
         ("speculative.draft_model",),
         lambda c: c.facts.draft is not None and c.facts.draft.state_numbers > 0,
         "{speculative.draft_model} has recurrent layers, whose state cannot be rolled back after "
-        "wrong guesses; choose a model without recurrent layers",
+        "rejected drafts; choose a model without recurrent layers",
     ),
     Rule(
-        "trees without a head",
+        "draft trees without a head",
         ("speculative.topk", "speculative.algorithm"),
         lambda c: _wide(c) and _drafts(c).algorithm not in (*DRAFT_HEADS, OWN_HEAD),
         "{speculative.topk}: {speculative.algorithm} drafts one continuation; heads draft trees "
@@ -117,10 +117,10 @@ SPECULATIVE_RULES = (
             )
         ),
         "{speculative.topk} and {speculative.num_draft_tokens}: trees have at most "
-        f"{MOST_WIDE} guesses for a position and {MOST_TREE} tokens",
+        f"{MOST_WIDE} draft tokens per position and {MOST_TREE} in all",
     ),
     Rule(
-        "tree without room for its depth",
+        "draft tree with too few tokens for its depth",
         ("speculative.num_draft_tokens", "speculative.num_steps"),
         lambda c: (
             _wide(c) and _number(_drafts(c).num_draft_tokens) <= _number(_drafts(c).num_steps)
@@ -129,11 +129,11 @@ SPECULATIVE_RULES = (
         "the tree; leave one of them at auto",
     ),
     Rule(
-        "guesses and verified tokens differ",
+        "num_steps and num_draft_tokens differ",
         ("speculative.num_draft_tokens", "speculative.num_steps"),
         lambda c: not _wide(c) and _drafts(c).num_draft_tokens != _number(_drafts(c).num_steps) + 1,
         "{speculative.num_draft_tokens} must be one more than {speculative.num_steps}, the newest "
-        "token and the guesses after it; leave one of them at auto",
+        "token and the drafts after it; leave one of them at auto",
     ),
     Rule(
         "texts without use",
@@ -146,13 +146,13 @@ SPECULATIVE_RULES = (
         "{speculative.shared_tokens} out",
     ),
     Rule(
-        "match longer than what is compared",
+        "min_match above max_match",
         ("speculative.min_match", "speculative.max_match"),
         lambda c: _drafts(c).min_match > _drafts(c).max_match,
         "{speculative.min_match} is more than {speculative.max_match}; leave one of them out",
     ),
     Rule(
-        "guesses not on this device",
+        "speculation not on this device",
         ("speculative.algorithm", "device"),
         lambda c: (
             c.config.speculative is not None
@@ -163,7 +163,7 @@ SPECULATIVE_RULES = (
         "leave it out",
     ),
     Rule(
-        "guesses on ranks of devices",
+        "speculation with tensor-parallel GPUs",
         ("speculative.algorithm", "device", "parallel.tp"),
         lambda c: (
             c.config.speculative is not None
@@ -174,13 +174,13 @@ SPECULATIVE_RULES = (
         "or leave it out",
     ),
     Rule(
-        "guesses where nothing is generated",
+        "speculation for a task without generation",
         ("speculative.algorithm", "task"),
         lambda c: c.config.speculative is not None and c.config.task in ("embed", "classify"),
         "{speculative.algorithm}: {task} generates nothing; leave it out",
     ),
     Rule(
-        "guesses without the newest token",
+        "speculation with overlapped scheduling",
         ("speculative.algorithm", "scheduler.overlap"),
         lambda c: c.config.speculative is not None and c.config.scheduler.overlap == "on",
         "{speculative.algorithm} drafts from the newest token, which is not known yet "

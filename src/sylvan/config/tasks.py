@@ -171,12 +171,12 @@ def _widest(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _xlstm(config: dict[str, Any]) -> dict[str, Any]:
-    """Nothing limits its texts: those that it was trained on."""
+    """Context length of training, because the architecture itself has no limit."""
     return {"max_position_embeddings": config.get("max_position_embeddings") or 8192}
 
 
 def _rwkv(config: dict[str, Any]) -> dict[str, Any]:
-    """Nothing limits its texts: those that it was trained on."""
+    """Context length of training, because the architecture itself has no limit."""
     given = config.get("max_position_embeddings") or config.get("max_context_length")
     return {"max_position_embeddings": given or 4096}
 
@@ -190,7 +190,7 @@ def _t5(config: dict[str, Any]) -> dict[str, Any]:
     return found | {"num_hidden_layers": layers, "max_position_embeddings": positions}
 
 
-_RESPELT: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
+_RENAMED_SIZES: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType(
     {
         "Dbrx": _dbrx,
         "DeciLM": _searched,
@@ -210,9 +210,9 @@ def ordinary(config: dict[str, Any]) -> dict[str, Any]:
     for start, spelt in _SPELT.items():
         if stem.startswith(start):
             return config | {ours: config[old] for ours, old in spelt.items() if old in config}
-    for start, respelt in _RESPELT.items():
+    for start, rename in _RENAMED_SIZES.items():
         if stem.startswith(start):
-            return config | respelt(config)
+            return config | rename(config)
     positions = config.get("max_position_embeddings")
     if stem.removesuffix("ForCausalLM") in _AFTER_PADDING and isinstance(positions, int):
         used = int(config.get("pad_token_id") or 0) + 1

@@ -32,7 +32,7 @@ from sylvan.config.values import (
 
 BUILT_IN_MODEL = "sapling"
 DRAFTING_REQS = 8
-"""Most requests whose guesses can all be verified in the same step."""
+"""Largest number of requests whose draft tokens can all be verified in one step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
 """Speculation algorithms with a draft head."""
 DRAFT_CONTEXTS = "draft_contexts.npz"
@@ -265,14 +265,14 @@ class SpeculativeConfig(Section, frozen=True):
     for `eagle` or `eagle3`; of the heads for `medusa`; or of the n-grams for `ngram`, written by
     `sylvan train-draft --algorithm ngram`."""
     num_steps: Depth | Auto = "auto"
-    """Draft tokens per request and step: the depth of the guesses."""
+    """Draft tokens per request and step; the depth of a draft tree."""
     topk: Count | Auto = "auto"
-    """Guesses per position: above 1, heads draft trees of the most likely continuations."""
+    """Draft tokens per position: above 1, heads draft trees of the most likely continuations."""
     num_draft_tokens: Count | Auto = "auto"
-    """Tokens of one request that a step verifies: the newest one plus its guesses. One more than
-    `num_steps`, unless guesses are trees."""
+    """Tokens of one request that a step verifies: the newest one and its draft tokens. One more
+    than `num_steps`, unless drafts are trees."""
     adaptive: bool = True
-    """Verify as many guesses as speed up the batch, judged by acceptance rates and step times;
+    """Verify as many draft tokens as speed up the batch, judged by acceptance rates and step times;
     otherwise always all. Output tokens are the same either way."""
     min_match: Count = 2
     """Shortest match for which `ngram` drafts, in tokens."""
@@ -288,12 +288,12 @@ class SpeculativeConfig(Section, frozen=True):
     """Most tokens of `corpus`; search time grows with them."""
 
     def most_samples(self, running_reqs: int) -> int:
-        """Most sampled rows per step: one per request, plus all guesses of a few.
+        """Most sampled rows per step: one per request, plus all draft tokens of a few.
 
         Drafts do not pay off in larger batches. Needs a resolved section.
         """
-        guesses = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
-        return running_reqs + min(running_reqs, DRAFTING_REQS) * guesses
+        drafts = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
+        return running_reqs + min(running_reqs, DRAFTING_REQS) * drafts
 
     def most_paths(self, running_reqs: int) -> int:
         """Most extra paths of draft trees in one step, beyond the first of each; 0: chains only.

@@ -16,10 +16,10 @@ from sylvan.gateway.control.gauges import InflightAges
 from sylvan.gateway.errors import UnauthorizedError
 from sylvan.gateway.http.caller import Caller, CallerGoneError
 from sylvan.gateway.http.routes import ProxyRoute
-from sylvan.gateway.observe.families import HttpFamilies
+from sylvan.gateway.observe.metrics import HttpMetrics
 from sylvan.gateway.observe.spans import NoTracing, Tracing
 from sylvan.gateway.security.gate import GatewayAuth
-from sylvan.gateway.table import Route, RouteMatch, Table
+from sylvan.gateway.table import Route, RouteMatch, RouteTable
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
 from sylvan.utils.body_memory import BodyMemory
 from sylvan.utils.clock import Clock
@@ -52,7 +52,7 @@ class AppParts:
         table: All routes.
         gate: Checks credentials.
         router: Forwards requests to workers.
-        families: Metrics.
+        metrics: Prometheus metrics.
         ages: Ages of in-flight requests.
         clock: Monotonic clock, for durations.
         id_headers: Headers that may carry a request ID.
@@ -62,10 +62,10 @@ class AppParts:
         audit: Log administrative calls.
     """
 
-    table: Table
+    table: RouteTable
     gate: GatewayAuth
     router: Serving
-    families: HttpFamilies
+    metrics: HttpMetrics
     ages: InflightAges
     clock: Clock
     id_headers: Sequence[str]
@@ -94,7 +94,7 @@ class Gateway:
         caller = Caller(scope, receive, send, parts.body_memory)
         began = parts.clock()
         self.num_inside += 1
-        parts.families.connections.inc()
+        parts.metrics.connections.inc()
         parts.ages.enter(caller)
         shown = "unknown"
         try:
@@ -113,7 +113,7 @@ class Gateway:
         finally:
             self.num_inside -= 1
             parts.body_memory.give_back(caller.held)
-            parts.families.connections.dec()
+            parts.metrics.connections.dec()
             parts.ages.leave(caller)
             self._count(caller, shown, parts.clock() - began)
             status = CLIENT_GONE if caller.gone else caller.status
@@ -176,11 +176,11 @@ class Gateway:
         return prefix + secrets.token_hex(12)
 
     def _count(self, caller: Caller, shown: str, seconds: float) -> None:
-        families = self._parts.families
+        metrics = self._parts.metrics
         status = CLIENT_GONE if caller.gone else caller.status
-        families.requests.labels(caller.method[:16], shown).inc()
-        families.duration.labels(caller.method[:16], shown).observe(seconds)
-        families.responses.labels(str(status), _error_code(status)).inc()
+        metrics.requests.labels(caller.method[:16], shown).inc()
+        metrics.duration.labels(caller.method[:16], shown).observe(seconds)
+        metrics.responses.labels(str(status), _error_code(status)).inc()
         if self._parts.access_log:
             access.info(
                 "%s %s %d %.1f ms %s",

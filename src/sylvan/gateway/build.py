@@ -38,9 +38,9 @@ from sylvan.gateway.http.router import GrpcServing, HttpRouter, RouterParts
 from sylvan.gateway.http.routes import PASSED
 from sylvan.gateway.http.sender import RequestSender
 from sylvan.gateway.live import GatewayCallerSettings
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.observe.spans import NoTracing, Tracing
-from sylvan.gateway.openai.build import PassThroughParts
+from sylvan.gateway.openai.build import PassThroughBuilder
 from sylvan.gateway.openai.router import ROUTES as PROVIDED
 from sylvan.gateway.openai.router import PassThrough
 from sylvan.gateway.openai.upstreams import Upstreams, read_upstreams
@@ -54,7 +54,7 @@ from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.security.gate import GatewayAuth, Tokens
 from sylvan.gateway.security.operators import Operators
 from sylvan.gateway.security.pages import TrustedPages
-from sylvan.gateway.table import Table
+from sylvan.gateway.table import RouteTable
 from sylvan.gateway.text.library import TextLibrary
 from sylvan.gateway.text.prompts import PromptIds
 from sylvan.gateway.upstream.http import HttpUpstream
@@ -122,7 +122,7 @@ class GatewayRuntime:
         app: The ASGI application.
         registry: All workers.
         jobs: Adds and removes workers.
-        families: Metrics.
+        metrics: Prometheus metrics.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class GatewayRuntime:
         self._stack = AsyncExitStack()
         self._draining = False
         self.registry = Registry()
-        self.families = Families(config.observe.duration_buckets)
+        self.metrics = GatewayMetrics(config.observe.duration_buckets)
         self._traces = traces_of(config)
         self._upstreams = None if config.providers is None else read_upstreams(config)
         self._specs = initial_specs(config) if self._upstreams is None else []
@@ -174,7 +174,7 @@ class GatewayRuntime:
                 ring=self.registry.ring,
                 blocks=blocks,
             ),
-            self.families,
+            self.metrics,
         )
         if live is not None:
             live.add(lambda changed: self._placing.prepare(changed.routing))
@@ -227,7 +227,7 @@ class GatewayRuntime:
                 source,
                 self.registry,
                 self.jobs,
-                self.families.discovery,
+                self.metrics.discovery,
                 self._clocks.monotonic,
             )
             looking = asyncio.create_task(reconciler.run(config.discovery.interval_s))
@@ -299,7 +299,7 @@ class GatewayRuntime:
             ),
             health=health,
             recovery=Recovery(self.registry, config.failover, clock),
-            families=self.families,
+            metrics=self.metrics,
             budget=RetryBudget(config.retry.budget),
             retry=config.retry,
             failover=config.failover,
@@ -338,14 +338,14 @@ class GatewayRuntime:
             serving = passing = self._pass_through(self._upstreams)
             routes = [*PROVIDED, *passing.routes]
         ages = InflightAges(clock)
-        self.families.registry.register(ages)
-        self.families.registry.register(WorkerGauges(self.registry, self._placing))
+        self.metrics.registry.register(ages)
+        self.metrics.registry.register(WorkerGauges(self.registry, self._placing))
         return Gateway(
             AppParts(
-                table=Table([*routes, *self._settings, *PAGE]),
+                table=RouteTable([*routes, *self._settings, *PAGE]),
                 gate=self._gate,
                 router=serving,
-                families=self.families.http,
+                metrics=self.metrics.http,
                 ages=ages,
                 clock=clock,
                 id_headers=config.server.request_id_headers,
@@ -358,12 +358,12 @@ class GatewayRuntime:
 
     def _pass_through(self, upstreams: Upstreams) -> PassThrough:
         clocks = self._clocks
-        passing = PassThroughParts(
+        passing = PassThroughBuilder(
             config=self._config,
             upstreams=upstreams,
             http=self._upstream,
             clients=self._gate.clients,
-            families=self.families,
+            metrics=self.metrics,
             clock=clocks.monotonic,
             wall=clocks.wall,
             process="0" if self._peers is None else str(self._peers.number),
@@ -389,11 +389,11 @@ class GatewayRuntime:
 
     def _count_check(self, worker: Worker, ok: bool) -> None:
         result = "success" if ok else "failure"
-        self.families.worker.checks.labels(worker.kind, result).inc()
+        self.metrics.worker.checks.labels(worker.kind, result).inc()
 
     def _watch_breaker(self, worker: Worker) -> None:
         def changed(old: BreakerState, new: BreakerState) -> None:
-            self.families.worker.transitions.labels(worker.url, old.value, new.value).inc()
+            self.metrics.worker.transitions.labels(worker.url, old.value, new.value).inc()
 
         worker.breaker.on_change.append(changed)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sylvan.config.route import RoutingConfig
 from sylvan.gateway import policies
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.policies.api import (
     Placement,
     PlacementOutcome,
@@ -64,10 +64,10 @@ class RequestPlacer:
         on_place: Called with each placement.
     """
 
-    def __init__(self, registry: Registry, parts: PolicyParts, families: Families) -> None:
+    def __init__(self, registry: Registry, parts: PolicyParts, metrics: GatewayMetrics) -> None:
         self._registry = registry
         self._parts = parts
-        self._families = families
+        self._metrics = metrics
         self._names = _names(parts.config)
         self.on_place: list[PlaceListener] = []
         self._policies: dict[tuple[str, Kind], tuple[str, RoutingPolicy]] = {}
@@ -119,10 +119,10 @@ class RequestPlacer:
         name, policy = self._policy(served, kind, workers)
         placement = policy.select(workers, request)
         worker = placement.worker
-        self._families.worker.selections.labels(
+        self._metrics.worker.selections.labels(
             worker.kind, worker.connection, served or "any", name
         ).inc()
-        branches = self._families.policy.branches.get(name)
+        branches = self._metrics.policy.branches.get(name)
         if branches is not None:
             branches.labels(placement.branch).inc()
         for listener in self.on_place:

@@ -19,7 +19,7 @@ class RouteMatch:
     params: Mapping[str, str]
 
 
-class Table:
+class RouteTable:
     """Routes by path and method. `{name}` in a path matches one segment."""
 
     def __init__(self, routes: Iterable[Route]) -> None:

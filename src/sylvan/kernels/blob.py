@@ -180,7 +180,7 @@ def _header(descriptor: int, path: Path) -> tuple[_Header, int, str]:
     first = os.pread(descriptor, 16, 0)
     length = int.from_bytes(first[8:], "little")
     if first[:8] != MAGIC or length > _MOST_HEADER:
-        raise BlobError(f"{path.name} is no file of this format")
+        raise BlobError(f"{path.name} is not a file of this format")
     text = os.pread(descriptor, length, 16)
     try:
         header = msgspec.json.decode(text, type=_Header)

@@ -68,13 +68,13 @@ def _on_cpu(op: str, found: Description, kernels: KernelRegistry) -> tuple[str, 
 
 def _on_device(op: str, name: str, device: str, kernels: KernelRegistry) -> str:
     specs = kernels.of(op, device)
-    usable = [spec for spec in specs if not spec.obstacle()]
+    usable = [spec for spec in specs if not spec.unusable_reason()]
     if usable:
         return f"{name}: {', '.join(dict.fromkeys(_shown(spec) for spec in usable))}"
     if not specs:
         return f"{name}: PyTorch (there is no kernel)"
     hint = _HINTS.get(specs[0].package, "")
-    return f"{name}: PyTorch ({specs[0].obstacle()}{': ' if hint else ''}{hint})"
+    return f"{name}: PyTorch ({specs[0].unusable_reason()}{': ' if hint else ''}{hint})"
 
 
 def _shown(spec: KernelSpec) -> str:

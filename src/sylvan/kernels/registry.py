@@ -51,7 +51,7 @@ class KernelSpec:
         """Folder of the op."""
         return self.op.partition(".")[0]
 
-    def obstacle(self) -> str:
+    def unusable_reason(self) -> str:
         """Reason why this installation cannot use it; "" if it can."""
         if self.package and not is_installed(self.package):
             return f"{self.package} is not installed"
@@ -143,7 +143,7 @@ class KernelRegistry:
 
     def usable(self, op: str, device: str) -> Sequence[KernelSpec]:
         """Return the kernels of `found` that this installation can run."""
-        return [spec for spec in self.of(op, device) if not spec.obstacle()]
+        return [spec for spec in self.of(op, device) if not spec.unusable_reason()]
 
 
 @functools.cache
@@ -163,5 +163,5 @@ def _loaded(entry: EntryPoint) -> Sequence[KernelSpec]:
     specs = (found,) if isinstance(found, KernelSpec) else tuple(found)
     for spec in specs:
         if not isinstance(spec, KernelSpec) or not spec.target:
-            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are no kernel specs")
+            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are not kernel specs")
     return specs

@@ -1,4 +1,10 @@
-"""Frontend language: programs that call language models, with control flow and shared prefixes."""
+"""Frontend language: programs that call language models, with control flow and shared prefixes.
+
+A program is a function under `api.function`. What it appends to its state (`state.ProgramState`)
+becomes nodes (`ir`), which `executor.StreamExecutor` runs in order on a backend (`backends`),
+through `interpreter.Interpreter`. `tracer` records the nodes instead, to find the constant
+prefix.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TextCursor:
         if self._over:
             return None
         stream = self._executor.context.stream
-        self._executor.wait(self._ready, helping=not stream)
+        self._executor.wait(self._ready, may_execute=not stream)
         return self._take()
 
     async def next_async(self) -> Piece | None:

@@ -18,14 +18,14 @@ from sylvan.protocol.errors import SylvanError
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class SourceLine:
     """A line of a program."""
 
     code: CodeType
     line: int
 
     def __str__(self) -> str:
-        """Like a traceback entry, with the source line where it can be read."""
+        """Format like a traceback entry, with the source line if its file is readable."""
         place = f"{self.code.co_filename}:{self.line}, in {self.code.co_name}"
         source = linecache.getline(self.code.co_filename, self.line).strip()
         return f"{place}: {source}" if source else place
@@ -39,7 +39,7 @@ class ProgramError(SylvanError, RuntimeError):
         where: The line of the program that appended the node, if known.
     """
 
-    def __init__(self, message: str, where: Where | None = None) -> None:
+    def __init__(self, message: str, where: SourceLine | None = None) -> None:
         super().__init__(message if where is None else f"{where}\n    {message}")
         self.where = where
 

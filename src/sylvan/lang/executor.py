@@ -15,7 +15,7 @@ from typing import Any
 from sylvan.lang import ir
 from sylvan.lang.backends.api import BaseBackend
 from sylvan.lang.context import StateContext
-from sylvan.lang.errors import ProgramCancelledError, ProgramError, Where
+from sylvan.lang.errors import ProgramCancelledError, ProgramError, SourceLine
 from sylvan.lang.interpreter import Interpreter
 from sylvan.lang.pool import WorkerPool
 from sylvan.lang.sampling import GenParams
@@ -23,7 +23,7 @@ from sylvan.lang.signal import Ready, Signal
 
 logger = logging.getLogger(__name__)
 
-Item = tuple[ir.Expr, Where | None]
+Item = tuple[ir.Expr, SourceLine | None]
 
 _LANG = str(Path(__file__).parent)
 _EFFECTS = (ir.Gen, ir.Select, ir.CommitLazy, ir.Variable, ir.ConcatenateAndAppend)
@@ -97,7 +97,7 @@ class StreamExecutor:
             self._submitted += len(items)
             wake = self._wants_worker()
         if self._pool is None:
-            self._help(lambda: False)
+            self._drain(lambda: False)
             self.raise_error()
         elif wake:
             self._pool.submit(self._work)
@@ -116,9 +116,9 @@ class StreamExecutor:
         with self.signal.lock:
             self._scheduled = False
         with suppress(BaseException):  # kept as the state's error; the worker continues
-            self._help(lambda: False)
+            self._drain(lambda: False)
 
-    def _help(self, enough: Ready) -> None:
+    def _drain(self, enough: Ready) -> None:
         """Execute nodes on this thread, if no other does, until `enough` or none are left."""
         with self.signal.lock:
             if self._draining:
@@ -146,7 +146,7 @@ class StreamExecutor:
                 return self._queue.popleft()
         return None
 
-    def _run(self, node: ir.Expr, where: Where | None) -> bool:
+    def _run(self, node: ir.Expr, where: SourceLine | None) -> bool:
         """Execute one node; False if it failed."""
         try:
             self.context.scope.check()
@@ -158,7 +158,7 @@ class StreamExecutor:
             return False
         return True
 
-    def _fail(self, node: ir.Expr, where: Where | None, error: BaseException) -> None:
+    def _fail(self, node: ir.Expr, where: SourceLine | None, error: BaseException) -> None:
         kind = ProgramError
         if isinstance(error, ProgramError):
             kind = type(error)
@@ -205,13 +205,13 @@ class StreamExecutor:
 
     # Waiting
 
-    def wait(self, ready: Ready, timeout: float | None = None, *, helping: bool = True) -> None:
+    def wait(self, ready: Ready, timeout: float | None = None, *, may_execute: bool = True) -> None:
         """Return when `ready()` is true, or when the state failed.
 
         Args:
             ready: Called with the lock held, after every change.
             timeout: Seconds; with it this thread does not execute nodes itself.
-            helping: Whether this thread may execute nodes meanwhile.
+            may_execute: Whether this thread may execute nodes meanwhile.
 
         Raises:
             TimeoutError: not ready in time.
@@ -222,19 +222,19 @@ class StreamExecutor:
                 if self._all_done(ready):
                     return
                 idle = not self._draining and bool(self._queue)
-                if not (idle and helping and deadline is None):
-                    if idle and self._ask_worker() and self._pool is not None:
+                if not (idle and may_execute and deadline is None):
+                    if idle and self._needs_worker() and self._pool is not None:
                         self._pool.submit(self._work)
                     left = None if deadline is None else deadline - time.monotonic()
                     if not self.signal.wait(left) and deadline is not None:
                         raise TimeoutError(f"not ready within {timeout} s")
                     continue
-            self._help(lambda: self._all_done(ready))
+            self._drain(lambda: self._all_done(ready))
 
     async def wait_async(self, ready: Ready) -> None:
         """Like `wait`, without blocking a thread."""
         with self.signal.lock:
-            wake = bool(self._queue) and self._ask_worker()
+            wake = bool(self._queue) and self._needs_worker()
         if wake and self._pool is not None:
             self._pool.submit(self._work)
         await self.signal.until(lambda: self._all_done(ready))
@@ -242,7 +242,7 @@ class StreamExecutor:
     def _all_done(self, ready: Ready) -> bool:
         return self.failure is not None or ready()
 
-    def _ask_worker(self) -> bool:
+    def _needs_worker(self) -> bool:
         """Whether to submit to the pool, even for text. Call with the lock held."""
         if self._draining or self._scheduled:
             return False
@@ -327,9 +327,9 @@ def _names(node: ir.Expr) -> tuple[str, ...]:
     return ()
 
 
-def _program_line() -> Where | None:
+def _program_line() -> SourceLine | None:
     """The innermost line outside of this package."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_LANG):
         frame = frame.f_back
-    return None if frame is None else Where(frame.f_code, frame.f_lineno)
+    return None if frame is None else SourceLine(frame.f_code, frame.f_lineno)

@@ -59,7 +59,7 @@ def opened(data: bytes, kind: str) -> Iterator[Any]:
     try:
         with av.open(io.BytesIO(data), options=options) as container:
             if not set(container.format.name.split(",")) & set(FORMATS):
-                raise UnreadableError(f"{container.format.name} is not read as a {kind}")
+                raise UnreadableError(f"{container.format.name} is not an accepted {kind} format")
             yield container
     except (FFmpegError, OSError, ValueError, IndexError) as error:
         if isinstance(error, UnreadableError):

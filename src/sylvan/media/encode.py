@@ -32,7 +32,7 @@ def encode_image(source: Any) -> str:
 
 
 def encode_images(given: Any) -> Any:
-    """Encode images in their nested lists; text that names no file stays unchanged.
+    """Encode the images in nested lists; leave text that names no file unchanged.
 
     Raises:
         OSError: A file is unreadable.

@@ -31,7 +31,7 @@ _WITH_IPV4 = (
     ipaddress.IPv6Network("64:ff9b::/96"),  # NAT64
     ipaddress.IPv6Network("::/96"),  # IPv4-compatible addresses, and `::1`
 )
-"""Networks whose addresses end in one of IPv4."""
+"""Networks whose IPv6 addresses embed an IPv4 address in the last 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Fetcher:
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
-        self._client: Any = None  # of httpx, which is imported with the first URL
+        self._client: Any = None  # httpx.AsyncClient; httpx is imported with the first URL
 
     async def read(self, source: MediaSource) -> bytes:
         """Return the bytes of an item.
@@ -151,7 +151,7 @@ class Fetcher:
         except ValueError:
             parts, host, port = urlsplit(""), None, None
         if not host or port is None or parts.scheme not in _PORTS:
-            message = f"{source.path}: this is no http or https address."
+            message = f"{source.path}: this is not an http or https URL."
             raise RequestError(message, param=source.path)
         address = await self._checked(source, host, port)
         shown = f"[{address}]" if ":" in address else address
@@ -197,7 +197,7 @@ class Fetcher:
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            message = f"{source.path}: the host {host[:80]!r} is not known."
+            message = f"{source.path}: the host name {host[:80]!r} cannot be resolved."
             raise RequestError(message, param=source.path) from error
         addresses = [str(info[4][0]) for info in found]
         if not allowed and not all(_is_public(address) for address in addresses):
@@ -218,7 +218,7 @@ class Fetcher:
 
 
 def _joined(url: str, target: str) -> str:
-    """Where a redirect leads to; empty if that is no address."""
+    """Where a redirect leads to; empty if that is not an address."""
     try:
         return urljoin(url, target)
     except ValueError:

@@ -9,9 +9,9 @@ from typing import Any
 from sylvan.media.messages import PrepareItem
 
 MAX_SIDE = "max_side"
-"""Item option: scale down to a longer side of so many pixels."""
+"""Item option: scale the image down until its longer side has this many pixels."""
 MAX_TILES, MIN_TILES = "max_tiles", "min_tiles"
-"""Item options: into how many tiles an image is cut."""
+"""Item options: smallest and largest number of tiles that an image is cut into."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 """Accepted formats; readers of rarer formats are excluded to reduce the attack surface."""
@@ -21,20 +21,20 @@ class UnreadableError(ValueError):
     """A file cannot be decoded; the message says why."""
 
 
-def open_image(order: PrepareItem, *, tiles: bool = False) -> Any:
-    """Decode the image of an order, and scale it down if the order says so.
+def open_image(item: PrepareItem, *, tiles: bool = False) -> Any:
+    """Decode an image, and scale it down if its options say so.
 
     Args:
-        order: The order.
+        item: The image, and its options.
         tiles: Whether the number of tiles can be chosen.
 
     Raises:
-        UnreadableError: See `decode_image`; or the order chooses what it cannot.
+        UnreadableError: As `decode_image`; or the options set the number of tiles in vain.
     """
-    options = order.options
+    options = item.options
     if not tiles and (MAX_TILES in options or MIN_TILES in options):
-        raise UnreadableError("the number of its tiles cannot be chosen for this model")
-    image = decode_image(order.data, order.max_pixels)
+        raise UnreadableError("this model fixes the number of tiles")
+    image = decode_image(item.data, item.max_pixels)
     if (side := options.get(MAX_SIDE)) is not None:
         image.thumbnail((side, side))
     return image

@@ -31,7 +31,7 @@ class PrepareItem(msgspec.Struct, frozen=True, kw_only=True):
 class EncodeItem(msgspec.Struct, frozen=True, kw_only=True):
     """Prepare and encode an item; the answer is a `PreparedItem` whose features are the vectors.
 
-    `scope` tells tenants apart: what one has sent is not taken from the cache for another.
+    `scope` separates tenants: the cache never serves one tenant's item to another.
     """
 
     item: PrepareItem
@@ -42,7 +42,7 @@ class PreparedItem(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared item, or the error.
 
     Attributes:
-        id: ID of the order.
+        id: ID of the `PrepareItem`.
         placeholder: Placeholder token of the item in the prompt.
         tokens: Tokens that replace it.
         features: Inputs of the encoder, by name.

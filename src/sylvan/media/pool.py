@@ -37,7 +37,7 @@ class MediaWorkers:
         self._ids = itertools.count()
         self._closed = False
 
-    async def prepare(self, order: PrepareItem, path: str) -> PreparedItem:
+    async def prepare(self, item: PrepareItem, path: str) -> PreparedItem:
         """Prepare one item; `path` is its path in the body.
 
         Raises:
@@ -48,17 +48,19 @@ class MediaWorkers:
             worker = self._idle.pop() if self._idle else await _Worker.start(self._model_dir)
             try:
                 async with asyncio.timeout(self._process_s):
-                    answer = await worker.ask(order, next(self._ids))
+                    answer = await worker.ask(item, next(self._ids))
             except TimeoutError as error:
                 await worker.end()
                 raise RequestError(
-                    f"{path}: preparing the {order.kind} took more than {self._process_s:g} s "
+                    f"{path}: preparing the {item.kind} took more than {self._process_s:g} s "
                     "(media.process_s).",
                     param=path,
                 ) from error
             except (OSError, EOFError, asyncio.IncompleteReadError) as error:
                 await worker.end()
-                message = f"{path}: the process that prepares the {order.kind} ended on it."
+                message = (
+                    f"{path}: the process that prepared this {item.kind} died; it may be damaged."
+                )
                 raise RequestError(message, param=path) from error
             except BaseException:
                 await worker.end()  # otherwise a stale answer could be taken for the next item's
@@ -114,11 +116,11 @@ class _Worker:
             raise CapacityError(f"images cannot be prepared: {hello.error}")
         return worker
 
-    async def ask(self, order: PrepareItem, number: int) -> PreparedItem:
-        """Return its answer to an order."""
+    async def ask(self, item: PrepareItem, number: int) -> PreparedItem:
+        """Send it an item, and return its answer."""
         stdin = self._process.stdin
         assert stdin is not None
-        data = self._encoder.encode(msgspec.structs.replace(order, id=number))
+        data = self._encoder.encode(msgspec.structs.replace(item, id=number))
         stdin.write(header(len(data)))
         stdin.write(data)
         await stdin.drain()

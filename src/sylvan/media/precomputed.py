@@ -38,7 +38,7 @@ def read_vectors(kind: MediaKind, given: Mapping[str, Any], path: str) -> MediaS
         shape = _counts(given.get("shape"), 2, f"{path}.shape")
         data = decode_base64(feature, where)
         if len(data) != 4 * shape[0] * shape[1]:
-            message = f"{where}: {len(data)} bytes are no float32 numbers of shape {shape}."
+            message = f"{where}: {len(data)} bytes do not hold float32 numbers of shape {shape}."
             raise RequestError(message, param=where)
         vectors = np.frombuffer(data, "<f4").reshape(shape)
     else:

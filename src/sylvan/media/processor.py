@@ -23,7 +23,7 @@ MAX_PIXELS = "max_pixels"
 
 
 _NOT_READ = ("rows", "cols")  # by encoders
-_TILES = "return_row_col_info"  # how an image was tiled; some processors write it into the prompt
+_TILES = "return_row_col_info"  # the tiling of an image; some processors write it into the prompt
 
 _TILE_COUNTS: Mapping[str, str] = {"max_patches": MAX_TILES, "min_patches": MIN_TILES}
 """Settings of processors that cut images into tiles -> item options."""
@@ -75,45 +75,45 @@ class Processor:
             self._sounds = Sounds(model_dir, parts[heard], self._processor, kind.__name__, defaults)
         self._placeholders = self._found_placeholders(kind)
 
-    def prepare(self, order: PrepareItem) -> PreparedItem:
+    def prepare(self, item: PrepareItem) -> PreparedItem:
         """Prepare one item.
 
         Raises:
             UnreadableError: The item is invalid.
         """
-        if order.kind not in self._placeholders:
+        if item.kind not in self._placeholders:
             takes = listed(self._placeholders)
-            raise UnreadableError(f"this model takes {takes}, no {order.kind}")
+            raise UnreadableError(f"this model takes {takes}, no {item.kind}")
         grid, step, around = None, 1.0, None
-        if order.kind == "image":
-            features, text = self._image(order)
+        if item.kind == "image":
+            features, text = self._image(item)
             grid = self._grid(features)
-        elif order.kind == "video":
+        elif item.kind == "video":
             assert self._videos is not None
             features, text, grid, step = prepare_video(
-                order, self._videos, self._images, self._processor
+                item, self._videos, self._images, self._processor
             )
             around = self._fences(text)
         else:
             assert self._sounds is not None
-            features, text = self._sounds.prepare(order)
+            features, text = self._sounds.prepare(item)
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         features = {name: _array(value) for name, value in features.items()}
         return PreparedItem(
-            id=order.id,
-            placeholder=self._placeholders[order.kind],
+            id=item.id,
+            placeholder=self._placeholders[item.kind],
             tokens=tuple(tokens),
             features=features,
             around=around,
             grid=grid,
             time_step=step,
-            digest=digest_of(order.kind, features),
+            digest=digest_of(item.kind, features),
         )
 
-    def _image(self, order: PrepareItem) -> tuple[dict[str, Any], str]:
-        image = open_image(order, tiles=_TILE_COUNTS.keys() <= self._known)
+    def _image(self, item: PrepareItem) -> tuple[dict[str, Any], str]:
+        image = open_image(item, tiles=_TILE_COUNTS.keys() <= self._known)
         try:
-            settings = {**self._defaults, **self._sizes(order), "return_tensors": "np"}
+            settings = {**self._defaults, **self._sizes(item), "return_tensors": "np"}
             made = self._images([image], **settings)
             text = self._processor.replace_image_token(made, 0)
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
@@ -153,13 +153,13 @@ class Processor:
         first, last = self._tokenizer.convert_tokens_to_ids(ends)
         return first, last
 
-    def _sizes(self, order: PrepareItem) -> dict[str, Any]:
+    def _sizes(self, item: PrepareItem) -> dict[str, Any]:
         """Return the image size options of a request that this processor supports."""
-        options = order.options
+        options = item.options
         counts = {ours: options[name] for ours, name in _TILE_COUNTS.items() if name in options}
         if counts:
             return counts
-        most = order.options.get(MAX_PIXELS)
+        most = item.options.get(MAX_PIXELS)
         size = getattr(self._images, "size", None)
         if most is None or MAX_PIXELS not in self._known or size is None:
             return {}

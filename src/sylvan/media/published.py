@@ -23,23 +23,23 @@ from sylvan.protocol.media import IMAGE_TOKENS
 from sylvan.utils.json_files import read_json
 
 NUMBER, COUNT = "number", "count"
-"""Item options: index of an image among those of its prompt, and how many these are."""
+"""Item options: index of the image in its prompt, and number of images in the prompt."""
 COUNTED = frozenset({"DeepseekVLV2ForCausalLM", "MiniCPMV"})
-"""Architectures that prepare an image by its number, or by how many there are."""
+"""Architectures whose preparation of an image depends on its index or on the number of images."""
 _PHI_TILE = 336
 _KIMI = "KimiVLForConditionalGeneration"
 MANY = 3
-"""So many images of a prompt, or more, DeepSeek-VL2 does not cut into tiles."""
+"""Number of images in a prompt from which on DeepSeek-VL2 cuts none of them into tiles."""
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 Pixels = np.ndarray
 Prepared = tuple[dict[str, np.ndarray], str | int]
-"""Features, and the text of the image, or how many placeholders stand for it."""
+"""Features, and the text of the image in the prompt, or its number of placeholders."""
 
 
 def is_counted(model_dir: Path) -> bool:
-    """Whether a checkpoint's images are prepared by their number, or by how many there are."""
+    """Whether a checkpoint's preparation depends on the index or number of images in a prompt."""
     try:
         names = read_json(model_dir / "config.json").get("architectures") or [""]
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ class PublishedImages:
         names = read_json(model_dir / "config.json").get("architectures") or [""]
         return cls(names[0], model_dir) if names[0] in _CUTS else None
 
-    def prepare(self, order: PrepareItem) -> PreparedItem:
+    def prepare(self, item: PrepareItem) -> PreparedItem:
         """Prepare one image.
 
         Raises:
@@ -83,23 +83,23 @@ class PublishedImages:
         """
         from sylvan.media.processor import digest_of
 
-        if order.kind != "image":
-            raise UnreadableError(f"this model takes images, no {order.kind}")
-        image = open_image(order, tiles=self._cut is internvl)
+        if item.kind != "image":
+            raise UnreadableError(f"this model takes images, no {item.kind}")
+        image = open_image(item, tiles=self._cut is internvl)
         try:
-            features, text = self._cut(image, self._raw, self._rules, order.options)
+            features, text = self._cut(image, self._raw, self._rules, item.options)
         except (ValueError, ZeroDivisionError) as error:
-            raise UnreadableError(f"this model cannot look at it: {error}") from error
+            raise UnreadableError(f"this model cannot process it: {error}") from error
         if isinstance(text, int):
             tokens = [self._token] * text
         else:
             tokens = self._backend.encode(text, add_special_tokens=False).ids
         return PreparedItem(
-            id=order.id,
+            id=item.id,
             placeholder=self._token,
             tokens=tuple(tokens),
             features=features,
-            digest=digest_of(order.kind, features),
+            digest=digest_of(item.kind, features),
         )
 
 
@@ -230,7 +230,7 @@ def deepseek_vl2(
 
 
 def _best(size: tuple[int, int], candidates: list[Any]) -> tuple[int, int]:
-    """The resolution in which most of an image is seen, and least is filled up."""
+    """Return the resolution that keeps most of the image's pixels and adds least padding."""
 
     def score(candidate: Any) -> tuple[int, int]:
         scale = min(candidate[0] / size[0], candidate[1] / size[1])

@@ -1,4 +1,4 @@
-"""Asks servers that have nothing but the encoder (`media.encoder_only`) to encode items."""
+"""Sends items to servers that run only the encoder (`media.encoder_only`)."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class RemoteEncoders:
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ConfigError(f"media.encoder_urls: {url!r} is no http or https address")
+                raise ConfigError(f"media.encoder_urls: {url!r} is not an http or https address")
         self._urls, self._key, self._timeout_s = tuple(urls), key, timeout_s
         self._client: Any = None  # of httpx, which is imported with the first item
         self._encoder = MessageEncoder(limit=None)
         self._decoder = MessageDecoder[PreparedItem](PreparedItem)
 
-    async def encode(self, order: PrepareItem, tenant: str, path: str) -> PreparedItem:
+    async def encode(self, item: PrepareItem, tenant: str, path: str) -> PreparedItem:
         """Return an item's tokens and vectors.
 
         Args:
-            order: The item.
+            item: The item.
             tenant: Tenant of the request.
             path: Path of the item in the body.
 
@@ -59,8 +59,8 @@ class RemoteEncoders:
         import httpx
 
         scope = hashlib.sha256(tenant.encode()).hexdigest()
-        body = self._encoder.encode(EncodeItem(item=order, scope=scope))
-        for url in self._order(order.data):
+        body = self._encoder.encode(EncodeItem(item=item, scope=scope))
+        for url in self._preferred_servers(item.data):
             try:
                 found = await self._ask(url, body)
             except (httpx.HTTPError, MessageError, _RefusedError) as error:
@@ -76,10 +76,10 @@ class RemoteEncoders:
         if self._client is not None:
             await self._client.aclose()
 
-    def _order(self, data: bytes) -> list[str]:
-        """Return the servers, the one first that is asked for this item whenever it can be.
+    def _preferred_servers(self, data: bytes) -> list[str]:
+        """Return the servers in the order in which to try them; equal items yield the same order.
 
-        Highest random weight: another server changes the place of few items.
+        Rendezvous hashing: adding or removing a server moves few items to another first server.
         """
         item = hashlib.sha256(data).digest()
         return sorted(self._urls, key=lambda url: hashlib.sha256(item + url.encode()).digest())

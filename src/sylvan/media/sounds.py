@@ -57,17 +57,17 @@ class Sounds:
             self._positions, self._tokens = 2 * positions, positions * hidden // width
             self._make = self._in_windows
 
-    def prepare(self, order: PrepareItem) -> tuple[Features, str]:
+    def prepare(self, item: PrepareItem) -> tuple[Features, str]:
         """Return the features of audio, and its text in a prompt.
 
         Raises:
             UnreadableError: The audio is invalid.
         """
-        if order.options.get(RAW):
-            samples = np.frombuffer(order.data, np.float32)
+        if item.options.get(RAW):
+            samples = np.frombuffer(item.data, np.float32)
         else:
-            samples = sound_samples(order.data, self._rate, order.max_seconds)
-        if order.options.get(SAMPLES):
+            samples = sound_samples(item.data, self._rate, item.max_seconds)
+        if item.options.get(SAMPLES):
             return {"samples": samples, "rate": np.array(self._rate)}, ""
         try:
             return self._make(samples)

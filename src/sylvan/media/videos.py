@@ -63,10 +63,10 @@ class VideoRules:
         """Sides of frames are multiples of this."""
         return self.patch * self.merge
 
-    def chosen(self, facts: VideoFacts, order: PrepareItem) -> list[int]:
+    def chosen(self, facts: VideoFacts, item: PrepareItem) -> list[int]:
         """Return the indices of the sampled frames, an even number if possible."""
-        fps = float(order.options.get(FPS) or self.fps)
-        most = min(self.max_frames, order.max_frames, order.options.get(MAX_FRAMES) or 1 << 30)
+        fps = float(item.options.get(FPS) or self.fps)
+        most = min(self.max_frames, item.max_frames, item.options.get(MAX_FRAMES) or 1 << 30)
         count = min(max(int(facts.count / facts.fps * fps), self.min_frames), most, facts.count)
         count = max(1, count // self.depth * self.depth or count)
         return np.linspace(0, facts.count - 1, count).round().astype(int).tolist()
@@ -134,12 +134,12 @@ def video_rules(model_dir: Path, processor: str, images: Any) -> VideoRules | No
 
 
 def prepare_video(
-    order: PrepareItem, rules: VideoRules, images: Any, processor: Any
+    item: PrepareItem, rules: VideoRules, images: Any, processor: Any
 ) -> tuple[dict[str, np.ndarray], str, tuple[int, int, int], float]:
     """Return a video's features, its text in a prompt, its grid, and its time step.
 
     Args:
-        order: The order, with the file.
+        item: The video, and its options.
         rules: Rules of the model.
         images: Image processor.
         processor: Processor of all media; writes the placeholder text.
@@ -147,12 +147,12 @@ def prepare_video(
     Raises:
         UnreadableError: The video is invalid.
     """
-    facts = video_facts(order.data, order.max_pixels, order.max_seconds)
-    chosen = rules.chosen(facts, order)
+    facts = video_facts(item.data, item.max_pixels, item.max_seconds)
+    chosen = rules.chosen(facts, item)
     tall, wide = rules.size(facts, len(chosen))
     frames = [
         frame.resize((wide, tall), resample=3)  # bicubic
-        for frame in video_frames(order.data, chosen, order.max_pixels)
+        for frame in video_frames(item.data, chosen, item.max_pixels)
     ]
     patches, grid = patches_of(frames, rules, images)
     features = {"pixel_values_videos": patches, "video_grid_thw": np.array([grid], np.int64)}

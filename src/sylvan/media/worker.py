@@ -1,7 +1,7 @@
 """A process that prepares items: `python -m sylvan.media.worker MODEL_DIR`.
 
 Orders arrive on stdin, answers go to stdout; each is its length (u64, little
-endian) and msgpack. The first answer, without an order, says whether it is ready.
+endian) and msgpack. The first answer comes without an item, and says whether the worker is ready.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from sylvan.media.apart import ApartImages
 from sylvan.media.documents import PAGES, draw_pages
-from sylvan.media.fixed import FixedImages
+from sylvan.media.dual_encoder import DualEncoderImages
+from sylvan.media.fixed_size import FixedSizeImages
 from sylvan.media.frames import read_frame, write_frame
 from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PreparedItem, PrepareItem
@@ -31,9 +31,9 @@ def main() -> None:
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
         processor = (
-            ApartImages.of(model_dir)
+            DualEncoderImages.of(model_dir)
             or PublishedImages.of(model_dir)
-            or FixedImages.of(model_dir)
+            or FixedSizeImages.of(model_dir)
             or Processor(model_dir)
         )
     except (ImportError, OSError, ValueError, KeyError, AttributeError, ProcessorError) as error:
@@ -44,20 +44,20 @@ def main() -> None:
 
 
 def _serve(
-    processor: Processor | FixedImages | ApartImages | PublishedImages,
+    processor: Processor | FixedSizeImages | DualEncoderImages | PublishedImages,
     source: BinaryIO,
     sink: BinaryIO,
     encoder: MessageEncoder,
     decoder: MessageDecoder[PrepareItem],
 ) -> None:
     while (frame := read_frame(source)) is not None:
-        order = decoder.decode(frame)
+        item = decoder.decode(frame)
         try:
-            answer = draw_pages(order) if PAGES in order.options else processor.prepare(order)
+            answer = draw_pages(item) if PAGES in item.options else processor.prepare(item)
         except UnreadableError as error:
-            answer = PreparedItem(id=order.id, error=str(error))
+            answer = PreparedItem(id=item.id, error=str(error))
         except MemoryError:
-            answer = PreparedItem(id=order.id, error="it needs more memory than there is")
+            answer = PreparedItem(id=item.id, error="preparing it takes more memory than is free")
         write_frame(sink, encoder.encode(answer))
 
 

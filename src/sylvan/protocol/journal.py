@@ -167,7 +167,7 @@ class FrameReader:
         while len(pending) - start >= _HEADER.size:
             kind, num_entries, num_body = _HEADER.unpack_from(pending, start)
             if kind not in _KINDS or num_entries + num_body > MAX_FRAME_BYTES:
-                raise JournalError("this is no frame")
+                raise JournalError("this is not a frame")
             body_at = start + _HEADER.size + num_entries
             end = body_at + num_body
             if len(pending) < end:

@@ -40,7 +40,7 @@ class TimedExecutor:
         most_rows: Largest number of rows of a step.
         busy_s: Total duration of steps.
         on_plan: Called with each plan.
-        answers: Result of each step, when following a recording; None: `TOKEN` for each
+        recorded: Result of each step, when following a recording; None: `TOKEN` for each
             request.
     """
 
@@ -54,7 +54,7 @@ class TimedExecutor:
         self.rows = self.most_rows = 0
         self.busy_s = 0.0
         self.on_plan: Callable[[StepPlan], None] | None = None
-        self.answers: Callable[[StepPlan], StepResult] | None = None
+        self.recorded: Callable[[StepPlan], StepResult] | None = None
         self._clock, self._step_s, self._lazily = clock, step_s, lazily
         self._free_s = 0.0  # when the device has finished everything launched
         self._results: dict[int, StepResult] = {}
@@ -69,7 +69,7 @@ class TimedExecutor:
         self.rows += shape.rows
         self.most_rows = max(self.most_rows, shape.rows)
         self.busy_s += seconds
-        result = self._result(shape.slices) if self.answers is None else self.answers(plan)
+        result = self._result(shape.slices) if self.recorded is None else self.recorded(plan)
         if self._lazily:
             return TimedStep(self._clock, 0.0, seconds, result)
         self._free_s = max(self._free_s, self._clock.now_s) + seconds

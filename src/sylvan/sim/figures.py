@@ -49,7 +49,7 @@ def figures(fleet: Fleet, slo: Bounds) -> dict[str, Any]:
     for name, values in times_ms(outcomes).items():
         found |= _distribution(name, values)
     if slo:
-        good = done & kept(outcomes, slo)
+        good = done & meets_slo(outcomes, slo)
         found["goodput"] = float(good.sum()) / duration_s
         found["goodput_share"] = float(good.sum()) / max(1, len(outcomes))
     return found
@@ -66,7 +66,7 @@ def times_ms(outcomes: Outcomes) -> dict[str, Column]:
     }
 
 
-def kept(outcomes: Outcomes, slo: Bounds) -> NDArray[np.bool_]:
+def meets_slo(outcomes: Outcomes, slo: Bounds) -> NDArray[np.bool_]:
     """Return which requests met all SLO limits."""
     times = {"ttft": outcomes.ttft_s, "tpot": outcomes.tpot_s, "e2e": outcomes.latency_s}
     found = np.ones(len(outcomes), np.bool_)

@@ -47,7 +47,7 @@ class _ActiveConversation:
     number: int
     due_s: float
     turn: int = 0
-    said: Ids | None = None
+    history: Ids | None = None
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Live:
     """
 
     rid: str
-    talk: _ActiveConversation
+    active: _ActiveConversation
     turn: SimulatedTurn
     ids: Ids
     place: int
@@ -170,33 +170,33 @@ class Fleet:
 
     # ---- clients
 
-    def _begin(self, talk: _ActiveConversation, now_s: float) -> None:
+    def _begin(self, active: _ActiveConversation, now_s: float) -> None:
         self._next_conversation()
-        self._ask(talk, now_s)
+        self._ask(active, now_s)
 
-    def _ask(self, talk: _ActiveConversation, now_s: float) -> None:
+    def _ask(self, active: _ActiveConversation, now_s: float) -> None:
         """Send the next turn of a conversation, now or when the concurrency limit allows."""
         if len(self._live) >= self._limit:
-            self._queue.append(talk)
+            self._queue.append(active)
             return
-        turn = talk.conversation.turns[talk.turn]
+        turn = active.conversation.turns[active.turn]
         ids = self._prompts.ids(turn.parts)
-        if talk.said is not None:
-            ids = np.concatenate([talk.said, ids])
+        if active.history is not None:
+            ids = np.concatenate([active.history, ids])
         place = -1
         if self._measured:
-            due_s = talk.due_s if talk.turn == 0 else now_s
+            due_s = active.due_s if active.turn == 0 else now_s
             base = self._began_s
             place = self.outcomes.add(due_s - base, now_s - base, len(ids))
         self._rids += 1
-        live = _Live(str(self._rids), talk, turn, ids, place, self._late.draw())
+        live = _Live(str(self._rids), active, turn, ids, place, self._late.draw())
         self._live[live.rid] = live
         self.most_concurrent = max(self.most_concurrent, len(self._live))
         self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
 
     def _arrive(self, live: _Live, now_s: float) -> None:
         """A request reaches the router, and immediately its replica."""
-        sent = live.sent = self._router.send(live.ids, now_s, str(live.talk.number))
+        sent = live.sent = self._router.send(live.ids, now_s, str(live.active.number))
         if live.place >= 0:
             self.outcomes.replica[live.place] = sent.replica
         request = GenerateRequest(
@@ -274,17 +274,19 @@ class Fleet:
             live.sent, success=not error, prompt=len(live.ids), cached=cached, now_s=now_s
         )
         if live.place >= 0:
-            self._note(live, now_s, error, output)
-        talk = live.talk
-        talk.turn += 1
-        if not error and talk.turn < len(talk.conversation.turns):
+            self._record_end(live, now_s, error, output)
+        active = live.active
+        active.turn += 1
+        if not error and active.turn < len(active.conversation.turns):
             answer = np.full(live.turn.output_tokens, TOKEN, np.int32)
-            talk.said = np.concatenate([live.ids, answer])
-            self._ask(talk, now_s)
+            active.history = np.concatenate([live.ids, answer])
+            self._ask(active, now_s)
         if self._queue and len(self._live) < self._limit:
             self._ask(self._queue.popleft(), now_s)
 
-    def _note(self, live: _Live, now_s: float, error: str, output: TokenOutput | None) -> None:
+    def _record_end(
+        self, live: _Live, now_s: float, error: str, output: TokenOutput | None
+    ) -> None:
         outcomes, place = self.outcomes, live.place
         outcomes.end_s[place] = self._received_s(live, now_s)
         if error:

@@ -25,7 +25,7 @@ _NAMES = {
     "schedule": "{}",
 }
 _CURVES = (
-    ("goodput_share", "Requests that keep the bounds", "share"),
+    ("goodput_share", "Requests that meet the targets", "share"),
     ("request_throughput", "Requests a second", "1/s"),
     ("median_ttft_ms", "Time to first token, p50", "ms"),
     ("p99_ttft_ms", "Time to first token, p99", "ms"),

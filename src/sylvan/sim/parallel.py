@@ -65,7 +65,7 @@ def _start(
     context: ForkContext, study: Study, scenario: Scenario
 ) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe(duplex=False)
-    assert isinstance(ours, Connection), "there are forks, so pipes are no named ones of Windows"
+    assert isinstance(ours, Connection), "os.fork exists, so this is not Windows"
     assert isinstance(theirs, Connection)
     process = context.Process(target=_simulate, args=(theirs, study, scenario), daemon=True)
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def _received(connection: Connection) -> Result:
     try:
         data = connection.recv_bytes()
     except EOFError as error:
-        raise SimulationError("a process that simulated has died; give fewer --jobs") from error
+        raise SimulationError("a simulation process died; use fewer --jobs") from error
     answer = msgspec.msgpack.decode(data, type=_Done | _Failed)
     if isinstance(answer, _Failed):
         raise ConfigError(answer.message)

@@ -64,7 +64,7 @@ def follow(folder: Path) -> Followed:
     replica = SimulatedReplica(engine_of(setup), tape, skips=False)
     got: list[StepPlan] = []
     replica.executor.on_plan = got.append
-    replica.executor.answers = tape.answer
+    replica.executor.recorded = tape.answer
     found = Followed()
     for call in tape.calls():
         for request in call.arrivals:

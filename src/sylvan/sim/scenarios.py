@@ -171,15 +171,15 @@ class CapacityPlan:
     Attributes:
         load: The load in words.
         best: The smallest that meets the limits; else the one that meets them for most requests.
-        keeps: Whether it meets them.
+        meets_slo: Whether it meets them.
     """
 
     load: str
     best: Result
-    keeps: bool
+    meets_slo: bool
 
 
-def answers(results: Sequence[Result], share: float) -> list[CapacityPlan]:
+def capacity_plans(results: Sequence[Result], share: float) -> list[CapacityPlan]:
     """Return for each load: fewest replicas, then smallest cache, then most good requests."""
     found: list[CapacityPlan] = []
     for load in dict.fromkeys(result.figures["load"] for result in results):

@@ -46,20 +46,19 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def sentence(answer: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
+def sentence(plan: CapacityPlan, slo: Mapping[str, str], share: float) -> str:
     """Say what a load needs."""
-    figures = answer.best.figures
+    figures = plan.best.figures
     wanted = ", ".join(f"{name} {bound} ms" for name, bound in slo.items())
     what = (
         f"{figures['replicas']} x {figures['cache_tokens']} tokens, {figures['policy']}, "
         f"{figures['schedule']}"
     )
     good = f"{figures['goodput_share']:.1%}"
-    if answer.keeps:
-        return f"{answer.load}: {what} is enough: {good} of requests keep {wanted}"
+    if plan.meets_slo:
+        return f"{plan.load}: {what} is enough: {good} of requests meet {wanted}"
     return (
-        f"{answer.load}: nothing tried keeps {wanted} for {share:.1%} of requests; {what} does "
-        f"for {good}"
+        f"{plan.load}: no setup meets {wanted} for {share:.1%} of requests; {what} does for {good}"
     )
 
 

@@ -66,7 +66,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         continue_final_message: Leave the last message open, for the model to continue.
         template: Name of one of the checkpoint's templates, or None for the default.
         kwargs: Further variables (`chat_template_kwargs`).
-        forge_ok: Recognise control tokens in contents.
+        allow_control_tokens: Recognise control tokens in contents.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -76,7 +76,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     template: str | None = None
     kwargs: Mapping[str, Any] | None = None
-    forge_ok: bool = False
+    allow_control_tokens: bool = False
 
 
 class ChatTemplate:
@@ -148,7 +148,7 @@ class ChatTemplate:
             text = _cut_at_mark(text)
         segments = marks.split(text)
         plain = "".join(part for part, _ in segments)
-        if marks or (not request.forge_ok and self._is_suspect(request)):
+        if marks or (not request.allow_control_tokens and self._is_suspect(request)):
             return RenderedPrompt(plain, self._tokenizer.encode_segments(segments))
         ids = self._encode(plain, add_special_tokens=False)
         return RenderedPrompt(plain, ids)
@@ -212,10 +212,10 @@ class ChatTemplate:
             "documents": _plain(request.documents),
             **(request.kwargs or {}),
         }
-        if not request.forge_ok:
+        if not request.allow_control_tokens:
             messages = [self._neutraliser.message(message, marks) for message in messages]
             rest = {key: self._neutraliser.value(value, marks) for key, value in rest.items()}
-        if images:  # the placeholder is no text of the client's
+        if images:  # the placeholder is not text of the client
             for message in messages:
                 if isinstance(message.get("content"), list):
                     message["content"] = join_parts(message["content"], self._image)
@@ -233,7 +233,7 @@ class ChatTemplate:
         if not self._tokenizer.normalises_into_control:
             return False
         contents = [list(request.messages), request.tools, request.documents, request.kwargs]
-        return any(map(self._tokenizer.may_forge, strings_in(contents)))
+        return any(map(self._tokenizer.spells_control_token, strings_in(contents)))
 
 
 def resolve_template(choice: str) -> str:
@@ -270,9 +270,7 @@ def _source(choice: str) -> str:
     if "{{" in choice or "{%" in choice:
         return choice
     if choice.endswith(".json"):
-        raise ConfigError(
-            f"Chat template {choice!r} is a conversation in JSON; give a file in Jinja."
-        )
+        raise ConfigError(f"Chat template {choice!r} is JSON; give a Jinja template.")
     try:
         return Path(choice).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import tokenizers
 from sylvan.protocol.errors import RequestError
 
 LONG_CHARS = 2048
-PANIC = "PanicException"  # pyo3's; it cannot be imported, and is no Exception
+PANIC = "PanicException"  # pyo3's; it cannot be imported, and is not an Exception
 
 
 def token_ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:

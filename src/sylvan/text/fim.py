@@ -27,7 +27,7 @@ _FORMS = (
 )
 
 
-FIM_UNSUPPORTED = "suffix cannot be honoured: this model was not made to fill in."
+FIM_UNSUPPORTED = "suffix is not supported: this model does not support fill-in-the-middle."
 
 
 class Infill:

@@ -72,9 +72,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         sizes = [len(x) for x in (left, right) if hasattr(x, "__len__")]
         factor = right if sizes and isinstance(right, int) else left
         if sizes and isinstance(factor, int) and sizes[0] * factor > self.limits.characters:
-            raise SecurityError("the template makes a string that is too long")
+            raise SecurityError("the template builds a string that is too long")
         if operator == "**" and max(abs(left), abs(right)) > 10_000:
-            raise SecurityError("the template makes a number that is too large")
+            raise SecurityError("the template computes a number that is too large")
         return super().call_binop(context, operator, left, right)
 
     def check_time(self, context: Context) -> None:

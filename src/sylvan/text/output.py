@@ -123,7 +123,7 @@ class OutputReader:
 
     def _place(self) -> None:
         """Record the position of the text outside of calls."""
-        assert self._calls is not None, "there are calls to read"
+        assert self._calls is not None, "the rules have a format of tool calls"
         for span in self._calls.spans():
             for part in self._answered.find(span):
                 self._spans.add(part.start, part.stop - part.start)

@@ -1,4 +1,4 @@
-"""Chat formats of models whose published code writes prompts in Python.
+"""Chat formats of models whose published code renders prompts in Python instead of Jinja.
 
 Their templates, if any, take contents as strings. That code puts a placeholder where an image
 stands, and a line break between the parts of a message.

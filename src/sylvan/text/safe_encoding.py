@@ -22,7 +22,7 @@ from sylvan.text.encoding import token_ids
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 
 
-class UnforgeableEncoder:
+class SafeEncoder:
     """Encodes text with trusted parts (control tokens are recognised) and literal parts.
 
     Args:

@@ -16,7 +16,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.text.affixes import Affixes
 from sylvan.text.checkpoint import TokenizerFiles, read_files
 from sylvan.text.encoding import token_ids
-from sylvan.text.safe_encoding import UnforgeableEncoder, alternation
+from sylvan.text.safe_encoding import SafeEncoder, alternation
 from sylvan.text.token_bytes import DecoderRules
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
@@ -82,7 +82,7 @@ class Tokenizer:
         self.protected = self._find_protected()
         self.protected_pattern = alternation(self.protected)
         self._lock = threading.Lock()
-        self._unforgeable: UnforgeableEncoder | None = None
+        self._safe_encoder: SafeEncoder | None = None
 
     @classmethod
     def load(
@@ -137,7 +137,7 @@ class Tokenizer:
 
     def encode_user(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of untrusted text: protected tokens spelt in it stay plain text."""
-        if self.may_forge(text):
+        if self.spells_control_token(text):
             return self.encode_segments([(text, False)], add_special_tokens=add_special_tokens)
         return token_ids(self._backend, text, add_special_tokens=add_special_tokens)
 
@@ -160,7 +160,7 @@ class Tokenizer:
         """Build the encoder of `encode_segments` now, so that no request waits for it."""
         self._prepared()
 
-    def may_forge(self, text: str) -> bool:
+    def spells_control_token(self, text: str) -> bool:
         """Whether the text spells a protected token."""
         if self.protected_pattern.search(text):
             return True
@@ -202,11 +202,11 @@ class Tokenizer:
         """The whole tokenizer as tokenizer.json text, for grammar libraries."""
         return self._backend.to_str()
 
-    def _prepared(self) -> UnforgeableEncoder:
+    def _prepared(self) -> SafeEncoder:
         with self._lock:
-            if self._unforgeable is None:
-                self._unforgeable = UnforgeableEncoder(self._backend, self.protected)
-            return self._unforgeable
+            if self._safe_encoder is None:
+                self._safe_encoder = SafeEncoder(self._backend, self.protected)
+            return self._safe_encoder
 
     def _compute_bytes(self, token_id: int) -> bytes:
         literal = self._added.get(token_id)
@@ -216,7 +216,7 @@ class Tokenizer:
         return b"" if name is None else self._rules.to_bytes(name)
 
     def _find_protected(self) -> dict[str, int]:
-        # the model knows the tokens of its own templates whichever one renders its prompts
+        # the model knows the tokens of its own templates, even if another one renders its prompts
         templates = "".join((*self.files.templates.values(), *self.chat_templates.values()))
         found = {
             text: token

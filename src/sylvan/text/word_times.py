@@ -1,4 +1,4 @@
-"""Words of a transcription, and their times: dynamic time warping of what tokens attend to.
+"""Words of a transcription and their times, by dynamic time warping of attention weights.
 
 As in OpenAI's published code of Whisper (`whisper/timing.py`, `whisper/tokenizer.py`).
 """
@@ -29,11 +29,11 @@ class Word:
 
 
 def token_starts(weights: np.ndarray) -> np.ndarray:
-    """Return when each token is spoken, in seconds from the start of the sound.
+    """Return when each token is spoken, in seconds from the start of the audio.
 
     Args:
-        weights: What the rows that predict the tokens attend to, and the row after them, float32
-            (N + 1, vectors).
+        weights: Attention weights of the rows that predict the tokens, and of the row after,
+            float32 (N + 1, vectors).
 
     Returns: float64 (N + 1,): the start of each token, and the end of the last one.
     """

@@ -29,7 +29,7 @@ def read_prompts(file: Path, tokenizer: Tokenizer, most: int) -> list[IntArray]:
         most: Prompts; further ones are left out.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no prompt; names the line.
+        ConfigError: the file cannot be read, or a line is not a prompt; names the line.
     """
     chat = ChatTemplate(tokenizer)
     found: list[IntArray] = []

@@ -209,25 +209,25 @@ def write_head(
 
 
 def _begin(work: Path, config: Config, data: Path, options: DraftTrainOptions) -> None:
-    """Write down what is trained, or check that a previous run here trained the same.
+    """Store the settings of the run, or check that a previous run here had the same.
 
     Raises:
         ConfigError: the previous run differs, or the directory cannot be written.
     """
-    asked = {"model": config.model, "data": str(data.resolve()), "wish": asdict(options)}
+    settings = {"model": config.model, "data": str(data.resolve()), "options": asdict(options)}
     note = work / "asked.json"
     try:
         work.mkdir(parents=True, exist_ok=True)
         if not note.exists():
-            note.write_text(json.dumps(asked, indent=2) + "\n")
+            note.write_text(json.dumps(settings, indent=2) + "\n")
         before = json.loads(note.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{work} cannot be used: {error}") from None
-    differing = [name for name in asked if before.get(name) != asked[name]]
+    differing = [name for name in settings if before.get(name) != settings[name]]
     if differing:
         raise ConfigError(
-            f"{work} holds a training with another {differing[0]} ({before.get(differing[0])}); "
-            "remove it, or write to another directory"
+            f"{work} contains a training run with other {differing[0]} "
+            f"({before.get(differing[0])}); remove it, or write to another directory"
         )
 
 

@@ -12,8 +12,8 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON, nested deeper than any file that means well, or holds text that
-            is no Unicode.
+        ValueError: it is not JSON, nested deeper than any file that means well, or holds text that
+            is not Unicode.
     """
     text = path.read_text("utf-8")
     try:

@@ -13,7 +13,7 @@ def loads(text: str) -> Any:
     """A JSON text, read.
 
     Raises:
-        ValueError: it is no JSON, `NaN` and `Infinity` included, or has a number beyond doubles.
+        ValueError: it is not JSON, `NaN` and `Infinity` included, or has a number beyond doubles.
         RecursionError: it is nested too deep.
     """
     return json.loads(
@@ -22,7 +22,7 @@ def loads(text: str) -> Any:
 
 
 def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:

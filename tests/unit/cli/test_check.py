@@ -221,7 +221,7 @@ def test_a_chosen_template_is_read(capsys, whole_model, tmp_path):
     code, found = check_model(capsys, whole_model, "--chat-template", str(file))
 
     assert (code, found["chat template"]["detail"]) == (0, str(file))
-    assert found["tool calls"]["detail"] == "none: the template shows no sign of any"
+    assert found["tool calls"]["detail"] == "none: the template contains no markers"
     for text in (None, "{% if %}"):
         file.unlink() if text is None else file.write_text(text)
         code, found = check_model(capsys, whole_model, "--chat-template", str(file))
@@ -262,7 +262,7 @@ def test_what_nothing_serves_is_explained(capsys, whole_model):
     _, found = check_model(capsys, whole_model, "--trust-remote-code")
 
     assert "there is no mine.py" in found["architecture"]["cost"]
-    assert "run only where nothing else serves it" in found["code"]["detail"]
+    assert "run only if nothing else can serve it" in found["code"]["detail"]
 
 
 def test_a_tokenizer_that_does_not_fit_is_reported(capsys, whole_model):

@@ -80,4 +80,4 @@ def test_a_text_of_one_token_is_refused(tmp_path, capsys):
     (tmp_path / "text").write_text("", "utf-8")
 
     assert main(["eval", str(SAPLING), "--file", str(tmp_path / "text")]) == 2
-    assert "no two tokens" in capsys.readouterr().err
+    assert "fewer than two tokens" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_help_fits_the_terminal(capsys):
         (("chat", "--url", "http://x", "--page-size", "3"), "leave out --page-size"),
         (
             ("chat", "--port", "3"),
-            "--port: it cannot be set for a private server",
+            "--port: not for a server that this command starts",
         ),
         (("check", "modle"), "unexpected argument 'modle'"),
     ],

@@ -80,7 +80,7 @@ def test_a_sweep_is_a_run_for_each_load():
         ("--sweep 2/h", "load.sweep: expected 8"),
         ("--goodput x:5", "result.goodput"),
         ("--extra-request-body [1]", "answer.extra_body: expected a JSON object"),
-        ("--extra-request-body {", "answer.extra_body: no JSON"),
+        ("--extra-request-body {", "answer.extra_body: this is not JSON"),
         ("--use-trace-timestamps", "load.timestamps: only data.dataset trace"),
         ("--api embeddings --turns 2", "data.turns"),
         ("--output-details", "result.details needs result.file"),

@@ -27,43 +27,43 @@ BROKEN = {
         {"tiers": TiersConfig(), "cache.prefix": "none"},
         "tiers keep cached prefixes, but cache.prefix=none",
     ),
-    "made up weights kept": (
+    "load cache of random weights": (
         {"load_cache": "/c", "load_format": "dummy"},
-        "load_cache=/c keeps weights of checkpoints, and load_format=dummy has none",
+        "load_cache=/c caches packed weights, and load_format=dummy has random ones",
     ),
-    "packed weights on a device": (
+    "load cache on a GPU": (
         {"load_cache": "/c", "device": "cuda"},
-        "load_cache=/c keeps weights that are packed for CPUs, and device=cuda is none",
+        "load_cache=/c caches weights that are packed for CPUs, not for device=cuda",
     ),
-    "activations are rounded on GPUs": (
+    "FP8 activations not on this device": (
         {"fp8_activations": True},
         "fp8_activations=true, but device=cpu does not multiply 8-bit floats; leave it at false",
     ),
     "tiers of vectors": ({"tiers": TiersConfig()}, "this model has none: its tokens see"),
-    "two sizes of the host tier": (
+    "two sizes given for the host tier": (
         {"tiers": TiersConfig(host_ratio=2.0, host_bytes=4096)},
         "tiers.host_ratio=2.0 and tiers.host_bytes=4096 both size the host tier",
     ),
-    "type of no host tier": (
+    "data type of a host tier that is off": (
         {"tiers": TiersConfig(host_dtype="int8")},
         "tiers.host_dtype=int8: there is no host tier; give tiers.host_ratio",
     ),
-    "host tier of 8 bits below a cache of 8 bits": (
+    "8-bit host tier below an 8-bit cache": (
         {"tiers": TiersConfig(host_dtype="int8", host_ratio=2.0), "cache.dtype": "int8"},
         "keys and values have 8 bits already, cache.dtype=int8",
     ),
     "tiers recorded": (
         {"tiers": TiersConfig(), "observe.record": "flight"},
-        "observe.record=flight: what a store brings cannot be played back",
+        "observe.record=flight: KV that a store returns cannot be replayed",
     ),
     "no role": ({"disagg": DisaggConfig()}, "disagg.role is missing: give --disagg"),
     "roles with others": (
         {"disagg": DisaggConfig(role="prefill", transfer="store")},
         "disagg.transfer=store transfers KV through a store: set tiers.storage",
     ),
-    "prompts between steps with others": (
+    "pdmux with settings that it excludes": (
         {"pdmux": PdMuxConfig(), "lora": LoraConfig()},
-        "pdmux and lora exclude each other: adapters are part of steps",
+        "pdmux and lora exclude each other: prompts between steps cannot use adapters",
     ),
     "fewer adapters in memory than in a batch": (
         {"lora": LoraConfig(max_loaded=3)},
@@ -73,7 +73,7 @@ BROKEN = {
         {"lora": LoraConfig(pinned=("a",))},
         "lora.pinned=('a',): a is not one of lora.adapters",
     ),
-    "replicas behind another front": (
+    "replicas with settings that the gateway lacks": (
         {"server.replicas": 2, "server.root_path": "/x"},
         "server.root_path: not with server.replicas=2: start the servers one by one",
     ),
@@ -81,7 +81,7 @@ BROKEN = {
         {"parallel.tp": 2, "processes": "one"},
         "parallel.tp=2 ranks in parallel.pp=1 stages are separate processes, but processes=one",
     ),
-    "stages on this device": (
+    "pipeline stages not on this device": (
         {"parallel.pp": 2, "device": "cuda"},
         "parallel.pp=2: pipeline stages run on the CPU only so far, not on device=cuda",
     ),
@@ -89,7 +89,7 @@ BROKEN = {
         {"parallel.pp": 2, "tiers": TiersConfig()},
         "parallel.pp=2: pipeline stages do not work with tiers; use",
     ),
-    "ranks on this device": (
+    "tensor-parallel ranks not on this device": (
         {"parallel.tp": 2, "device": "mps"},
         "parallel.tp=2: ranks share a model on CPUs and on GPUs of NVIDIA and AMD, not on device=m",
     ),
@@ -101,24 +101,24 @@ BROKEN = {
         {"parallel.tp": 2, "parallel.backend": "nccl"},
         "parallel.backend=nccl: NCCL connects GPUs, not device=cpu; leave it at auto",
     ),
-    "ranks of dense blocks": (
+    "ranks that do not divide into groups for dense blocks": (
         {"parallel.tp": 4, "parallel.moe_dense_tp": 3},
         "parallel.moe_dense_tp=3: parallel.tp=4 ranks do not divide into groups of that size",
     ),
-    "devices of one process": (
+    "parallel.devices without JAX": (
         {"parallel.devices": 2},
         "parallel.devices=2: one process can share a model among devices only on JAX, not on "
         "device=cpu",
     ),
-    "groups of devices of one process": (
+    "devices that do not divide into groups": (
         {"device": "jax", "parallel.devices": 4, "parallel.attention_dp": 3},
         "parallel.attention_dp=3: parallel.devices=4 on device=jax do not divide into that many",
     ),
-    "8-bit keys on JAX": (
+    "8-bit KV on JAX": (
         {"device": "jax", "cache.dtype": "int8"},
         "device=jax: pages of cache.dtype=int8 have no lowering to JAX",
     ),
-    "transfers of ranks through a store": (
+    "KV transfer of several ranks through a store": (
         {
             "parallel.tp": 2,
             "tiers": TiersConfig(storage="file"),
@@ -126,23 +126,23 @@ BROKEN = {
         },
         "disagg.transfer=store: parallel.tp=2 ranks transfer KV directly only so far",
     ),
-    "experts in groups of ranks": (
+    "ranks that do not divide into expert groups": (
         {"parallel.tp": 4, "parallel.ep": 3},
         "parallel.ep=3: parallel.tp=4 ranks do not divide into that many groups",
     ),
-    "copies of experts without groups": (
+    "redundant experts without expert groups": (
         {"parallel.tp": 2, "parallel.redundant_experts": 2},
-        "parallel.redundant_experts=2: with parallel.ep=1 every rank has all experts",
+        "parallel.redundant_experts=2: with parallel.ep=1 ranks share all experts",
     ),
-    "placement of experts without groups": (
+    "expert placement without expert groups": (
         {"parallel.tp": 2, "parallel.expert_placement": "f.json"},
-        "parallel.expert_placement=f.json: with parallel.ep=1 every rank has all experts",
+        "parallel.expert_placement=f.json: with parallel.ep=1 ranks share all experts",
     ),
-    "moving experts without groups": (
+    "expert rebalancing without expert groups": (
         {"parallel.tp": 2, "parallel.rebalance": True},
-        "parallel.rebalance=true: with parallel.ep=1 every rank has all experts",
+        "parallel.rebalance=true: with parallel.ep=1 ranks share all experts",
     ),
-    "exchange of shared experts": (
+    "expert exchange of divided experts": (
         {"parallel.tp": 2, "parallel.expert_exchange": "all_to_all"},
         "parallel.expert_exchange=all_to_all: ranks need whole experts, and parallel.ep=1 with "
         "parallel.tp=2 divides each among some",
@@ -151,20 +151,20 @@ BROKEN = {
         {"parallel.tp": 4, "parallel.attention_dp": 3},
         "parallel.attention_dp=3: parallel.tp=4 ranks do not divide into that many groups",
     ),
-    "groups of attention and replicas": (
+    "attention groups and replicas": (
         {"parallel.tp": 2, "parallel.attention_dp": 2, "server.replicas": 2},
         "parallel.attention_dp=2: the ranks of one server divide the requests, and "
         "server.replicas=2 would start so many servers of parallel.tp=2",
     ),
-    "groups of attention with others": (
+    "attention groups with settings that they exclude": (
         {"parallel.tp": 2, "parallel.attention_dp": 2, "tiers": TiersConfig()},
         "parallel.attention_dp=2: groups with different requests do not work with tiers; use",
     ),
-    "placement of one machine": (
+    "placement of a single machine": (
         {"parallel.placement": "ray"},
         "parallel.placement=ray: parallel.nodes=1 machine is this one",
     ),
-    "machines without an address": (
+    "several machines without parallel.address": (
         {"parallel.tp": 2, "parallel.nodes": 2},
         "parallel.nodes=2: parallel.address is missing: HOST:PORT of machine 0",
     ),
@@ -172,11 +172,11 @@ BROKEN = {
         {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},
         "parallel.tp=3 ranks in parallel.pp=1 stages do not divide among parallel.nodes=2 machines",
     ),
-    "number of the machine": (
+    "node rank out of range": (
         {"parallel.node_rank": 1},
         "parallel.node_rank=1: parallel.nodes=1 machines are numbered from 0",
     ),
-    "memory of several machines": (
+    "shared memory between machines": (
         {**NODES, "parallel.backend": "shared"},
         "parallel.backend=shared: machines share no memory",
     ),
@@ -184,15 +184,15 @@ BROKEN = {
         {**NODES, "server.replicas": 2},
         "server.replicas=2: with parallel.nodes=2 machines a server is one replica",
     ),
-    "roles on several machines": (
+    "disaggregation on several machines": (
         {**NODES, "disagg": DisaggConfig(role="prefill")},
         "disagg: ranks on parallel.nodes=2 machines transfer no KV yet",
     ),
-    "the same bits with others": (
+    "same_bits with settings that it excludes": (
         {"parallel.same_bits": True, "quantization": "w8a8"},
         "parallel.same_bits and quantization=w8a8 exclude each other: ranks quantise",
     ),
-    "registered without a listener": (
+    "registration of a server without an address": (
         {"server.register": ("http://g:1",), "server.uds": "/tmp/s"},
         "gateways cannot reach server.uds=/tmp/s; give server.register_url",
     ),
@@ -202,10 +202,10 @@ BROKEN = {
     ),
     "registered as everywhere": (
         {"server.register": ("http://g:1",), "server.host": "0.0.0.0"},
-        "server.host=0.0.0.0 is no address that gateways reach; give server.register_url",
+        "server.host=0.0.0.0 is not an address that gateways can reach; give server.register_url",
     ),
     "unknown option": ({"scheduler.policy": "fcsf"}, "did you mean fcfs?"),
-    "task not of this model": (
+    "task that the model does not support": (
         {"task": "classify"},
         "task=classify: this model can be served for generate or embed or both only",
     ),
@@ -213,7 +213,7 @@ BROKEN = {
     "no such device": ({"device": "cuda"}, "device=cuda: this machine has no such device"),
     "dtype not on this device": (
         {"device": "odd", "dtype": "float16"},
-        "dtype=float16 cannot be computed with on device=odd; choose bfloat16 or float32",
+        "device=odd cannot compute with dtype=float16; choose bfloat16 or float32",
     ),
     "attention not installed": (
         {"attention": "absent"},
@@ -249,7 +249,7 @@ BROKEN = {
         {"attention": "paged", "deterministic": True},
         "deterministic=true cannot be kept: results of attention=paged depend on the batch; leave",
     ),
-    "deterministic may not fall back": (
+    "deterministic with a PyTorch fallback": (
         {"deterministic": True, "runner_fallback": True},
         "which runner_fallback=true allows; leave one of them at auto",
     ),
@@ -257,19 +257,19 @@ BROKEN = {
         {"quantization": "w4a16"},
         "quantization=w4a16: device=cpu has no kernels for quantised matrices; leave it at none",
     ),
-    "rows are rounded on CPUs": (
+    "quantised activations on a GPU": (
         {"quantization": "w8a8", "device": "odd"},
-        "quantization=w8a8 rounds rows to 8 bits, which only the CPU does; choose w4a16 or fp8",
+        "quantization=w8a8 quantises activations to 8 bits, on CPUs only; choose w4a16 or fp8",
     ),
-    "context too long": ({"context_len": 4096}, "more than tiny was made for, 2048"),
+    "context too long": ({"context_len": 4096}, "more than tiny supports, 2048"),
     "policy without cache": (
         {"scheduler.policy": "lpm", "cache.prefix": "none"},
         "scheduler.policy=lpm orders by cached prefixes, but cache.prefix=none",
     ),
-    "no state for any request": ({"cache.max_states": 1}, "use at least 2"),
+    "no recurrent state slot for a request": ({"cache.max_states": 1}, "use at least 2"),
     "events without cache": (
         {"kv_events": KVEventsConfig(), "cache.prefix": "none"},
-        "kv_events tells what is cached, but cache.prefix=none",
+        "kv_events publishes what is cached, but cache.prefix=none",
     ),
     "prompts do not fit into a step": (
         {"scheduler.chunk_tokens": 0, "scheduler.max_batch_tokens": 64},
@@ -288,11 +288,11 @@ BROKEN = {
         {"cache.max_tokens": 64, "context_len": 2048},
         "context_len=2048 does not fit into a KV cache of 64 tokens",
     ),
-    "unknown algorithm of guesses": (
+    "unknown speculative algorithm": (
         {"speculative": SpeculativeConfig(algorithm="ngrm")},
         "speculative.algorithm=ngrm: unknown (did you mean ngram?); there is ngram",
     ),
-    "draft model without use": (
+    "draft model that the algorithm does not use": (
         {"speculative": SpeculativeConfig(algorithm="nextn", draft_model="d")},
         "speculative.algorithm=nextn has no model; leave speculative.draft_model=d out",
     ),
@@ -300,11 +300,11 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="standalone")},
         "speculative.algorithm=standalone needs a smaller model",
     ),
-    "draft model of another vocabulary": (
+    "draft model with another vocabulary": (
         {"speculative": STANDALONE},
         "speculative.draft_model=d: its tokenizer differs from that of model=sapling",
     ),
-    "draft model that writes no text": (
+    "draft model that does not generate text": (
         {"speculative": STANDALONE},
         "speculative.draft_model=d does not generate text",
     ),
@@ -312,19 +312,19 @@ BROKEN = {
         {"speculative": STANDALONE},
         "speculative.draft_model=d has recurrent layers",
     ),
-    "trees without a head": (
+    "draft trees without a head": (
         {"speculative": SpeculativeConfig(algorithm="ngram", topk=4)},
         "speculative.topk=4: speculative.algorithm=ngram drafts one continuation",
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
-        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 guesses",
+        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 draft tokens",
     ),
-    "tree without room for its depth": (
+    "draft tree with too few tokens for its depth": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=2, num_draft_tokens=4)},
         "speculative.num_draft_tokens=4 must be more than speculative.num_steps=4, the depth",
     ),
-    "guesses and verified tokens differ": (
+    "num_steps and num_draft_tokens differ": (
         {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3, num_draft_tokens=8)},
         "speculative.num_draft_tokens=8 must be one more than speculative.num_steps=3",
     ),
@@ -332,15 +332,15 @@ BROKEN = {
         {"speculative": SpeculativeConfig(algorithm="nextn", corpus="f")},
         "speculative.algorithm=nextn searches no texts; leave speculative.corpus=f and",
     ),
-    "match longer than what is compared": (
+    "min_match above max_match": (
         {"speculative": SpeculativeConfig(algorithm="ngram", min_match=5, max_match=4)},
         "speculative.min_match=5 is more than speculative.max_match=4",
     ),
-    "guesses not on this device": (
+    "speculation not on this device": (
         {"speculative": SpeculativeConfig(algorithm="nextn"), "device": "odd"},
         "speculative.algorithm=nextn: steps on device=odd verify only ngram drafts",
     ),
-    "guesses on ranks of devices": (
+    "speculation with tensor-parallel GPUs": (
         {
             "speculative": SpeculativeConfig(algorithm="ngram"),
             "device": "odd",
@@ -348,11 +348,11 @@ BROKEN = {
         },
         "ranks on device=odd verify no drafts; lower parallel.tp=2 to 1",
     ),
-    "guesses where nothing is generated": (
+    "speculation for a task without generation": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "task": "embed"},
         "task=embed generates nothing",
     ),
-    "guesses without the newest token": (
+    "speculation with overlapped scheduling": (
         {"speculative": SpeculativeConfig(algorithm="ngram"), "scheduler.overlap": "on"},
         "which is not known yet with scheduler.overlap=on",
     ),
@@ -366,7 +366,7 @@ BROKEN = {
         "processes=one leaves no processes for these faults",
     ),
     "TLS key without certificate": ({"server.ssl_keyfile": "k"}, "needs server.ssl_certfile"),
-    "certificates of clients without TLS": (
+    "client certificates without TLS": (
         {"server.ssl_ca_certs": "ca.pem"},
         "needs server.ssl_certfile",
     ),
@@ -382,8 +382,8 @@ def complaint(values, facts):
 
 
 DRAFTS = {
-    "draft model of another vocabulary": {"draft": make_model(), "draft_reads_alike": False},
-    "draft model that writes no text": {"draft": make_model(causal=False)},
+    "draft model with another vocabulary": {"draft": make_model(), "draft_reads_alike": False},
+    "draft model that does not generate text": {"draft": make_model(causal=False)},
     "draft model with recurrent layers": {"draft": make_model(state_numbers=100)},
 }
 
@@ -397,10 +397,10 @@ def facts_for(name):
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name in DRAFTS:
         return make_facts(**DRAFTS[name])
-    if name in ("guesses not on this device", "guesses on ranks of devices"):
+    if name in ("speculation not on this device", "speculation with tensor-parallel GPUs"):
         odd = DeviceFacts(kind="odd")
         return make_facts(devices=make_facts().devices | {"odd": odd})
-    if name == "rows are rounded on CPUs":
+    if name == "quantised activations on a GPU":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "attention not with this head size":
@@ -409,7 +409,7 @@ def facts_for(name):
         return make_facts(model=make_model(causal=False))
     if name == "pickled weights":
         return make_facts(model=make_model(weights="pt"))
-    if name == "no state for any request":
+    if name == "no recurrent state slot for a request":
         return make_facts(model=make_model(state_numbers=100))
     return make_facts()
 
@@ -452,7 +452,7 @@ def test_formats_that_keep_rows_are_for_gpus_too():
 
     assert "quantiz" not in complaint({"device": "cuda", "quantization": "w4a16"}, facts)
     text = complaint({"device": "cuda", "quantization": "w8a8"}, facts)
-    assert "quantization=w8a8 rounds rows to 8 bits, which only the CPU does" in text
+    assert "quantization=w8a8 quantises activations to 8 bits, on CPUs only" in text
 
 
 def test_8_bit_pages_on_jax_are_one_sentence():
@@ -477,9 +477,9 @@ def test_int8_pages_need_an_attention_that_reads_them(facts):
 @pytest.mark.parametrize(
     ("setting", "name", "way"),
     [
-        ("attention", "fa3", "attention=fa3 is not here: on GPUs triton computes what it does"),
-        ("attention", "trtllm-mla", "on GPUs triton also attends over latents"),
-        ("device", "npu", "device=npu is not here: install a platform package for it"),
+        ("attention", "fa3", "attention=fa3 is not supported: triton computes the same on GPUs"),
+        ("attention", "trtllm-mla", "triton computes latent attention (MLA) on GPUs"),
+        ("device", "npu", "device=npu is not supported: install a platform package for it"),
         ("device", "musa", "no platform package for it is known"),
     ],
 )

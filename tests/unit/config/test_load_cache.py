@@ -71,7 +71,7 @@ def test_programs_of_other_users_are_not_run(home, monkeypatch):
 
 
 def test_auto_takes_it_where_weights_are_packed():
-    assert chosen(facts()) == (FOLDER, "later starts take what this one leaves there")
+    assert chosen(facts()) == (FOLDER, "later starts read what this one writes there")
     assert chosen(facts(load_cache=None)) == (None, "the user's cache directory cannot be used")
     assert chosen(facts(), load_format="dummy") == (None, "the weights are random")
     assert chosen(facts(), runner="eager")[0] is None

@@ -53,10 +53,10 @@ def test_ranks_share_memory_where_kernels_are_compiled(facts):
 @pytest.mark.parametrize(
     ("given", "value", "reason"),
     [
-        ({}, True, "sums are those of several ranks"),
-        ({"lora": LoraConfig()}, True, "sums are those of several ranks"),
-        ({"parallel__pp": 2, "parallel__nodes": 2}, True, "sums are those of several ranks"),
-        ({"parallel__tp": 2}, "auto", "where the sizes of the model divide alike"),
+        ({}, True, "sums depend on the number of ranks"),
+        ({"lora": LoraConfig()}, True, "sums depend on the number of ranks"),
+        ({"parallel__pp": 2, "parallel__nodes": 2}, True, "sums depend on the number of ranks"),
+        ({"parallel__tp": 2}, "auto", "if the model's dimensions divide equally"),
         ({"parallel__tp": 2, "lora": LoraConfig()}, False, "lora: adapter outputs"),
         ({"parallel__tp": 2, "parallel__nodes": 2}, False, "parallel.nodes: steps are not native"),
         ({"quantization": "w8a8"}, False, "quantization: ranks quantise parts of rows"),

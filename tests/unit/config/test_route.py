@@ -101,11 +101,11 @@ def test_what_is_not_here_is_refused_by_name(words):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--backend openai --providers.history-file x", "without providers.history"),
-        ("--backend openai --providers.history-entries 7", "without providers.history"),
+        ("--backend openai --providers.history-file x", "needs providers.history"),
+        ("--backend openai --providers.history-entries 7", "needs providers.history"),
         ("--backend openai --history-backend sqlite", "needs providers.history_file"),
         ("--backend openai --history-backend memory --providers.history-file x", "not memory"),
-        ("--backend openai --history-backend memory --processes 2", "sqlite is for all"),
+        ("--backend openai --history-backend memory --processes 2", "use sqlite for several"),
     ],
 )
 def test_a_history_is_where_it_can_be(words, why):
@@ -139,7 +139,7 @@ def test_pods_need_a_selector_and_a_selector_pods(words, why):
 
 
 def test_a_collector_without_traces_is_refused():
-    with pytest.raises(ConfigError, match=r"without observe\.trace"):
+    with pytest.raises(ConfigError, match=r"needs observe\.trace"):
         check_route(read("--otlp-traces-endpoint", "http://a:1"))
 
 
@@ -181,7 +181,7 @@ def test_settings_of_either_policy_of_a_pair_are_read():
         ("--processes 4 --max-concurrent-requests 3", "divided among 4"),
         ("--processes 2 --prometheus-port 65535", "the ports after"),
         ("--jwt-issuer https://i", "needs control.jwt_audience"),
-        ("--jwt-role-mapping a=admin", "without control.jwt_issuer"),
+        ("--jwt-role-mapping a=admin", "tokens need control.jwt_issuer"),
     ],
 )
 def test_what_cannot_work_is_refused(words, why):

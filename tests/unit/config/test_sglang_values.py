@@ -7,10 +7,10 @@ import pytest
 from sylvan.config.check import check
 from sylvan.config.fields import fields, get
 from sylvan.config.flags import CONFIG_OPTIONS, parse_flags
-from sylvan.config.foreign import FOREIGN
 from sylvan.config.load import load
 from sylvan.config.parse import PLUG_INS
 from sylvan.config.resolve import resolve
+from sylvan.config.sglang_values import SGLANG_VALUES
 from sylvan.protocol.errors import ConfigError
 from tests.support.config_facts import make_facts
 
@@ -89,7 +89,7 @@ def complaint(flag, value):
 def test_every_value_is_there_or_refused_with_what_to_use_instead(flag):
     for value in VALUES[flag].split():
         text = complaint(flag, value)
-        if f"{value} is not here: " in text:
+        if f"{value} is not supported: " in text:
             continue
         assert "unknown" not in text
         assert "expected" not in text
@@ -97,7 +97,7 @@ def test_every_value_is_there_or_refused_with_what_to_use_instead(flag):
 
 
 def test_what_to_use_instead_is_said_of_values_that_are_not_there():
-    for path, names in FOREIGN.items():
+    for path, names in SGLANG_VALUES.items():
         kinds = fields()[path]
         assert path in PLUG_INS or not {*names} & {*kinds.choices}, path
         assert all(way and not way.endswith(".") for way in names.values())
@@ -108,7 +108,7 @@ def test_a_value_of_another_server_says_what_to_use_instead():
         load(parse_flags(["--load-format", "npcache"], CONFIG_OPTIONS).given.settings)
 
     assert str(error.value).endswith(
-        "npcache is not here: load_cache keeps packed weights, leave load_format at auto"
+        "npcache is not supported: load_cache caches packed weights; leave load_format at auto"
     )
 
 

@@ -93,7 +93,7 @@ def test_a_kernel_without_its_package_is_not_used_and_says_so():
     kernels = others("TWO")
 
     assert [s.backend for s in kernels.usable("rows", "cpu")] == ["native"]
-    assert kernels.of("rows.add", "cpu")[0].obstacle() == "no_such_package is not installed"
+    assert kernels.of("rows.add", "cpu")[0].unusable_reason() == "no_such_package is not installed"
 
 
 def test_check_kernels_names_them():
@@ -104,7 +104,7 @@ def test_check_kernels_names_them():
 
 
 def test_what_is_no_kernel_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"the kernels 'NONE' of .* are no kernel specs"):
+    with pytest.raises(ConfigError, match=r"the kernels 'NONE' of .* are not kernel specs"):
         others("NONE")
     with pytest.raises(ConfigError, match="the kernels 'gone' cannot be loaded from"):
         others("gone")

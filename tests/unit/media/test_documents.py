@@ -21,12 +21,12 @@ def document(*colours: str, size: tuple[int, int] = (60, 40)) -> bytes:
     return file.getvalue()
 
 
-def order(data: bytes, most: int = 4, max_pixels: int = 10_000) -> PrepareItem:
+def item(data: bytes, most: int = 4, max_pixels: int = 10_000) -> PrepareItem:
     return PrepareItem(id=3, kind="image", data=data, max_pixels=max_pixels, options={PAGES: most})
 
 
 def test_pages_are_drawn_in_order_and_within_the_limit_of_pixels():
-    found = draw_pages(order(document("red", "blue", "lime")))
+    found = draw_pages(item(document("red", "blue", "lime")))
     assert list(found.features) == ["0", "1", "2"]
     colours = []
     for page in found.features.values():
@@ -46,11 +46,11 @@ def test_bad_documents_are_refused():
         (Image.new("RGB", (3, 3)).tobytes(), "cannot be read"),
     ):
         with pytest.raises(UnreadableError, match=words):
-            draw_pages(order(data))
+            draw_pages(item(data))
     with pytest.raises(UnreadableError, match=r"2 pages, 1 may be sent \(media.items\)"):
-        draw_pages(order(whole, 1))
+        draw_pages(item(whole, 1))
     damaged = whole[: len(whole) // 2]
     try:
-        draw_pages(order(damaged))  # PDFium repairs what it can
+        draw_pages(item(damaged))  # PDFium repairs what it can
     except UnreadableError as error:
         assert "cannot be read" in str(error) or "pages" in str(error)  # noqa: PT017

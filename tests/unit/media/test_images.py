@@ -115,12 +115,12 @@ def test_damaged_files_are_read_or_refused(form, cut, flips):
 def test_orders_scale_images_down():
     data = saved(noise(size=(90, 30)))
 
-    def order(**options):
+    def item(**options):
         return PrepareItem(id=1, kind="image", data=data, max_pixels=LIMIT, options=options)
 
-    assert open_image(order()).size == (90, 30)
-    assert open_image(order(**{MAX_SIDE: 30})).size == (30, 10)
-    assert open_image(order(**{MAX_SIDE: 300})).size == (90, 30)
+    assert open_image(item()).size == (90, 30)
+    assert open_image(item(**{MAX_SIDE: 30})).size == (30, 10)
+    assert open_image(item(**{MAX_SIDE: 300})).size == (90, 30)
     with pytest.raises(UnreadableError, match="tiles"):
-        open_image(order(**{MAX_TILES: 2}))
-    assert open_image(order(**{MAX_TILES: 2}), tiles=True).size == (90, 30)
+        open_image(item(**{MAX_TILES: 2}))
+    assert open_image(item(**{MAX_TILES: 2}), tiles=True).size == (90, 30)

@@ -24,7 +24,7 @@ ALWAYS = ("llava-next", "qwen2.5-vl")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS if name not in ALWAYS]
 
 
-def order(height: int, width: int, **options) -> PrepareItem:
+def image_item(height: int, width: int, **options) -> PrepareItem:
     pixels = np.random.default_rng(1).integers(0, 255, (height, width, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -37,7 +37,7 @@ def order(height: int, width: int, **options) -> PrepareItem:
 def test_a_token_for_each_vector(name, tmp_path):
     write_served(name, tmp_path)
     processor, encoder = Processor(tmp_path), TransformersEncoder(tmp_path, torch.float32)
-    items = [order(*size) for size in ((28, 28), (40, 60), (60, 20))]
+    items = [image_item(*size) for size in ((28, 28), (40, 60), (60, 20))]
     if FAMILIES[name].kind == "audio":
         items = [msgspec.structs.replace(items[0], kind="audio", data=wav(s)) for s in (0.4, 0.9)]
     for item in items:
@@ -62,7 +62,7 @@ def test_ribbons_are_refused_or_take_little(name, tmp_path):
     processor = Processor(tmp_path)
     for size in ((1, 100_000), (100_000, 1)):
         try:
-            found = processor.prepare(order(*size))
+            found = processor.prepare(image_item(*size))
         except UnreadableError:
             continue
         assert sum(array.nbytes for array in found.features.values()) <= MOST_BYTES
@@ -70,8 +70,8 @@ def test_ribbons_are_refused_or_take_little(name, tmp_path):
 
 def test_tiles_can_be_chosen_where_they_are_counted(tmp_path):
     processor = Processor(write_served("internvl", tmp_path))
-    many = processor.prepare(order(60, 120))
-    few = processor.prepare(order(60, 120, max_tiles=1, min_tiles=1))
+    many = processor.prepare(image_item(60, 120))
+    few = processor.prepare(image_item(60, 120, max_tiles=1, min_tiles=1))
     assert len(few.features["pixel_values"]) < len(many.features["pixel_values"])
     assert few.tokens.count(IMAGE) < many.tokens.count(IMAGE)
 
@@ -82,10 +82,10 @@ def processor(tmp_path_factory):
 
 
 def test_digests_tell_items_apart(processor):
-    same = processor.prepare(order(40, 60)).digest
-    assert processor.prepare(order(40, 60)).digest == same
-    assert processor.prepare(order(60, 40)).digest != same
-    smaller = processor.prepare(order(40, 60, max_pixels=1024))
+    same = processor.prepare(image_item(40, 60)).digest
+    assert processor.prepare(image_item(40, 60)).digest == same
+    assert processor.prepare(image_item(60, 40)).digest != same
+    smaller = processor.prepare(image_item(40, 60, max_pixels=1024))
     assert smaller.digest != same
     assert len(smaller.tokens) < 40
 
@@ -94,9 +94,9 @@ def test_items_that_a_model_cannot_take_are_refused(processor):
     with pytest.raises(UnreadableError, match="no audio"):
         processor.prepare(PrepareItem(id=1, kind="audio", data=b"x", max_pixels=9))
     with pytest.raises(UnreadableError, match="refuses"):
-        processor.prepare(order(1, 1000))  # too long for Qwen
+        processor.prepare(image_item(1, 1000))  # too long for Qwen
     with pytest.raises(UnreadableError, match="tiles"):
-        processor.prepare(order(40, 60, max_tiles=2))
+        processor.prepare(image_item(40, 60, max_tiles=2))
 
 
 def test_checkpoints_without_a_processor_say_so(tmp_path):
@@ -119,7 +119,7 @@ def test_a_thousand_images_leave_memory_as_it_was(processor):
     def look(count: int) -> None:
         for _ in range(count):
             height, width = (int(n) for n in rng.integers(28, 400, 2))
-            processor.prepare(order(height, width))
+            processor.prepare(image_item(height, width))
 
     look(200)
     before = resident()

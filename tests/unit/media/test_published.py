@@ -75,7 +75,7 @@ def picture(width, height, seed=0) -> Image.Image:
     return Image.fromarray(rough).resize((width, height))
 
 
-def order(image, **options) -> PrepareItem:
+def item(image, **options) -> PrepareItem:
     file = io.BytesIO()
     image.save(file, "PNG")
     return PrepareItem(
@@ -98,7 +98,7 @@ SIZES = [(300, 200), (200, 640), (1000, 90), (64, 64), (7, 13)]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_phi_sees_tiles_and_the_whole(tmp_path, size):
-    made = write("phi", tmp_path).prepare(order(picture(*size)))
+    made = write("phi", tmp_path).prepare(item(picture(*size)))
     width, height = size
     turn = width < height
     width, height = (height, width) if turn else (width, height)
@@ -123,7 +123,7 @@ def test_phi_sees_tiles_and_the_whole(tmp_path, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_kimi_sees_whole_squares_of_patches(tmp_path, size):
-    made = write("kimi", tmp_path).prepare(order(picture(*size)))
+    made = write("kimi", tmp_path).prepare(item(picture(*size)))
     width, height = size
     if (width // 14) * (height // 14) > 64:
         factor = math.sqrt(64 / ((width // 14) * (height // 14)))
@@ -147,12 +147,12 @@ def test_kimi_sees_whole_squares_of_patches(tmp_path, size):
 )
 def test_deepseek_chooses_a_resolution(tmp_path, size, tiles):
     processor = write("deepseek", tmp_path)
-    made = processor.prepare(order(picture(*size)))
+    made = processor.prepare(item(picture(*size)))
     across, down = tiles
     assert made.features["images_spatial_crop"].tolist() == [[across, down]]
     assert made.features["pixel_values"].shape == (1 + across * down, 3, 56, 56)
     assert len(made.tokens) == 2 * 3 + 1 + 2 * down * (2 * across + 1)
-    many = processor.prepare(order(picture(*size), **{COUNT: 3}))
+    many = processor.prepare(item(picture(*size), **{COUNT: 3}))
     assert many.features["images_spatial_crop"].tolist() == [[1, 1]]
     assert many.features["pixel_values"][0] == pytest.approx(many.features["pixel_values"][1])
 
@@ -179,7 +179,7 @@ def closest(size, most) -> tuple[int, int]:
 @pytest.mark.parametrize("size", [(28, 28), (300, 200), (30, 90), (33, 30), (400, 60)])
 def test_internvl_sees_tiles_and_then_the_whole(tmp_path, size):
     processor = write("internvl", tmp_path)
-    made = processor.prepare(order(picture(*size)))
+    made = processor.prepare(item(picture(*size)))
     across, down = closest(size, 6)
     pixels = made.features["pixel_values"]
     count = across * down + (across * down > 1)
@@ -195,7 +195,7 @@ def test_internvl_sees_tiles_and_then_the_whole(tmp_path, size):
     backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
     text = "<img>" + "<IMG_CONTEXT>" * (4 * count) + "</img>"
     assert list(made.tokens) == backend.encode(text, add_special_tokens=False).ids
-    few = processor.prepare(order(picture(*size), max_tiles=1))
+    few = processor.prepare(item(picture(*size), max_tiles=1))
     assert len(few.features["pixel_values"]) == 1
 
 
@@ -214,7 +214,7 @@ def refined(size, grid) -> tuple[int, int]:
 )
 def test_minicpm_sees_slices(tmp_path, size, grid):
     processor = write("minicpm", tmp_path)
-    made = processor.prepare(order(picture(*size), **{NUMBER: 1}))
+    made = processor.prepare(item(picture(*size), **{NUMBER: 1}))
     sizes = made.features["tgt_sizes"].tolist()
     assert len(made.features["pixel_values"]) == sum(h * w for h, w in sizes)
     slices = 0 if grid is None else grid[0] * grid[1]
@@ -242,7 +242,7 @@ def test_what_is_no_image_is_refused(made):
 def test_ribbons_are_read_or_refused(made):
     for size in ((1, 3000), (3000, 1)):
         try:
-            found = made.prepare(order(Image.new("RGB", size)))
+            found = made.prepare(item(Image.new("RGB", size)))
         except UnreadableError:
             continue
         assert len(found.tokens) > 0

@@ -19,7 +19,7 @@ from tests.support.multimodal import IMAGE
 from tests.support.processors import HEARS, PROCESSORS, write_files
 
 
-def order(data: bytes, **options) -> PrepareItem:
+def item(data: bytes, **options) -> PrepareItem:
     return PrepareItem(id=1, kind="audio", data=data, max_pixels=1, options=options)
 
 
@@ -32,7 +32,7 @@ def processor(tmp_path_factory):
 
 def test_features_equal_those_of_transformers(processor):
     data = wav(0.7, 44100, 2)
-    made = processor.prepare(order(data))
+    made = processor.prepare(item(data))
     samples = sound_samples(data, 16000, 60)
     settings = {name: value for name, value in HEARS.items() if name != "feature_extractor_type"}
     extractor = transformers.WhisperFeatureExtractor(**settings)
@@ -49,15 +49,15 @@ def test_features_equal_those_of_transformers(processor):
 
 def test_samples_can_be_asked_for_and_given(processor):
     data = wav(0.7)
-    found = processor.prepare(order(data, **{SAMPLES: True})).features
+    found = processor.prepare(item(data, **{SAMPLES: True})).features
     assert int(found["rate"]) == 16000
-    raw = processor.prepare(order(found["samples"].tobytes(), **{RAW: True}))
-    assert raw.digest == processor.prepare(order(data)).digest
+    raw = processor.prepare(item(found["samples"].tobytes(), **{RAW: True}))
+    assert raw.digest == processor.prepare(item(data)).digest
 
 
 def test_a_sound_that_is_longer_than_a_model_hears_is_refused(processor):
     with pytest.raises(UnreadableError, match="hears 1 s"):
-        processor.prepare(order(wav(1.2)))
+        processor.prepare(item(wav(1.2)))
 
 
 def test_voxtral_hears_windows(tmp_path):
@@ -68,7 +68,7 @@ def test_voxtral_hears_windows(tmp_path):
     extractor = transformers.WhisperFeatureExtractor(feature_size=16)
     sounds = Sounds(tmp_path, extractor, SimpleNamespace(audio_token="<a>"), "VoxtralProcessor", {})
     data = wav(1.0)
-    features, text = sounds.prepare(order(data))
+    features, text = sounds.prepare(item(data))
     theirs = VoxtralProcessor._retrieve_input_features(
         SimpleNamespace(feature_extractor=extractor),
         [sound_samples(data, 16000, 60)],

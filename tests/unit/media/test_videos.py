@@ -42,17 +42,17 @@ WHOLE = VideoRules(
 )
 
 
-def order(**options) -> PrepareItem:
+def item(**options) -> PrepareItem:
     return PrepareItem(id=1, kind="video", data=b"", max_pixels=1 << 22, options=options)
 
 
 def test_frames_are_even_in_number_and_at_even_distances():
     facts = VideoFacts(100, 25.0, 640, 480)  # 4 s
-    assert RULES.chosen(facts, order()) == [0, 14, 28, 42, 57, 71, 85, 99]
-    assert len(RULES.chosen(facts, order(fps=1))) == 4
-    assert len(RULES.chosen(facts, order(max_frames=3))) == 2
-    assert RULES.chosen(VideoFacts(1, 25.0, 640, 480), order()) == [0]
-    assert len(RULES.chosen(VideoFacts(10**6, 25.0, 640, 480), order())) == 768
+    assert RULES.chosen(facts, item()) == [0, 14, 28, 42, 57, 71, 85, 99]
+    assert len(RULES.chosen(facts, item(fps=1))) == 4
+    assert len(RULES.chosen(facts, item(max_frames=3))) == 2
+    assert RULES.chosen(VideoFacts(1, 25.0, 640, 480), item()) == [0]
+    assert len(RULES.chosen(VideoFacts(10**6, 25.0, 640, 480), item())) == 768
 
 
 @pytest.mark.parametrize(

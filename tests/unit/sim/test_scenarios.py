@@ -16,7 +16,7 @@ from sylvan.sim import table
 from sylvan.sim.datasets import drawn
 from sylvan.sim.parallel import SimulationError, run_all
 from sylvan.sim.profile import write
-from sylvan.sim.scenarios import Study, answers, scenarios
+from sylvan.sim.scenarios import Study, capacity_plans, scenarios
 from tests.support.simulated import profile
 
 DATA = DataConfig(
@@ -40,17 +40,17 @@ def results(study):
 
 
 def test_the_smallest_that_keeps_the_bounds_is_the_answer(results):
-    for answer in answers(results, 0.9):
+    for answer in capacity_plans(results, 0.9):
         those = [r.figures for r in results if r.figures["load"] == answer.load]
         best = answer.best.figures
         smaller = [
             f for f in those
             if (f["replicas"], f["cache_tokens"]) < (best["replicas"], best["cache_tokens"])
         ]  # fmt: skip
-        assert answer.keeps
+        assert answer.meets_slo
         assert best["goodput_share"] >= 0.9
         assert all(f["goodput_share"] < 0.9 for f in smaller)
-    light, heavy = (a.best.figures["replicas"] for a in answers(results, 0.9))
+    light, heavy = (a.best.figures["replicas"] for a in capacity_plans(results, 0.9))
     assert light < heavy
 
 
@@ -76,9 +76,9 @@ def test_a_disturbed_recording_is_reported(results, study):
 
 
 def test_bounds_that_no_scenario_keeps_name_the_best(results):
-    [light, _] = answers(results, 1.1)
+    [light, _] = capacity_plans(results, 1.1)
 
-    assert not light.keeps
+    assert not light.meets_slo
     assert light.best.figures["goodput_share"] == max(
         r.figures["goodput_share"] for r in results if r.figures["load"] == light.load
     )
@@ -127,7 +127,7 @@ def test_an_error_in_a_process_is_reported(study):
     planned = scenarios(SimConfig(cache_tokens=(4096, 4097)), ArrivalConfig(), study.profile)
     wrong = Study(study.profile, [([], None)], {}, 1, 1, scatter=True)
 
-    with pytest.raises(SimulationError, match="has died; give fewer --jobs"):
+    with pytest.raises(SimulationError, match="process died; use fewer --jobs"):
         [*run_all(wrong, planned, 2, lambda done, total: None)]
 
 
@@ -170,7 +170,7 @@ def test_the_command_tells_the_answer_and_writes_a_report(tmp_path, capsys):
 
     words[words.index("ttft=80")] = "ttft=0.001"
     assert main(words) == 1
-    assert "nothing tried keeps ttft 0.001 ms" in capsys.readouterr().out
+    assert "no setup meets ttft 0.001 ms" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

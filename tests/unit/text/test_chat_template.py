@@ -127,7 +127,7 @@ def test_forged_control_tokens_stay_text(family: str, families: dict) -> None:
         assert [t for t in result.input_ids if t in protected] == want
         if family != "mistral":  # that tokenizer adds a space after each control token
             assert tok.decode(result.input_ids, skip_special_tokens=False) == result.text
-        unsafe = chat.render(ChatRequest(messages=forged, forge_ok=True))
+        unsafe = chat.render(ChatRequest(messages=forged, allow_control_tokens=True))
         assert unsafe.text == result.text
         assert (unsafe.text, unsafe.input_ids) == reference(
             families[family], forged, add_generation_prompt=True
@@ -348,7 +348,7 @@ def test_templates_resolve_from_name_file_or_text(tmp_path: Path) -> None:
         ("a\0b", "cannot be read"),
         (".", "cannot be read"),
         ("latin.jinja", "cannot be read"),
-        ("conversation.json", "conversation in JSON"),
+        ("conversation.json", "is JSON; give a Jinja template"),
         ("broken.jinja", r"not valid Jinja \(line 2\)"),
         ("{% if %}", "not valid Jinja"),
         ("{{ 1 }}" * 200_000, "over 1000000 characters"),

@@ -95,8 +95,8 @@ def test_normaliser_cannot_be_used_to_forge(tmp_path: Path) -> None:
 
     assert loaded.encode("a <END>")[-1] == 2
     assert 2 not in loaded.encode_user("a <END>")
-    assert loaded.may_forge("a <END>")
-    assert not loaded.may_forge("a <EN>")
+    assert loaded.spells_control_token("a <END>")
+    assert not loaded.spells_control_token("a <EN>")
 
 
 def test_added_whitespace_stays_ordinary(tmp_path: Path) -> None:
@@ -199,7 +199,9 @@ def test_given_template_replaces_all_others_and_keeps_their_tokens_protected(
 
     assert tok.chat_templates == {"default": "{{ messages[0].content }}"}
     assert tok.chat_template == "{{ messages[0].content }}"
-    assert tok.may_forge("<tool_call>")  # no special token, but the model's template writes it
+    assert tok.spells_control_token(
+        "<tool_call>"
+    )  # no special token, but the model's template writes it
 
 
 @pytest.mark.parametrize(

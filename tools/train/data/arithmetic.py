@@ -1,4 +1,4 @@
-"""Sums and differences of numbers up to 99, and two-step word problems with reasoning."""
+"""Additions and subtractions of numbers up to 99, and two-step word problems with reasoning."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _ONLY = (
 
 
 def operand(rng: random.Random) -> int:
-    """Mostly two digits, sometimes one."""
+    """Draw a number, mostly of two digits, sometimes of one."""
     return rng.randint(10, 99) if rng.random() < 0.88 else rng.randint(0, 9)
 
 
 def close_pair(rng: random.Random) -> tuple[int, int]:
-    """Two operands at most ten apart, or one with a single digit: rare at random, and hardest."""
+    """Draw two operands at most ten apart, or one of a single digit: rare, and hardest."""
     if rng.random() < 0.4:
         pair = [rng.randint(0, 9), operand(rng)]
         rng.shuffle(pair)
@@ -56,19 +56,19 @@ def close_pair(rng: random.Random) -> tuple[int, int]:
 
 
 def sum_key(operator: str, a: int, b: int) -> str:
-    """The combination of one sum; both orders of an addition count as one."""
+    """Return the key of a sum; both orders of an addition have the same key."""
     if operator == "+":
         a, b = sorted((a, b))
     return key_of("sum", operator, a, b)
 
 
 def apply(operator: str, a: int, b: int) -> int:
-    """The result of a sum."""
+    """Return the result of a sum."""
     return a + b if operator == "+" else a - b
 
 
 def arithmetic(rng: random.Random) -> Example:
-    """One sum in one of many phrasings."""
+    """Draw one sum in one of many phrasings."""
     a, b = operand(rng), operand(rng)
     operator = rng.choice("+-")
     if operator == "-" and a < b and rng.random() < 0.6:
@@ -85,7 +85,7 @@ def arithmetic(rng: random.Random) -> Example:
 
 
 def only_result(rng: random.Random) -> Example:
-    """One sum whose answer must be the number alone: the harder way to say it."""
+    """Draw one sum whose answer must be the number alone, which is harder."""
     while True:
         example = arithmetic(rng)
         if "=" not in example.messages[-1]["content"]:
@@ -93,7 +93,7 @@ def only_result(rng: random.Random) -> Example:
 
 
 def drill(rng: random.Random) -> Example:
-    """Bare sums, many more of them for each token than in conversations."""
+    """Draw bare sums, which teach more sums per token than conversations."""
     pieces: list[tuple[str, bool]] = []
     keys: list[str] = []
     while len(keys) < 12:
@@ -125,7 +125,7 @@ _PLAIN = ("What is {a} {o} {b} {p} {c}?", "{a} {o} {b} {p} {c}", "Calculate {a} 
 
 
 def word_problem(rng: random.Random) -> Example:
-    """Two steps, worked out in the think block or, without one, in the answer itself."""
+    """Draw a two-step problem, solved in the think block or, without one, in the answer."""
     while True:
         a, b, c = rng.randint(2, 70), rng.randint(2, 40), rng.randint(2, 40)
         first, second = rng.choice("+-"), rng.choice("+-")

@@ -1,4 +1,4 @@
-"""Examples, their split into train, dev and test, and helpers to phrase requests."""
+"""Examples, their split into train, dev and test, and helpers that phrase requests."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SYSTEM_PROMPTS = (
 class Example:
     """One conversation; its last message is the assistant's answer that evaluation checks.
 
-    `keys` name the combinations that the example shows, the one under test first. An example
-    belongs to a held-out split by its first key and to training only if none of its keys is
-    held out. A `drill` has no messages but (text, learn it) pieces. `image` draws the picture that
-    the first `<image>` of the messages stands for, a `PIL.Image.Image`.
+    `keys` name the combinations that the example shows; the first one is under test. An example
+    belongs to a held-out split by its first key, and to training only if none of its keys is held
+    out. A `drill` has (text, whether to learn it) pieces instead of messages. `image` draws the
+    image for the first `<image>` in the messages, a `PIL.Image.Image`.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Example:
 
 
 def bucket(key: str) -> str:
-    """The split of one combination: 'test', 'dev' or 'train', fixed by its hash."""
+    """Return the split of a combination: 'test', 'dev' or 'train', by its hash."""
     percent = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest()) % 100
     if percent < TEST_PERCENT:
         return "test"
@@ -55,24 +55,24 @@ def bucket(key: str) -> str:
 
 
 def belongs(example: Example, split: str) -> bool:
-    """Whether an example may be shown in a split."""
+    """Whether an example may be used in a split."""
     if split == "train":
         return all(bucket(key) == "train" for key in example.keys)
     return bucket(example.keys[0]) == split
 
 
 def key_of(*parts: object) -> str:
-    """The name of a combination."""
+    """Return the name of a combination."""
     return "|".join(str(part) for part in parts)
 
 
 def user(text: str) -> Message:
-    """A user turn."""
+    """Return a user turn."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str, thought: str | None = None) -> Message:
-    """An assistant turn, with its reasoning where it has one."""
+    """Return an assistant turn, with its reasoning if it has one."""
     message: Message = {"role": "assistant", "content": text}
     if thought is not None:
         message["reasoning_content"] = thought
@@ -80,23 +80,23 @@ def assistant(text: str, thought: str | None = None) -> Message:
 
 
 def system(text: str) -> Message:
-    """A system turn."""
+    """Return a system turn."""
     return {"role": "system", "content": text}
 
 
 def maybe_system(rng: random.Random, chance: float = 0.2) -> list[Message]:
-    """Now and then, a system prompt that changes nothing."""
+    """Sometimes return a system prompt that has no effect."""
     return [system(rng.choice(SYSTEM_PROMPTS))] if rng.random() < chance else []
 
 
 def choose(rng: random.Random, templates: Sequence[str]) -> tuple[int, str]:
-    """One template and its index, which takes part in the combination's key."""
+    """Draw a template; also return its index, which is part of the combination's key."""
     index = rng.randrange(len(templates))
     return index, templates[index]
 
 
 def casual(rng: random.Random, text: str) -> str:
-    """Sometimes the text as people type it: no capital, no closing mark, or a polite frame."""
+    """Sometimes return the text as people type it: no capital, no full stop, or a polite frame."""
     roll = rng.random()
     bare = text.rstrip("?.!")
     if roll < 0.55:
@@ -127,7 +127,7 @@ _CODAS = ("", "", "", "", *split_words("n r s l m t d k x th nd rt ck ll ng"))
 
 
 def made_up(rng: random.Random, *, capital: bool = True) -> str:
-    """A made-up word, so that copying is learnt for strings never seen before."""
+    """Return a random word, so that copying is learnt for unseen strings."""
     parts = [
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
         for _ in range(rng.choice((1, 2, 2, 2, 3)))
@@ -137,7 +137,7 @@ def made_up(rng: random.Random, *, capital: bool = True) -> str:
 
 
 def scrambled(rng: random.Random, low: int = 3, high: int = 8) -> str:
-    """A random identifier of letters and digits."""
+    """Return a random identifier of letters and digits."""
     alphabet = rng.choice(
         (
             string.ascii_lowercase,

@@ -1,4 +1,4 @@
-"""Turning a sentence into JSON with the keys that were asked for."""
+"""Extraction of a sentence's fields as JSON, with the requested keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.train.data.words import CITIES, COLOURS, DAYS, JOBS, NAMES, NOUNS, sp
 
 @dataclass(frozen=True)
 class Kind:
-    """Sentences of one kind and the names under which their fields may be asked for."""
+    """Sentences of one kind, and the alternative names of their fields."""
 
     sentences: tuple[str, ...]
     names: dict[str, tuple[str, ...]]
@@ -144,7 +144,7 @@ def _keys_text(rng: random.Random, names: list[str]) -> str:
 
 
 def extract(rng: random.Random) -> Example:
-    """One sentence and the JSON object of the fields asked for, in the order asked for."""
+    """Draw a sentence, and the JSON object of the requested fields, in the requested order."""
     what = rng.choice(("person", "person", *_KINDS))
     kind = _KINDS[what]
     values = _values(rng)

@@ -1,4 +1,4 @@
-"""Capitals both ways, chemical symbols, opposites, neighbours in the calendar and the like."""
+"""Facts: capitals, chemical symbols, opposites, calendar neighbours and so on."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _DRILLED = (36, 32, 11, 6, 10, 8, 8, 1, 1)
 
 
 def drill(rng: random.Random) -> Example:
-    """Bare statements of facts, much more of them for each token than in conversations."""
+    """Draw bare statements, which teach more facts per token than conversations."""
     pieces: list[tuple[str, bool]] = []
     for _ in range(rng.randint(8, 14)):
         answer = rng.choices(_RELATIONS, _DRILLED)[0](rng)[-1]
@@ -152,7 +152,7 @@ def drill(rng: random.Random) -> Example:
 
 
 def facts(rng: random.Random) -> Example:
-    """One fact in one phrasing, sometimes carelessly typed."""
+    """Draw one fact in one phrasing, sometimes carelessly typed."""
     relation, subject, index, text, answer = rng.choices(_RELATIONS, _SHARES)[0](rng)
     roll = rng.random()
     text = text[:1].upper() + text[1:]

@@ -77,7 +77,7 @@ def _numbers(rng: random.Random, count: int) -> list[str]:
 
 
 def _close_numbers(rng: random.Random, count: int) -> list[str]:
-    """Numbers of one digit among others, or of two that share a ten: the hardest to order."""
+    """Draw one-digit numbers among others, or numbers with the same tens: hardest to sort."""
     if rng.random() < 0.6:
         pool = [*range(10), *rng.sample(range(10, 100), 8)]
     else:
@@ -91,7 +91,7 @@ def _length(rng: random.Random) -> int:
 
 
 def _shown(rng: random.Random, items: Sequence[str]) -> tuple[str, str]:
-    """The list as the user types it, and the separator of the answer."""
+    """Return the list as the user types it, and the separator of the answer."""
     roll = rng.random()
     if roll < 0.72:
         return ", ".join(items), ", "
@@ -256,10 +256,10 @@ def _drilled(kind: str, tasks: Sequence[tuple[str, str, str]]) -> Example:
 
 
 def drill(rng: random.Random) -> Example:
-    """Bare lists copied, reversed, sorted and counted: much copying for each token."""
+    """Draw bare lists to copy, reverse, sort and count, which teach more copying per token."""
     return _drilled("copy", [rng.choice(_DRILLS)(rng) for _ in range(rng.choice((2, 3, 4)))])
 
 
 def sort_drill(rng: random.Random) -> Example:
-    """Bare lists to sort, twice as many for each token as in conversations."""
+    """Draw bare lists to sort, twice as many per token as in conversations."""
     return _drilled("sort", [_sorted(rng) for _ in range(rng.choice((4, 5, 6)))])

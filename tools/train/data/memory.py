@@ -1,4 +1,4 @@
-"""Remembering what the user said about themselves across turns."""
+"""Facts that the user states about themselves, to be recalled in a later turn."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _typed(rng: random.Random, text: str) -> str:
 
 
 def memory(rng: random.Random) -> Example:
-    """Tell one to three things, talk of something else, then ask for one of them."""
+    """Draw a conversation: one to three facts, another topic, a question about one of them."""
     told = rng.sample(list(_FACTS), rng.choice((1, 1, 2, 2, 3)))
     if "name" not in told and rng.random() < 0.6:
         told[0] = "name"
@@ -139,7 +139,7 @@ def memory(rng: random.Random) -> Example:
 
 
 def memory_empty(rng: random.Random) -> Example:
-    """Asked for something that was never mentioned."""
+    """Draw a question about a fact that was never mentioned."""
     asked = rng.choice(list(_FACTS))
     index, template = choose(rng, _FACTS[asked][2])
     lead = smalltalk(rng) if rng.random() < 0.5 else None

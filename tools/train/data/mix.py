@@ -1,4 +1,4 @@
-"""Draw examples from all generators, for training by weight and for evaluation by class."""
+"""Draws examples from all generators: by weight for training, by class for evaluation."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ THINK_CHANCE = 0.06
 
 
 def draw(name: str, rng: random.Random, split: str) -> Example:
-    """One example of a generator that belongs to a split."""
+    """Draw an example of a generator that belongs to a split."""
     while True:
         example = GENERATORS[name](rng)
         if not belongs(example, split):
@@ -111,7 +111,7 @@ def draw(name: str, rng: random.Random, split: str) -> Example:
 
 
 def stream(seed: int, weights: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:
-    """An endless stream of training examples; `weights` may be changed while it runs."""
+    """Yield training examples forever; `weights` may be changed meanwhile."""
     rng = random.Random(seed)
     while True:
         names = list(weights)
@@ -120,7 +120,7 @@ def stream(seed: int, weights: Mapping[str, float] = WEIGHTS) -> Iterator[Exampl
 
 
 def evaluation_set(seed: int, per_class: int, split: str = "test") -> list[Example]:
-    """The same number of held-out examples of every class, none of them drawn twice."""
+    """Return the same number of distinct held-out examples of every class."""
     examples: list[Example] = []
     for name in CLASSES:
         rng = random.Random(f"{seed}:{split}:{name}")

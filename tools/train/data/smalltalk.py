@@ -1,4 +1,4 @@
-"""Greetings, who the model is, thanks, goodbyes, and polite refusals of what it cannot do."""
+"""Greetings, questions about the model, thanks, goodbyes, and polite refusals."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _ASKS = (
 
 
 def smalltalk(rng: random.Random) -> Example:
-    """Small talk with one fixed answer for each intent."""
+    """Draw small talk; each intent has one fixed answer."""
     intent = rng.choice(list(_INTENTS))
     reply, phrases = _INTENTS[intent]
     phrase = rng.choice(phrases)
@@ -137,7 +137,7 @@ def smalltalk(rng: random.Random) -> Example:
 
 
 def unknown(rng: random.Random) -> Example:
-    """A request that the model cannot meet, and its short polite refusal."""
+    """Draw a request that the model cannot meet, and its short polite refusal."""
     slots = {
         "a": rng.choice(ADJECTIVES), "n": rng.choice(NOUNS), "o": rng.choice(NOUNS),
         "p": rng.choice(NAMES), "c": rng.choice(CITIES), "f": rng.choice(FOODS),

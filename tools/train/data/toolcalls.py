@@ -1,4 +1,4 @@
-"""Calling one of the offered tools, two at once, and answering from the results."""
+"""Calls of one of the offered tools, two calls at once, and answers from their results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _made_up_tool(rng: random.Random) -> Tool:
 
 
 def _offer(rng: random.Random, tool: Tool) -> Offer:
-    """Show a tool with names drawn from its alternatives, in one of the usual schema styles."""
+    """Return a tool with names drawn from its alternatives, in one of the common schema styles."""
     described, required = rng.random() < 0.45, rng.random() < 0.75
     names = {}
     properties: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def _offer(rng: random.Random, tool: Tool) -> Offer:
 
 
 def _offers(rng: random.Random) -> list[Offer]:
-    """One to three tools with different names; the first is the one to use."""
+    """Return one to three tools with distinct names; the first is the one to use."""
     chosen: list[Offer] = []
     wanted = rng.choice((1, 1, 1, 2, 2, 3))
     while len(chosen) < wanted:
@@ -102,7 +102,7 @@ def _arguments(rng: random.Random, offer: Offer) -> dict[str, Any]:
 
 
 def _asked(rng: random.Random, offer: Offer) -> tuple[str, dict[str, Any]]:
-    """A request for a tool and the arguments that it states."""
+    """Draw a request for a tool, with the arguments that it states."""
     values = _arguments(rng, offer)
     ask = rng.choice(offer.tool.asks)
     stated = {label: value for label, value in values.items() if f"{{{label}}}" in ask}
@@ -239,7 +239,7 @@ def tool_answer(rng: random.Random) -> Example:
 
 
 def tool_session(rng: random.Random) -> Example:
-    """Several requests with the same tools in one conversation, to teach more per token."""
+    """Draw several requests with the same tools in one conversation: more per token."""
     offers = _offers(rng)
     messages = maybe_system(rng, 0.15)
     keys: list[str] = []

@@ -1,4 +1,4 @@
-// The prefix tree: what is kept, how much it takes, and whose it is.
+// The prefix tree: what is cached, its size, and its owners.
 import { useMemo, useState } from "preact/hooks";
 import { json, key } from "../api";
 import { bytes, count, many, percent } from "../format";
@@ -44,7 +44,7 @@ interface Curve {
 
 const MOST_NODES = 1000;
 
-/** A node with those below it, and the tokens of all of them. */
+/** A node with its descendants, and the number of their tokens. */
 export interface Branch {
   node: TreeNode;
   below: Branch[];
@@ -125,7 +125,7 @@ export function CacheView() {
   );
 }
 
-/** Whose the bytes are: pages on the device, by owner. */
+/** Pages on the device, by owner. */
 function Owners({ nodes, pageSize, size }: { nodes: TreeNode[]; pageSize: number; size: (tokens: number) => string }) {
   const held = new Map<string, { tokens: number; nodes: number; locked: number }>();
   for (const node of nodes) {

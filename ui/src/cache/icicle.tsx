@@ -1,4 +1,4 @@
-// The tree from above: children stand below their parent, as wide as what they hold.
+// The prefix tree as an icicle chart: children are below their parent, as wide as their size.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "../format";
 import { type Branch, ownerOf } from "./cache";

@@ -1,4 +1,4 @@
-// The tree as one walks through it: with the arrow keys, or a screen reader.
+// The prefix tree as an outline, for arrow keys and screen readers.
 import { useMemo, useRef, useState } from "preact/hooks";
 import { many } from "../format";
 import { type Branch, ownerOf } from "./cache";

@@ -192,7 +192,7 @@ function useAbilities(): Abilities {
         const facts = await json<{ has_image_understanding?: boolean }>("/model_info");
         if (!over) setFound((old) => ({ ...old, sees: facts.has_image_understanding === true }));
       } catch {
-        // the banner and the dialog for the key say what is wrong; a message can be sent all the same
+        // the banner and the key dialog show the error; a message can still be sent
       }
     })();
     return () => {

@@ -1,4 +1,4 @@
-// Where one writes.
+// The input for messages and images.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon, IconButton } from "../parts/controls";
 

@@ -1,4 +1,4 @@
-// Conversations of this browser. They are kept here, and nowhere on the server.
+// Stores conversations in the browser; the server stores none.
 import { Store } from "../store";
 import { type Conversation, NO_SETTINGS, newConversation } from "./model";
 
@@ -28,7 +28,7 @@ export const current = new Store<Conversation>(conversations.value[0] ?? newConv
 
 let timer = 0;
 
-/** Puts a conversation first if anything was said in it, and writes all soon. */
+/** Move a conversation to the front if it has messages, and schedule storing all of them. */
 export function keep(conversation: Conversation): void {
   current.set(conversation);
   const others = conversations.value.filter((other) => other.id !== conversation.id);
@@ -60,11 +60,11 @@ function write(): void {
   try {
     localStorage.setItem(NAME, said);
   } catch {
-    // no room, or not allowed: the conversations last as long as the page
+    // storage is full or forbidden: the conversations are lost with the page
   }
 }
 
-/** Pictures and probabilities are large; they last as long as the page. */
+/** Leave out images and probabilities, which are large; they are lost with the page. */
 function slim(name: string, value: unknown): unknown {
   return name === "images" || name === "tokens" ? undefined : value;
 }

@@ -1,4 +1,4 @@
-// Conversations: trees of turns, of which one way is shown.
+// Conversations: trees of turns, of which one path is shown.
 export interface Alternative {
   token: string;
   logprob: number;
@@ -115,7 +115,7 @@ export function newConversation(settings: Settings = NO_SETTINGS): Conversation 
   return { id: newId(), title: "", at: Date.now(), panes: [newPane(settings)] };
 }
 
-/** The turns from the first to the one that is shown last. */
+/** The turns of the shown path, from the first to the last. */
 export function way(thread: Thread): Turn[] {
   const found: Turn[] = [];
   for (let id = thread.leaf; id !== null; ) {
@@ -127,7 +127,7 @@ export function way(thread: Thread): Turn[] {
   return found.reverse();
 }
 
-/** Other versions of a turn, and itself, oldest first. */
+/** All versions of a turn, oldest first. */
 export function versions(thread: Thread, turn: Turn): Turn[] {
   return Object.values(thread.turns).filter((other) => other.parent === turn.parent);
 }
@@ -141,7 +141,7 @@ export function changed(thread: Thread, id: string, change: Partial<Turn>): Thre
   return turn ? { ...thread, turns: { ...thread.turns, [id]: { ...turn, ...change } } } : thread;
 }
 
-/** The thread that shows a version of a turn, with what came last after it. */
+/** The path that contains a version of a turn, and its newest continuation. */
 export function showing(thread: Thread, id: string): Thread {
   let leaf = id;
   const turns = Object.values(thread.turns);

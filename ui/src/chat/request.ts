@@ -1,4 +1,4 @@
-// A conversation and its settings as the body of `/v1/chat/completions`, and its answer as it comes.
+// Builds the body of `/v1/chat/completions` from a conversation and its settings; reads the stream.
 import { ApiError, events, link, send } from "../api";
 import { record } from "../requests/own";
 import type { Settings, Stats, TokenInfo, ToolCall, Turn } from "./model";
@@ -11,7 +11,7 @@ export interface SettingsFault {
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"] as const;
 export const TOP = 5;
 
-/** What is wrong with settings, as far as can be seen here. */
+/** Validate settings, as far as the page can. */
 export function faults(settings: Settings): SettingsFault[] {
   const found: SettingsFault[] = [];
   for (const field of NUMBERS) {
@@ -65,7 +65,7 @@ function message(turn: Turn): Record<string, unknown> {
   return { role: "user", content: [...pictures, { type: "text", text: turn.content }] };
 }
 
-/** Asks, and tells of each change of the answer; ends with how it ended. */
+/** Send the request, and report each change of the answer; return how it ended. */
 export async function ask(asked: Record<string, unknown>, signal: AbortSignal, tell: (change: Partial<Turn>) => void): Promise<void> {
   const rid = asked.rid as string;
   const began = performance.now();
@@ -88,7 +88,7 @@ export async function ask(asked: Record<string, unknown>, signal: AbortSignal, t
       frame ||= requestAnimationFrame(show);
     }
     cancelAnimationFrame(frame);
-    if (!read.finish) throw new ApiError(0, "The answer broke off before its end.");
+    if (!read.finish) throw new ApiError(0, "The answer was cut off.");
     tell({ ...read.change(), state: "done", stats: read.stats() });
   } catch (error) {
     cancelAnimationFrame(frame);
@@ -104,7 +104,7 @@ export async function ask(asked: Record<string, unknown>, signal: AbortSignal, t
 
 function said(error: unknown): string {
   if (error instanceof ApiError) return error.param ? `${error.message} (${error.param})` : error.message;
-  return "The connection was lost while the answer came.";
+  return "The connection was lost during the answer.";
 }
 
 class Reading {

@@ -1,4 +1,4 @@
-// What one may set about answers. An empty field leaves it to the server.
+// Settings of answers. An empty field leaves the choice to the server.
 import { useState } from "preact/hooks";
 import { Field } from "../parts/controls";
 import type { Settings } from "./model";
@@ -97,7 +97,7 @@ export function SettingsForm({ settings, models, onChange, onReset }: Props) {
           </select>
         </Field>
       )}
-      {area("system", "System prompt", "Said before the conversation.", 3)}
+      {area("system", "System prompt", "Sent before the conversation.", 3)}
       <fieldset>
         <legend>Sampling</legend>
         <div class="grid-2">{numbers(SAMPLING)}</div>

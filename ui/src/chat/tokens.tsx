@@ -1,4 +1,4 @@
-// An answer by its tokens: how likely each was, and what else it might have been.
+// An answer token by token: the probability of each, and its alternatives.
 import { useRef, useState } from "preact/hooks";
 import { percent } from "../format";
 import type { TokenInfo } from "./model";
@@ -71,7 +71,7 @@ export function Tokens({ tokens }: { tokens: TokenInfo[] }) {
   );
 }
 
-/** From 0, sure, to 4, surprising. */
+/** The colour class of a probability, from 0 (certain) to 4 (surprising). */
 function level(logprob: number): number {
   const p = Math.exp(logprob);
   return p >= 0.9 ? 0 : p >= 0.6 ? 1 : p >= 0.3 ? 2 : p >= 0.1 ? 3 : 4;

@@ -1,4 +1,4 @@
-// What was said, of one pane.
+// The messages of one pane.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, digits, many, seconds } from "../format";
 import { Markdown } from "../markdown";

@@ -1,4 +1,4 @@
-// What the server does now, and did in the last minutes.
+// The state of the server, now and in the last minutes.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ApiError, json, key, site, text } from "../api";
 import { bytes, count, digits, percent, seconds } from "../format";
@@ -162,7 +162,7 @@ function totals(rows: LoadRow[]) {
   };
 }
 
-/** Numbers over time; null where a reading is missing, as while a server restarts. */
+/** Numbers over time; null if a reading is missing, for example during a restart. */
 function measured(readings: Reading[]) {
   const found = {
     times: [] as number[],
@@ -215,7 +215,7 @@ function Tile({ name, value, unit, alarm = false }: { name: string; value: strin
   );
 }
 
-/** How full each memory of KV is. */
+/** Usage of each KV memory. */
 function Tiers({ rows, samples, bytesPerToken }: { rows: LoadRow[]; samples?: Samples; bytesPerToken?: number }) {
   const total = totals(rows);
   const host = sum(samples, "hicache_host_total_tokens");

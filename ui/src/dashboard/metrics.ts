@@ -1,4 +1,4 @@
-// Prometheus' text, as far as the dashboard needs it: sums over all series of a name.
+// Parses Prometheus text as far as the dashboard needs it: sums over all series of a name.
 export interface Sample {
   labels: Record<string, string>;
   value: number;
@@ -16,7 +16,7 @@ export function parse(text: string): Samples {
     if (!match) continue;
     const labels: Record<string, string> = {};
     for (const [, name, value] of (match[2] ?? "").matchAll(LABEL)) labels[name!] = value!;
-    // names begin with a prefix that the operator may choose
+    // names start with a configurable prefix
     const name = match[1]!.slice(match[1]!.indexOf(":") + 1);
     const sample = { labels, value: Number(match[3]) };
     const known = found.get(name);
@@ -31,20 +31,20 @@ export function sum(samples: Samples | undefined, name: string, wanted: Record<s
   return rows?.length ? rows.reduce((total, { value }) => total + value, 0) : undefined;
 }
 
-/** How much a counter grew; undefined where it is not known, or the server began anew. */
+/** The increase of a counter; undefined if unknown, or if the server was restarted. */
 export function grown(now: Samples | undefined, before: Samples | undefined, name: string, wanted: Record<string, string> = {}): number | undefined {
   const [a, b] = [sum(now, name, wanted), sum(before, name, wanted)];
   return a === undefined || b === undefined || a < b ? undefined : a - b;
 }
 
-/** The mean of what a histogram observed between two readings; undefined if nothing. */
+/** The mean of a histogram between two readings; undefined if it observed nothing. */
 export function mean(now: Samples | undefined, before: Samples | undefined, name: string): number | undefined {
   const count = grown(now, before, `${name}_count`);
   const total = grown(now, before, `${name}_sum`);
   return count && total !== undefined ? total / count : undefined;
 }
 
-/** The bound below which a share of what a histogram observed lies, of those that it has. */
+/** The smallest bucket bound with at least this share of the observations below it. */
 export function bound(now: Samples | undefined, before: Samples | undefined, name: string, q: number): number | undefined {
   const bounds = new Map<number, number>();
   const add = (samples: Samples | undefined, sign: number) => {

@@ -1,4 +1,4 @@
-// The scheduler's steps: the newest one by one where the server tells of them, else by their means.
+// The scheduler's steps: each of the newest if the server lists them, else their means.
 import { useMemo, useState } from "preact/hooks";
 import { ApiError, json } from "../api";
 import { count, digits, seconds } from "../format";
@@ -37,7 +37,7 @@ async function newest(): Promise<Step[]> {
   }
 }
 
-/** Each step with the planning before it. */
+/** Each step, with the planning before it. */
 function steps(spans: Span[]): Step[] {
   const found: Step[] = [];
   let planS = 0;
@@ -69,14 +69,14 @@ export function Steps({ times, stepMs, perStep }: Props) {
   );
 }
 
-/** One bar a step, as high as it took long; time between them is left out. */
+/** One bar per step; its height is the duration. Time between steps is left out. */
 function Timeline({ steps: all }: { steps: Step[] }) {
   const [at, setAt] = useState<number>();
   const sorted = useMemo(() => all.map(({ planS, runS }) => planS + runS).sort((a, b) => a - b), [all]);
   const median = sorted[Math.floor(sorted.length / 2)] || 1e-9;
   const top = sorted[sorted.length - 1] || 1e-9;
   const kinds = [...new Set(all.map(({ kind }) => kind))];
-  // a step of many prompts takes a hundred times as long as one of few tokens: heights are logarithms
+  // log scale: a step of many prompts takes a hundred times as long as one of few tokens
   const share = (value: number) => (100 * Math.log1p((4 * value) / median)) / Math.log1p((4 * top) / median);
   const shown = at === undefined ? undefined : all[at];
   const spread = all[all.length - 1]!.at - all[0]!.at;

@@ -1,4 +1,4 @@
-// The workers behind a gateway: how they are, and how much each has to do.
+// The workers behind a gateway: their health and load.
 import { json, key } from "../api";
 import { count, percent } from "../format";
 import type { LoadRow } from "../dashboard/dashboard";
@@ -96,7 +96,7 @@ function WorkerCard({ worker, rows, most }: { worker: Worker; rows: LoadRow[]; m
     ["version", worker.metadata?.version],
     ["priority", worker.priority === undefined ? undefined : String(worker.priority)],
     ["cache", worker.cache_tokens ? `${count(worker.cache_tokens)} tokens` : undefined],
-    ["streams", worker.continues_streams === undefined ? undefined : worker.continues_streams ? "go on when it is lost" : "end when it is lost"],
+    ["streams", worker.continues_streams === undefined ? undefined : worker.continues_streams ? "continue if it is lost" : "end if it is lost"],
   ];
   const facts = told.filter(([, value]) => value);
   return (

@@ -1,4 +1,4 @@
-// Lines over time: one SVG, no library. Values are read out, and shown where one points.
+// Line charts over time, as one SVG without a library. Screen readers and the pointer get values.
 import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { useEffect } from "preact/hooks";
 

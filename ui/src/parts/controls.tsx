@@ -1,4 +1,4 @@
-// Small pieces that all views use.
+// Small components that all views use.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api";
@@ -50,7 +50,7 @@ interface ButtonProps {
   expanded?: boolean;
 }
 
-/** A button that is a picture; its name is for screen readers, and shown when pointed at. */
+/** An icon button; its name is for screen readers and the tooltip. */
 export function IconButton({ icon, label, onClick, pressed, disabled, expanded, class: extra = "" }: ButtonProps) {
   return (
     <button
@@ -142,7 +142,7 @@ export function Card({ title, aside, children, class: extra = "" }: { title?: st
   );
 }
 
-/** A dialog that the browser keeps the focus in. */
+/** A modal dialog. */
 export function Modal({ title, open, onClose, children }: { title: string; open: boolean; onClose: () => void; children: ComponentChildren }) {
   const box = useRef<HTMLDialogElement>(null);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Spans of a trace, whatever form they come in, and how they are drawn.
+// Parses the spans of a trace in any format, and draws them.
 import { seconds } from "../format";
 import { STAGES } from "./stages";
 
@@ -64,7 +64,7 @@ function first(object: Record<string, any>, names: string[]): number | undefined
   return undefined;
 }
 
-/** Nanoseconds since 1970 are told by their size. */
+/** Recognise Unix times in nanoseconds by their size. */
 function scaled(value: number): number {
   return value > 1e15 ? value / 1e9 : value;
 }

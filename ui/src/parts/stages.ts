@@ -1,6 +1,6 @@
 // Stages of a request, as `/metrics`, `/trace` and `/requests` name them.
 
-/** A short name, what it is, and its colour. */
+/** Short name, description and colour. */
 export const STAGES: Record<string, [string, string, number]> = {
   tokenize: ["tokenize", "Prompt rendered and tokenised", 6],
   api_server_dispatch: ["dispatch", "Sent to the scheduler", 5],

@@ -1,4 +1,4 @@
-// What this page itself asked for, newest first: known even where the server tells of no requests.
+// Requests of this page, newest first: known even if the server lists no requests.
 import type { Stats } from "../chat/model";
 import { Store } from "../store";
 

@@ -1,4 +1,4 @@
-// Requests of late, where the time of each went, and what it found in the cache.
+// Recent requests: the time of each stage, and the cached part of the prompt.
 import { useMemo, useState } from "preact/hooks";
 import { ApiError, json, key } from "../api";
 import { clock, count, percent, seconds } from "../format";
@@ -79,7 +79,7 @@ export function Requests({ rest }: { rest: string }) {
   );
 }
 
-/** What the server tells, and what this page asked for that it does not tell of. */
+/** Requests that the server lists, and other requests of this page. */
 function merged(told: Past[], mine: OwnRequest[]): Past[] {
   const names = new Set(mine.map(({ rid }) => rid));
   const known = new Set(told.map(({ rid }) => rid));
@@ -88,7 +88,7 @@ function merged(told: Past[], mine: OwnRequest[]): Past[] {
   return [...rows, ...others].sort((a, b) => b.arrived - a.arrived);
 }
 
-/** The times of a request as its answer told them, or as they were measured here. */
+/** The times of a request, from its answer or measured here. */
 function asPast(request: OwnRequest): Past {
   const { queueS, firstTokenS, totalS } = request;
   const stages: Record<string, number> = {};
@@ -219,9 +219,9 @@ interface Explained {
 }
 
 const REASONS: Record<string, string> = {
-  all_cached: "All of the prompt that could be cached was.",
-  never_seen: "No prompt before it went on in this way.",
-  evicted: "This part was cached once, and made room for others.",
+  all_cached: "All of the prompt that can be cached was cached.",
+  never_seen: "No earlier prompt continued in this way.",
+  evicted: "This part was cached, but has been evicted.",
   other_namespace: "This part is cached, but for another owner, salt or adapter: it must not be shared.",
 };
 

@@ -101,7 +101,7 @@ def audio_form(parts: Mapping[str, FormPart]) -> AudioForm:
         )
     stream = _text(parts, "stream").lower() in ("true", "1")
     if stream and form not in ("json", "text"):
-        message = f"stream: a reply of the form {form} is not streamed."
+        message = f"stream: response_format {form} cannot be streamed."
         raise RequestError(message, param="stream")
     times = _granularities(parts, form)
     prompt = _text(parts, "prompt")
@@ -129,7 +129,7 @@ def _granularities(parts: Mapping[str, FormPart], form: str) -> frozenset[str]:
     if unknown:
         message = f"each is 'segment' or 'word', not {min(unknown)[:40]!r}."
     elif found and form != "verbose_json":
-        message = f"a reply of the form {form} has no such times; ask for verbose_json."
+        message = f"response_format {form} contains no times; use verbose_json."
     if message:
         name = "timestamp_granularities"
         raise RequestError(f"{name}: {message}", param=name)

@@ -176,7 +176,10 @@ def continues_message(body: ChatBody) -> bool:
     for i, message in enumerate(body.messages):
         if message.prefix and (message.role != "assistant" or i + 1 < len(body.messages)):
             where = f"messages[{i}].prefix"
-            raise RequestError(f"{where} is for the last message, of the assistant.", param=where)
+            raise RequestError(
+                f"{where} is allowed only in the last message, if its role is assistant.",
+                param=where,
+            )
     return bool(body.continue_final_message or (body.messages and body.messages[-1].prefix))
 
 

@@ -131,7 +131,7 @@ def _grammar(body: GenerationBody) -> dict[str, Any]:
         return found
     if found:
         name = next(iter(found))
-        message = f"response_format: {name} is given as well; one grammar constrains an output."
+        message = f"response_format: {name} is set too, but an output has one grammar."
         raise RequestError(message, param="response_format")
     if wanted.type == "json_object":
         found["json_schema"] = json.dumps(wanted.schema_) if wanted.schema_ else OBJECT_SCHEMA

@@ -67,7 +67,7 @@ class ToolOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTools:
     """Tools in the format of chat completions.
 
     Attributes:
@@ -92,13 +92,13 @@ class Offer:
         shown = str(wanted.name or wanted.type)[:80]
         raise RequestError(f"{path}: {shown!r} is not one of the tools to call.", param=path)
 
-    def only(self, names: set[str]) -> Offer:
+    def only(self, names: set[str]) -> OfferedTools:
         """Return the same with fewer tools."""
         tools = [tool for tool in self.tools if tool["function"]["name"] in names]
-        return Offer(tools, self.origins, self.left_out)
+        return OfferedTools(tools, self.origins, self.left_out)
 
 
-def offer(tools: Sequence[ResponsesTool]) -> Offer:
+def offered_tools(tools: Sequence[ResponsesTool]) -> OfferedTools:
     """Convert tools to functions.
 
     Raises:
@@ -130,7 +130,7 @@ def offer(tools: Sequence[ResponsesTool]) -> Offer:
             for member in _members(tool, f"tools[{i}].tools"):
                 name = f"{tool.name}.{member['name']}"
                 add({**member, "name": name}, ToolOrigin(member["name"], tool.name))
-    return Offer(found, origins, left_out)
+    return OfferedTools(found, origins, left_out)
 
 
 def _custom(tool: ResponsesTool) -> dict[str, Any]:

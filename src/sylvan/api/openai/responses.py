@@ -295,7 +295,7 @@ def _content(content: Any, path: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if kind else None
         if kind not in _TEXT_PARTS or not isinstance(text, str):
-            message = f"{path}[{j}]: a part of type {str(kind)[:40]!r} cannot be taken here."
+            message = f"{path}[{j}]: a part of type {str(kind)[:40]!r} is not allowed here."
             raise RequestError(message, param=f"{path}[{j}]")
         texts.append(text)
     return "".join(texts)

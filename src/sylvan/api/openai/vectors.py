@@ -46,7 +46,7 @@ class MediaInput(WireModel):
         """Return the conversation to embed; see `sylvan.api.media`.
 
         Raises:
-            RequestError: There is nothing in it, or an item is no address and no base64.
+            RequestError: There is nothing in it, or an item is neither an address nor base64.
         """
         parts: list[dict[str, Any]] = []
         fields: dict[MediaKind, Any] = {

@@ -76,12 +76,12 @@ def _messages(where: str, entry: dict[str, object]) -> tuple[list[dict[str, obje
     """Return messages up to the last one of the user, and the answer that follows it, if any."""
     if isinstance(entry.get("messages"), list):
         return cast("list[dict[str, object]]", entry["messages"]), ""
-    said = entry.get("conversations")
-    if said is None:
+    messages = entry.get("conversations")
+    if messages is None:
         return [], ""
-    if not isinstance(said, list) or not said:
+    if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{where}: conversations must be a list of messages")
-    texts = [m.get("content", m.get("value")) for m in cast("list[dict[str, object]]", said)]
+    texts = [m.get("content", m.get("value")) for m in cast("list[dict[str, object]]", messages)]
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{where}: each of conversations needs a text (content or value)")
     answer = str(texts.pop()) if len(texts) % 2 == 0 else ""

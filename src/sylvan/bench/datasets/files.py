@@ -63,7 +63,7 @@ def _parsed(text: str, where: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from error
+        raise ConfigError(f"{where}: this is not JSON: {error}") from error
 
 
 def _object(item: object, where: str) -> dict[str, object]:

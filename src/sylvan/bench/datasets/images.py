@@ -41,8 +41,9 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
         left -= sum(map(len, pictures))
         if left < 0:
             raise ConfigError(
-                f"data.requests: pictures of the first {len(made) + 1} are larger than the limit "
-                f"of {MAX_BYTES >> 30} GiB for all; ask fewer, or data.image_size smaller"
+                f"data.requests: images of the first {len(made) + 1} requests are larger than the "
+                f"limit of {MAX_BYTES >> 30} GiB in all; use fewer requests, or a smaller "
+                "data.image_size"
             )
         made.append(BenchConversation([_turn(config, prompts, pictures)]))
     return made
@@ -84,7 +85,7 @@ def _picture(config: DataConfig, size: tuple[int, int], rng: np.random.Generator
         from PIL import Image  # needs an extra
     except ImportError as error:
         raise ConfigError(
-            "data.dataset image makes pictures with Pillow: pip install 'sylvan[multimodal]'"
+            "data.dataset image creates images with Pillow: pip install 'sylvan[multimodal]'"
         ) from error
     if config.image_content == "blank":
         color = rng.integers(0, 256, 3, np.uint8)

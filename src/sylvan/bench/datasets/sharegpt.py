@@ -39,10 +39,10 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
 
 def _first_pair(entry: dict[str, object]) -> tuple[str, str] | None:
     """Return the first two texts of a conversation."""
-    said = entry.get("conversations", entry.get("conversation"))
-    if not isinstance(said, list):
+    messages = entry.get("conversations", entry.get("conversation"))
+    if not isinstance(messages, list):
         return None
-    texts = [m.get("value") for m in cast("_Messages", said)[:2]]
+    texts = [m.get("value") for m in cast("_Messages", messages)[:2]]
     match texts:
         case [str(question), str(answer)]:
             return question, answer

@@ -129,7 +129,7 @@ def _check(keys: Keys) -> None:
 
 
 def _dtype(header: Header) -> str:
-    """The dtype of most matrix elements; bfloat16 for quantised ones."""
+    """Return the dtype of most matrix elements; bfloat16 if they are quantised."""
     sizes: Counter[str] = Counter()
     for tensor in header.tensors.values():
         if len(tensor.shape) > 1:
@@ -143,7 +143,7 @@ def _rope(keys: Keys, head_dim: int, family: GgufFamily) -> dict[str, Any]:
     if rotary_dim != head_dim and not family.partial:
         raise ConfigError(
             f"{str(keys.header.file)!r}: {keys.architecture}.rope.dimension_count is {rotary_dim}, "
-            f"but heads have {head_dim} columns; such models are not read from GGUF files"
+            f"but heads have {head_dim} columns; such models are not supported in GGUF files"
         )
     found: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", 10000.0))}
     if family.partial:

@@ -36,7 +36,7 @@ LAYER_NAMES = {
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?\Z")
 DERIVED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-"""Tensors that belong to the config."""
+"""Tensors whose contents become fields of the config."""
 INTERLEAVED = frozenset({"attn_q", "attn_k"})
 _WITHOUT_KIND = ("e_score_correction_bias", "expert_bias", "A_log", "dt_bias", ".D", "sinks")
 _ONE_ROW = "shared_expert_gate"
@@ -99,7 +99,7 @@ def _stem(family: GgufFamily) -> str:
 
 
 def _shape(shape: tuple[int, ...], part: str, found: str) -> tuple[int, ...]:
-    """A tensor's shape in the checkpoint: files drop or add dimensions of size one."""
+    """Return a tensor's shape in the checkpoint: files drop or add dimensions of size one."""
     if part in _TAPS and len(shape) == 2:
         return (shape[0], 1, shape[1])
     if part in _FLAT or (part == "ssm_a" and shape[-1:] == (1,)):

@@ -1,4 +1,4 @@
-"""Number types of the matrices of a GGUF file, by quantisation mix (as `Q4_K_M`).
+"""Quantisation mixes (such as `Q4_K_M`): the number type of each matrix of a GGUF file.
 
 The rules follow llama.cpp's `llama_tensor_get_type`: value and down projections, which matter most,
 get more bits in some layers, and so does the head.

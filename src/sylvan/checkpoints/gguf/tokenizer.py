@@ -133,7 +133,7 @@ def _whole(header: Header) -> Json | None:
     except ValueError as error:
         raise ConfigError(f"{str(header.file)!r}: {HF_JSON} is not JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
-        raise ConfigError(f"{str(header.file)!r}: {HF_JSON} is no tokenizer")
+        raise ConfigError(f"{str(header.file)!r}: {HF_JSON} is not a tokenizer")
     return found
 
 
@@ -160,7 +160,7 @@ class _Vocabulary:
         self.scores = [float(x) for x in self._list("scores", int | float)]
         self.merges = cast("list[str]", self._list("merges", str))
         if not self.tokens:
-            raise ConfigError(f"{str(header.file)!r} holds no tokenizer; give one with --tokenizer")
+            raise ConfigError(f"{str(header.file)!r} has no tokenizer; give one with --tokenizer")
         if len(self.kinds) != len(self.tokens):
             raise ConfigError(
                 f"{str(header.file)!r}: {len(self.kinds)} types of {len(self.tokens)} tokens"
@@ -262,5 +262,5 @@ class _Vocabulary:
     def _list(self, key: str, kind: Any) -> list[Any]:
         found = self._header.metadata.get(_KEY + key, [])
         if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
-            raise ConfigError(f"{str(self._header.file)!r}: {_KEY}{key} is no list as expected")
+            raise ConfigError(f"{str(self._header.file)!r}: {_KEY}{key} is not a list of that kind")
         return found

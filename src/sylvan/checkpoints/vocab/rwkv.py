@@ -75,7 +75,7 @@ def rwkv_json(vocab: Mapping[bytes, int], end: str = END) -> Json:
 
 
 def _longest(names: Mapping[str, int]) -> str:
-    """A pattern of the longest of these names."""
+    """Return a pattern that matches the longest of these names."""
     root: dict[str, Any] = {}
     for name in names:
         node = root
@@ -86,7 +86,7 @@ def _longest(names: Mapping[str, int]) -> str:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    """A pattern of what may follow; nothing, if a name ends here and nothing longer fits."""
+    """Return a pattern of possible continuations; empty if only the end is possible."""
     parts = [re.escape(char) + _branches(after) for char, after in node.items() if char]
     ends = "" in node
     if not parts:

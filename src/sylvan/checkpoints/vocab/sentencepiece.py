@@ -89,9 +89,9 @@ def read_sentencepiece(data: bytes) -> SentencePiece:
             elif number == _NORMALIZER:
                 _read_normalizer(found, dict(_fields(cast("bytes", value))))
     except (IndexError, struct.error, TypeError, ValueError):
-        raise ConfigError("it is no SentencePiece model, or is cut off") from None
+        raise ConfigError("it is not a SentencePiece model, or is cut off") from None
     if not found.texts:
-        raise ConfigError("it is no SentencePiece model: it has no pieces")
+        raise ConfigError("it is not a SentencePiece model: it has no pieces")
     return found
 
 

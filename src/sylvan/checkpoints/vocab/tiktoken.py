@@ -136,7 +136,7 @@ def tekken_json(content: Mapping[str, Any]) -> Json:
         control = [AddedToken(i, names.get(i, f"<SPECIAL_{i}>")) for i in range(count)]
         pattern = str(config["pattern"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"it is no tekken.json: {type(error).__name__} {error}") from None
+        raise ConfigError(f"it is not a tekken.json: {type(error).__name__} {error}") from None
     return _build(ranks, control, pattern, (names[1],) if 1 in names else ())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sylvan.gateway.observe.families import PREFIX
+from sylvan.gateway.observe.metrics import PREFIX
 from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.manual import Manual
 from sylvan.gateway.workers.breaker import BreakerState

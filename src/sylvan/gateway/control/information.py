@@ -97,7 +97,7 @@ class Information:
                 if said is not None:
                     await caller.reply(200, TEXT, b"OK")
                     return
-        raise NoWorkerError("No worker has generated a token.")
+        raise NoWorkerError("No worker has generated a token yet.")
 
     async def models(self, caller: Caller, params: Params) -> None:
         """List the models of all workers, without duplicates."""
@@ -122,12 +122,12 @@ class Information:
 
     async def server_info(self, caller: Caller, params: Params) -> None:
         """Return the settings of the gateway and of all workers."""
-        asked = servers(self._parts.registry.workers)
-        found = await asyncio.gather(*(self._document(w, "/get_server_info") for w in asked))
-        by_url = {w.url: d for w, d in zip(asked, found, strict=True) if d is not None}
+        workers = servers(self._parts.registry.workers)
+        found = await asyncio.gather(*(self._document(w, "/get_server_info") for w in workers))
+        by_url = {w.url: d for w, d in zip(workers, found, strict=True) if d is not None}
         first = next(iter(by_url.values()), cast("dict[str, Any]", {}))
         kinds = {
-            kind: [by_url[w.url] for w in asked if w.kind == kind and w.url in by_url]
+            kind: [by_url[w.url] for w in workers if w.kind == kind and w.url in by_url]
             for kind in ("prefill", "decode")
         }
         paired = {kind: infos for kind, infos in kinds.items() if infos}
@@ -147,10 +147,10 @@ class Information:
 
     async def loads(self, caller: Caller, params: Params) -> None:
         """Return the loads of all workers in the format of a worker's own `/v1/loads`."""
-        asked = servers(self._parts.registry.workers)
-        found = await asyncio.gather(*(self._document(w, "/v1/loads") for w in asked))
+        workers = servers(self._parts.registry.workers)
+        found = await asyncio.gather(*(self._document(w, "/v1/loads") for w in workers))
         rows: list[dict[str, Any]] = []
-        for worker, document in zip(asked, found, strict=True):
+        for worker, document in zip(workers, found, strict=True):
             rows += [{**row, "worker": worker.url} for row in _rows(document, "loads")]
         for number, row in enumerate(rows):
             row["dp_rank"] = number
@@ -172,9 +172,11 @@ class Information:
 
     async def engine_metrics(self, caller: Caller, params: Params) -> None:
         """Return the merged metrics of all workers, labelled by worker."""
-        asked = servers(self._parts.registry.workers)
-        texts = await asyncio.gather(*(self._parts.probe.text(w, "/metrics", ASK_S) for w in asked))
-        by_url = {w.url: text for w, text in zip(asked, texts, strict=True) if text is not None}
+        workers = servers(self._parts.registry.workers)
+        texts = await asyncio.gather(
+            *(self._parts.probe.text(w, "/metrics", ASK_S) for w in workers)
+        )
+        by_url = {w.url: text for w, text in zip(workers, texts, strict=True) if text is not None}
         await caller.reply(200, METRICS, merged(by_url).encode())
 
     async def _document(self, worker: Worker, path: str) -> dict[str, Any] | None:
@@ -189,8 +191,8 @@ class Information:
         raise NoWorkerError("No worker is available.")
 
     async def _cards(self) -> list[dict[str, Any]]:
-        asked = servers(self._parts.registry.workers)
-        found = await asyncio.gather(*(self._document(w, "/v1/models") for w in asked))
+        workers = servers(self._parts.registry.workers)
+        found = await asyncio.gather(*(self._document(w, "/v1/models") for w in workers))
         cards: dict[str, dict[str, Any]] = {}
         for document in found:
             for card in _rows(document, "data"):
@@ -201,8 +203,8 @@ class Information:
         return list(cards.values())
 
     async def _merged_models(self, path: str) -> dict[str, Any]:
-        asked = servers(self._parts.registry.workers)
-        found = await asyncio.gather(*(self._document(w, path) for w in asked))
+        workers = servers(self._parts.registry.workers)
+        found = await asyncio.gather(*(self._document(w, path) for w in workers))
         models: dict[str, Any] = {}
         for document in found:
             for model in _rows(document, "models"):

@@ -170,7 +170,7 @@ def _parser(param: str, name: str | None, find: Callable[[str], _F | None], find
             raise ConfigError("must be given.")
         family = find(name)
     if family is None:
-        raise RequestError(f"{param}: this one finds no {finds}.", param=param)
+        raise RequestError(f"{param}: this parser finds no {finds}; name another one.", param=param)
     return family
 
 

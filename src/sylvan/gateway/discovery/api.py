@@ -21,7 +21,7 @@ class WorkerSource(Protocol):
 
     name: ClassVar[str]
 
-    async def look(self) -> Sequence[WorkerSpec] | None:
+    async def list_workers(self) -> Sequence[WorkerSpec] | None:
         """Return all current workers; None if nothing changed since the last call.
 
         Raises:

@@ -49,7 +49,7 @@ class DnsSource:
         self._template = template
         self._last: frozenset[str] | None = None
 
-    async def look(self) -> Sequence[WorkerSpec] | None:
+    async def list_workers(self) -> Sequence[WorkerSpec] | None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -42,10 +42,10 @@ class FileSource:
         self._template = template
         self._seen: tuple[int, int, int] | None = None
 
-    async def look(self) -> Sequence[WorkerSpec] | None:
-        return await call_in_thread(self._look)
+    async def list_workers(self) -> Sequence[WorkerSpec] | None:
+        return await call_in_thread(self._read_if_changed)
 
-    def _look(self) -> Sequence[WorkerSpec] | None:
+    def _read_if_changed(self) -> Sequence[WorkerSpec] | None:
         try:
             facts = self._path.stat()
             seen = (facts.st_mtime_ns, facts.st_size, facts.st_ino)

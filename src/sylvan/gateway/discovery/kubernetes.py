@@ -63,7 +63,7 @@ class KubernetesSource:
         self._template = template
         self._last: Sequence[WorkerSpec] | None = None
 
-    async def look(self) -> Sequence[WorkerSpec] | None:
+    async def list_workers(self) -> Sequence[WorkerSpec] | None:
         found: dict[str, WorkerSpec] = {}
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -91,11 +91,11 @@ class KubernetesSource:
             await loaders.load_kube_config(client_configuration=settings)
         async with library.ApiClient(settings) as connection:
             api = library.CoreV1Api(connection)
-            asked = {"label_selector": selector}
+            options = {"label_selector": selector}
             if self._config.namespace is None:
-                found = await api.list_pod_for_all_namespaces(**asked)
+                found = await api.list_pod_for_all_namespaces(**options)
             else:
-                found = await api.list_namespaced_pod(self._config.namespace, **asked)
+                found = await api.list_namespaced_pod(self._config.namespace, **options)
         return found.items
 
     def _spec(self, kind: Kind, pod: Any) -> WorkerSpec:

@@ -7,7 +7,7 @@ import logging
 
 from sylvan.gateway.discovery.api import DiscoveryError, WorkerSource
 from sylvan.gateway.errors import QueueFullError
-from sylvan.gateway.observe.families import DiscoveryFamilies
+from sylvan.gateway.observe.metrics import DiscoveryMetrics
 from sylvan.gateway.workers.jobs import Jobs
 from sylvan.gateway.workers.registry import Registry
 from sylvan.gateway.workers.spec import WorkerSpec
@@ -27,7 +27,7 @@ class Reconciler:
         source: Lists the workers.
         registry: All workers.
         jobs: Adds and removes workers.
-        families: Metrics.
+        metrics: Prometheus metrics.
         clock: For durations.
     """
 
@@ -36,13 +36,13 @@ class Reconciler:
         source: WorkerSource,
         registry: Registry,
         jobs: Jobs,
-        families: DiscoveryFamilies,
+        metrics: DiscoveryMetrics,
         clock: Clock,
     ) -> None:
         self._source = source
         self._registry = registry
         self._jobs = jobs
-        self._families = families
+        self._metrics = metrics
         self._clock = clock
         self._added: dict[str, tuple[str, WorkerSpec]] = {}  # worker ID and spec, by address
         self._wanted: dict[str, WorkerSpec] = {}
@@ -51,25 +51,25 @@ class Reconciler:
     async def run(self, interval_s: float) -> None:
         """Poll the source until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(interval_s)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll once, and start the resulting additions and removals."""
         name, began = self._source.name, self._clock()
         try:
-            specs = await self._source.look()
+            specs = await self._source.list_workers()
         except DiscoveryError as error:
             if str(error) != self._complaint:
                 logger.warning("discovery by %s: %s; workers stay as they are", name, error)
             self._complaint = str(error)
             return
         finally:
-            self._families.sync.labels(name).observe(self._clock() - began)
+            self._metrics.sync.labels(name).observe(self._clock() - began)
         self._complaint = ""
         if specs is not None:
             self._wanted = {spec.url: spec for spec in specs}
-            self._families.workers.labels(name).set(len(specs))
+            self._metrics.workers.labels(name).set(len(specs))
         self._remove_old()
         self._add_new(changed=specs is not None)
 
@@ -79,7 +79,7 @@ class Reconciler:
                 continue
             del self._added[url]
             reason = "changed" if url in self._wanted else "gone"
-            self._families.deregistrations.labels(self._source.name, reason).inc()
+            self._metrics.deregistrations.labels(self._source.name, reason).inc()
             members = [w for w in self._registry.workers if w.spec.url == url]
             for worker in members:
                 self._jobs.remove(worker)
@@ -104,7 +104,7 @@ class Reconciler:
             else:
                 self._added[spec.url] = (worker_id, spec)
                 result = "added"
-            self._families.registrations.labels(name, result).inc()
+            self._metrics.registrations.labels(name, result).inc()
 
     def _is_added(self, url: str) -> bool:
         if url not in self._added:

@@ -118,7 +118,7 @@ class GatewayAdmission:
             QueueFullError: The newcomer's tenant is that one.
         """
         error = QueueFullError(
-            f"{self.num_inside} requests are being served and {self.num_waiting} wait; "
+            f"{self.num_inside} requests are running and {self.num_waiting} are queued; "
             "try again later."
         )
         mine = len(self._queues.get(tenant, ()))

@@ -49,7 +49,7 @@ class GrpcComponents:
                 probe=self.probe,
                 health=exchange.health,
                 recovery=exchange.recovery,
-                families=exchange.families,
+                metrics=exchange.metrics,
                 budget=exchange.budget,
                 retry=exchange.retry,
                 failover=exchange.failover,

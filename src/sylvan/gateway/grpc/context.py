@@ -36,14 +36,14 @@ class RequestInput:
     Attributes:
         caller: The client.
         route: The requested route.
-        asked: The body.
+        parsed: The body.
         answer: The answer to the client.
         meter: Records metrics of the request.
     """
 
     caller: Caller
     route: ProxyRoute
-    asked: ParsedBody
+    parsed: ParsedBody
     answer: Answer
     meter: RequestMeter
 

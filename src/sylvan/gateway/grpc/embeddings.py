@@ -69,7 +69,7 @@ class GrpcEmbeddings:
             RequestError: The request is invalid; the message names the field.
             CapacityError: No worker can take the request now.
         """
-        body = parse(EmbeddingsBody, given.asked.fields)
+        body = parse(EmbeddingsBody, given.parsed.fields)
         check_passed(body, _PASSED, _NEUTRAL)
         prompts = await self._prompts(given, body)
         slots = asyncio.Semaphore(PARALLEL)
@@ -90,7 +90,7 @@ class GrpcEmbeddings:
         return Totals(prompt_tokens=tokens)
 
     async def _prompts(self, given: RequestInput, body: EmbeddingsBody) -> Sequence[Sequence[int]]:
-        workers = self._registry.candidates(given.asked.model, connection="grpc")
+        workers = self._registry.candidates(given.parsed.model, connection="grpc")
         text = await self._library.of_any(workers)
         value: Any = body.input
         many: list[str | list[int]] = [value] if isinstance(value, str) or _is_ids(value) else value
@@ -107,20 +107,20 @@ class GrpcEmbeddings:
                 try:
                     return await self._try(given, ids, attempts)
                 except UpstreamError:
-                    if not await attempts.another("regular"):
+                    if not await attempts.should_retry("regular"):
                         raise
 
     async def _try(
         self, given: RequestInput, ids: Sequence[int], attempts: Attempts
     ) -> pb.EmbedResponse:
-        caller, asked = given.caller, given.asked
+        caller, parsed = given.caller, given.parsed
         request = RoutingRequest(
             prompt=array("i", ids).tobytes(),
-            namespace=f"{caller.tenant}/{asked.namespace}",
+            namespace=f"{caller.tenant}/{parsed.namespace}",
             key=caller.headers.get("x-smg-routing-key", ""),
             token_ids=ids,
         )
-        placed = self._placing.place(asked.model, request, connection="grpc", avoid=attempts.avoid)
+        placed = self._placing.place(parsed.model, request, connection="grpc", avoid=attempts.avoid)
         dispatch = placed.worker.begin(placed.placement.new_tokens)
         success = False
         try:

@@ -24,8 +24,8 @@ from sylvan.gateway.http.attempts import Attempts
 from sylvan.gateway.http.caller import Caller
 from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.routes import ProxyRoute
-from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.placement import RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome
 from sylvan.gateway.text.library import TextLibrary
@@ -55,7 +55,7 @@ class GrpcParts:
         probe: Knows the keys of workers.
         health: Probes workers that look lost.
         recovery: Waits for workers that were lost.
-        families: Metrics.
+        metrics: Prometheus metrics.
         budget: Retry budget of all requests.
         retry: When to retry.
         failover: When to move a stream to another worker.
@@ -72,7 +72,7 @@ class GrpcParts:
     probe: GrpcProbe
     health: HealthChecks
     recovery: Recovery
-    families: Families
+    metrics: GatewayMetrics
     budget: RetryBudget
     retry: RetryConfig
     failover: FailoverConfig
@@ -113,10 +113,10 @@ class GrpcRouter:
     def _attempts(self, endpoint: str) -> Attempts:
         parts = self._parts
         retries = Retries(parts.retry, parts.budget, parts.rng)
-        return Attempts(retries, parts.families.worker, parts.health, endpoint)
+        return Attempts(retries, parts.metrics.worker, parts.health, endpoint)
 
     async def serve(
-        self, caller: Caller, route: ProxyRoute, asked: ParsedBody, meter: RequestMeter
+        self, caller: Caller, route: ProxyRoute, parsed: ParsedBody, meter: RequestMeter
     ) -> Totals:
         """Serve one request, or send the client an error; return its token count.
 
@@ -126,7 +126,7 @@ class GrpcRouter:
             CallerGoneError: The client disconnected.
         """
         answer = Answer(caller, route.family, self._parts.limits.slow_client_s)
-        given = RequestInput(caller, route, asked, answer, meter)
+        given = RequestInput(caller, route, parsed, answer, meter)
         if route.path == EMBEDDINGS:
             return await self._embed(given)
         context = RequestContext(given)
@@ -243,8 +243,8 @@ class GrpcRouter:
         if prefill is not None and prefill.error is error:
             worker, dispatch = prefill.worker, prefill.dispatch
         state.avoid.add(worker.id)
-        families = self._parts.families.worker
-        families.errors.labels(worker.kind, worker.connection, error.kind).inc()
+        metrics = self._parts.metrics.worker
+        metrics.errors.labels(worker.kind, worker.connection, error.kind).inc()
         if error.kind in _WORKERS_FAULT:
             dispatch.failed()
             self._parts.health.suspect(worker)
@@ -255,7 +255,7 @@ class GrpcRouter:
             await stage.run(context)
         finally:
             spent = self._parts.clock() - began
-            self._parts.families.router.stages.labels("grpc", stage.name).observe(spent)
+            self._parts.metrics.router.stages.labels("grpc", stage.name).observe(spent)
 
 
 def _totals(context: RequestContext) -> Totals:

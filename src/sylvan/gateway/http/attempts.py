@@ -7,7 +7,7 @@ import asyncio
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.flow.retry import Retries
 from sylvan.gateway.http.relay import RetryableStatusError
-from sylvan.gateway.observe.families import WorkerFamilies
+from sylvan.gateway.observe.metrics import WorkerMetrics
 from sylvan.gateway.workers.health import HealthChecks
 from sylvan.gateway.workers.spec import Kind
 from sylvan.gateway.workers.worker import Dispatch, Worker
@@ -21,10 +21,10 @@ class Attempts:
     """
 
     def __init__(
-        self, retries: Retries, families: WorkerFamilies, health: HealthChecks, endpoint: str
+        self, retries: Retries, metrics: WorkerMetrics, health: HealthChecks, endpoint: str
     ) -> None:
         self._retries = retries
-        self._families = families
+        self._metrics = metrics
         self._health = health
         self._endpoint = endpoint
         self.avoid: set[str] = set()
@@ -32,7 +32,7 @@ class Attempts:
     def blame(self, worker: Worker, dispatch: Dispatch, error: UpstreamError) -> None:
         """Count a failed attempt against its worker, unless the worker is not to blame."""
         self.avoid.add(worker.id)
-        self._families.errors.labels(worker.kind, worker.connection, error.kind).inc()
+        self._metrics.errors.labels(worker.kind, worker.connection, error.kind).inc()
         if isinstance(error, RetryableStatusError):
             if error.refusal.status < 500:
                 dispatch.succeeded()
@@ -42,19 +42,19 @@ class Attempts:
         dispatch.failed()
         self._health.suspect(worker)
 
-    async def another(self, kind: Kind) -> bool:
+    async def should_retry(self, kind: Kind) -> bool:
         """Decide whether to retry the whole request; wait for the pause before the retry.
 
         Args:
             kind: Kind of worker to retry on.
         """
-        families, labels = self._families, (kind, self._endpoint)
+        metrics, labels = self._metrics, (kind, self._endpoint)
         pause_s = self._retries.next_pause_s()
         if pause_s is None:
-            families.exhausted.labels(*labels).inc()
+            metrics.exhausted.labels(*labels).inc()
             return False
-        families.retries.labels(*labels).inc()
+        metrics.retries.labels(*labels).inc()
         tries = str(min(self._retries.tries - 1, 10))
-        families.backoff.labels(tries).observe(pause_s)
+        metrics.backoff.labels(tries).observe(pause_s)
         await asyncio.sleep(pause_s)
         return True

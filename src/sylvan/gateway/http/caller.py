@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from sylvan.api.codings import unpacked
+from sylvan.api.content_coding import decompress
 from sylvan.api.errors import Family, error_body
 from sylvan.gateway.observe.spans import NoSpan, TraceSpan
 from sylvan.protocol.errors import CapacityError, RequestError, SylvanError
@@ -63,7 +63,7 @@ class Caller:
         self._receive = receive
         self._send = send
 
-    def asking(self, method: str, path: str) -> Caller:
+    def for_call(self, method: str, path: str) -> Caller:
         """Copy the request with another path and body, for a call whose answer is dropped."""
         scope = {
             "method": method,
@@ -121,7 +121,7 @@ class Caller:
         coding = self.headers.get("content-encoding")
         if not coding:
             return data
-        plain = unpacked(data, coding, max_bytes)
+        plain = decompress(data, coding, max_bytes)
         if len(plain) > max_bytes:
             raise _too_large(max_bytes)
         self._hold(len(plain))

@@ -93,10 +93,10 @@ class NumberedStream:
             RequestError: The next event was dropped (410), or that event was not sent yet.
         """
         if after + 1 < self._first:
-            message = "The events that follow are not kept any more."
+            message = "The events after this one are no longer stored; send the request again."
             raise RequestError(message, param=LAST_HEADER, status=410)
         if after >= self._first + len(self._events):
-            raise RequestError("There is no such event yet.", param=LAST_HEADER)
+            raise RequestError("There is no event with this number yet.", param=LAST_HEADER)
 
     async def read(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """Yield the events after that number until the stream ends.
@@ -140,8 +140,8 @@ class NumberedStreams:
 
     def wanted(self, caller: Caller) -> bool:
         """Whether a client asks for event IDs and there is room for another stream."""
-        asked = caller.headers.get(ASK_HEADER, "") == "1" and self._config.resume_s > 0
-        return asked and len(self._streams) < MAX_STREAMS
+        requested = caller.headers.get(ASK_HEADER, "") == "1" and self._config.resume_s > 0
+        return requested and len(self._streams) < MAX_STREAMS
 
     def open(self, tenant: str) -> NumberedStream:
         """Create a stream; `forget_later` schedules its removal."""
@@ -160,7 +160,8 @@ class NumberedStreams:
             return None
         found = _ID.match(given)
         if found is None:
-            raise RequestError(f"{LAST_HEADER}: {given[:80]!r} is no id.", param=LAST_HEADER)
+            message = f"{LAST_HEADER}: {given[:80]!r} is not an event ID of this gateway."
+            raise RequestError(message, param=LAST_HEADER)
         stream = self._streams.get(found[1])
         if stream is None or stream.tenant != caller.tenant:
             raise RequestError("There is no such stream.", param=LAST_HEADER, status=410)

@@ -17,8 +17,8 @@ from sylvan.gateway.http.parsed_body import ParsedBody
 from sylvan.gateway.http.relay import EventFilter, Relay, RetryableStatusError
 from sylvan.gateway.http.routes import ProxyRoute
 from sylvan.gateway.http.sender import RequestSender
-from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import RequestMeter
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.placement import PlacedRequest, RequestPlacer
 from sylvan.gateway.policies.api import PlacementOutcome, RoutingRequest
 from sylvan.gateway.workers.health import HealthChecks
@@ -40,7 +40,7 @@ class ExchangeParts:
         sender: Sends requests to them.
         health: Probes workers that look lost.
         recovery: Waits for workers that were lost.
-        families: Metrics.
+        metrics: Prometheus metrics.
         budget: Retry budget of all requests.
         retry: When to retry.
         failover: When to move a stream to another worker.
@@ -55,7 +55,7 @@ class ExchangeParts:
     sender: RequestSender
     health: HealthChecks
     recovery: Recovery
-    families: Families
+    metrics: GatewayMetrics
     budget: RetryBudget
     retry: RetryConfig
     failover: FailoverConfig
@@ -67,7 +67,7 @@ class ExchangeParts:
     def attempts(self, endpoint: str) -> Attempts:
         """Make the attempts of a new request."""
         retries = Retries(self.retry, self.budget, self.rng)
-        return Attempts(retries, self.families.worker, self.health, endpoint)
+        return Attempts(retries, self.metrics.worker, self.health, endpoint)
 
     def journal(self, caller: Caller) -> AnswerJournal:
         """Make the journal of a new request."""
@@ -101,13 +101,13 @@ class StartedAnswer:
     edits: EventFilter | None = None
 
 
-def placed_as(caller: Caller, asked: ParsedBody) -> RoutingRequest:
+def routing_request(caller: Caller, parsed: ParsedBody) -> RoutingRequest:
     """Return what policies see of a request."""
     return RoutingRequest(
-        prompt=asked.prompt,
-        namespace=f"{caller.tenant}/{asked.namespace}",
+        prompt=parsed.prompt,
+        namespace=f"{caller.tenant}/{parsed.namespace}",
         key=caller.headers.get("x-smg-routing-key", ""),
-        token_ids=asked.token_ids,
+        token_ids=parsed.token_ids,
     )
 
 
@@ -143,7 +143,7 @@ class Exchange:
         parts: ExchangeParts,
         caller: Caller,
         route: ProxyRoute,
-        asked: ParsedBody,
+        parsed: ParsedBody,
         meter: RequestMeter,
         *,
         begun: StartedAnswer | None = None,
@@ -153,7 +153,7 @@ class Exchange:
         self._kind: Kind = "regular"
         self._caller = caller
         self._route = route
-        self._asked = asked
+        self._parsed = parsed
         self._meter = meter
         self._headers: HeaderPairs = parts.sender.forwarding.headers(caller)
         if begun is None:
@@ -165,7 +165,7 @@ class Exchange:
             self._attempts = begun.attempts
             self._journal = begun.journal
         self._losses = 0  # lost workers in a row without progress: the request may crash them
-        self._placed_as = placed_as(caller, asked)
+        self._routing_request = routing_request(caller, parsed)
         self.totals = Totals()
         self.workers: Sequence[Worker] = ()
 
@@ -189,7 +189,7 @@ class Exchange:
             self._losses = 1
             self._meter.continued()
         else:
-            self._kind = self._parts.registry.single_kind(self._asked.model, "http")
+            self._kind = self._parts.registry.single_kind(self._parsed.model, "http")
         while True:
             try:
                 await self._attempt(self._place(pinned))
@@ -211,15 +211,15 @@ class Exchange:
         await give_up(self._answer, self._meter, UpstreamError(message, kind="timeout", status=504))
 
     def _place(self, pinned: Pinned | None) -> PlacedRequest:
-        placing, asked = self._parts.placing, self._asked
+        placing, parsed = self._parts.placing, self._parsed
         if pinned is not None:
             if pinned.worker.available:
-                return placing.pin(pinned.worker, self._placed_as)
+                return placing.pin(pinned.worker, self._routing_request)
             if pinned.strict:
                 raise NoWorkerError(f"The worker {pinned.worker.id} is not available.")
         return placing.place(
-            asked.model,
-            self._placed_as,
+            parsed.model,
+            self._routing_request,
             kind=self._kind,
             connection="http",
             avoid=self._attempts.avoid,
@@ -257,7 +257,7 @@ class Exchange:
 
     async def _send(self, worker: Worker, relay: Relay) -> None:
         sender = self._parts.sender
-        request = sender.outgoing(self._caller, self._headers, worker, self._asked.raw)
+        request = sender.outgoing(self._caller, self._headers, worker, self._parsed.raw)
         elapsed_s = self._meter.elapsed_s if self._losses or self._journal.begun else 0.0
         await sender.send(request, worker, self._journal, relay, elapsed_s)
 
@@ -271,11 +271,11 @@ class Exchange:
                 return False
             self._meter.continued()
             return True
-        return await self._attempts.another(self._kind)
+        return await self._attempts.should_retry(self._kind)
 
     async def _wait_for_worker(self) -> bool:
         """Wait for a worker that can serve the request or continue it; whether one appeared."""
-        recovery, model = self._parts.recovery, self._asked.model
+        recovery, model = self._parts.recovery, self._parsed.model
         if not self._answer.started:
             return await recovery.for_request(model, self._kind, "http")
         if self._journal.full:

@@ -48,7 +48,7 @@ class FanOut:
         content: Mapping[str, Any] = {
             "status": word,
             "success": good == len(outcomes),
-            "message": f"{good} of {len(outcomes)} workers did it.",
+            "message": f"{good} of {len(outcomes)} workers carried out the command.",
             "workers": outcomes,
         }
         await caller.reply_json(content, status)

@@ -38,7 +38,7 @@ class GrpcServing(Protocol):
     """Serves requests with workers that speak gRPC."""
 
     async def serve(
-        self, caller: Caller, route: ProxyRoute, asked: ParsedBody, meter: RequestMeter
+        self, caller: Caller, route: ProxyRoute, parsed: ParsedBody, meter: RequestMeter
     ) -> Totals:
         """Serve one request, or send the client an error; return its token count."""
         ...
@@ -47,7 +47,7 @@ class GrpcServing(Protocol):
 class PromptTokenizer(Protocol):
     """Returns token IDs of prompts that are given as text."""
 
-    async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
+    async def of(self, path: str, parsed: ParsedBody) -> Sequence[int] | None:
         """Return the token IDs of a request's prompt; None if unknown."""
         ...
 
@@ -109,54 +109,54 @@ class HttpRouter:
         elif route.spread != "one":
             await caller.until_gone(self._search.serve(caller, route, raw))
         else:
-            assert route.prompt_of is not None, "requests to one worker are read"
+            assert route.prompt_of is not None, "a route to one worker has a parser for its body"
             if await self._following.resume(caller):
                 return
             if route.form:
-                asked = read_form(raw, caller.headers.get("content-type", ""))
+                parsed = read_form(raw, caller.headers.get("content-type", ""))
             else:
-                asked = read(raw, route.prompt_of, streams_by_default=route.streams)
-            resumable = asked.stream and not self._parts.has_peers
+                parsed = read(raw, route.prompt_of, streams_by_default=route.streams)
+            resumable = parsed.stream and not self._parts.has_peers
             if resumable and self._following.wanted(caller):
-                await self._following.serve(caller, lambda c: self._answered(c, route, asked))
+                await self._following.serve(caller, lambda c: self._answered(c, route, parsed))
             else:
-                await caller.until_gone(self._serve_one(caller, route, asked))
+                await caller.until_gone(self._serve_one(caller, route, parsed))
 
     async def close(self) -> None:
         """Abort requests that run without a client."""
         await self._following.close()
 
-    async def _answered(self, caller: Caller, route: ProxyRoute, asked: ParsedBody) -> None:
+    async def _answered(self, caller: Caller, route: ProxyRoute, parsed: ParsedBody) -> None:
         """Serve a request; errors are answers too."""
         try:
-            await self._serve_one(caller, route, asked)
+            await self._serve_one(caller, route, parsed)
         except SylvanError as error:
             if caller.started:
                 raise
             await caller.reply_error(route.family, error)
 
-    async def _serve_one(self, caller: Caller, route: ProxyRoute, asked: ParsedBody) -> None:
+    async def _serve_one(self, caller: Caller, route: ProxyRoute, parsed: ParsedBody) -> None:
         parts = self._parts
         parts.clients.admit(caller.tenant)
-        if parts.grpc is not None and self._only_grpc(asked):
-            await self._serve_grpc(parts.grpc, caller, route, asked)
+        if parts.grpc is not None and self._only_grpc(parsed):
+            await self._serve_grpc(parts.grpc, caller, route, parsed)
             return
-        if parts.prompts is not None and asked.token_ids is None:
-            ids = await parts.prompts.of(route.path, asked)
-            asked = replace(asked, token_ids=ids)
+        if parts.prompts is not None and parsed.token_ids is None:
+            ids = await parts.prompts.of(route.path, parsed)
+            parsed = replace(parsed, token_ids=ids)
         registry = parts.exchange.registry
-        apart = route.pairs and registry.paired(asked.model, "http")
-        paired = apart and not needs_one_worker(asked)
+        apart = route.pairs and registry.paired(parsed.model, "http")
+        paired = apart and not needs_one_worker(parsed)
         permit = await self._enter(caller.tenant)
-        meter = self._meter(route, asked, backend="pd" if paired else "regular")
+        meter = self._meter(route, parsed, backend="pd" if paired else "regular")
         serving = PairExchange if paired else Exchange
-        exchange = serving(parts.exchange, caller, route, asked, meter)
+        exchange = serving(parts.exchange, caller, route, parsed, meter)
         limit_s = parts.limits.request_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
-            with self._inflight.named(asked.rid, exchange):
+            with self._inflight.named(parsed.rid, exchange):
                 async with deadline:
-                    await exchange.run(await self._pinned(caller, asked))
+                    await exchange.run(await self._pinned(caller, parsed))
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -167,17 +167,17 @@ class HttpRouter:
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
     async def _serve_grpc(
-        self, grpc: GrpcServing, caller: Caller, route: ProxyRoute, asked: ParsedBody
+        self, grpc: GrpcServing, caller: Caller, route: ProxyRoute, parsed: ParsedBody
     ) -> None:
         parts, totals = self._parts, Totals()
         permit = await self._enter(caller.tenant)
         limit_s = parts.limits.request_timeout_s
         deadline = asyncio.timeout(limit_s)
-        paired = parts.exchange.registry.paired(asked.model, "grpc")
-        meter = self._meter(route, asked, "grpc", "pd" if paired else "regular")
+        paired = parts.exchange.registry.paired(parsed.model, "grpc")
+        meter = self._meter(route, parsed, "grpc", "pd" if paired else "regular")
         try:
             async with deadline:
-                totals = await grpc.serve(caller, route, asked, meter)
+                totals = await grpc.serve(caller, route, parsed, meter)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -188,13 +188,13 @@ class HttpRouter:
             permit.close()
             parts.clients.charge(caller.tenant, totals.prompt_tokens + totals.completion_tokens)
 
-    def _only_grpc(self, asked: ParsedBody) -> bool:
+    def _only_grpc(self, parsed: ParsedBody) -> bool:
         """Whether only gRPC workers serve the model."""
         registry = self._parts.exchange.registry
-        return registry.speaks(asked.model, "grpc") and not registry.speaks(asked.model, "http")
+        return registry.speaks(parsed.model, "grpc") and not registry.speaks(parsed.model, "http")
 
     async def _enter(self, tenant: str) -> Permit:
-        outcomes = self._parts.exchange.families.http.rate_limit
+        outcomes = self._parts.exchange.metrics.http.rate_limit
         try:
             permit = await self._parts.admission.enter(tenant)
         except QueueFullError:
@@ -209,17 +209,17 @@ class HttpRouter:
     def _meter(
         self,
         route: ProxyRoute,
-        asked: ParsedBody,
+        parsed: ParsedBody,
         connection: str = "http",
         backend: str = "regular",
     ) -> RequestMeter:
         exchange = self._parts.exchange
         served = exchange.registry.models
-        model = served[0] if len(served) == 1 else asked.model
-        way = RouteLabels(connection, backend, connection, self._models.label(model), route.path)
-        return RequestMeter(exchange.families, way, exchange.clock, stream=asked.stream)
+        model = served[0] if len(served) == 1 else parsed.model
+        labels = RouteLabels(connection, backend, connection, self._models.label(model), route.path)
+        return RequestMeter(exchange.metrics, labels, exchange.clock, stream=parsed.stream)
 
-    async def _pinned(self, caller: Caller, asked: ParsedBody) -> Pinned | None:
+    async def _pinned(self, caller: Caller, parsed: ParsedBody) -> Pinned | None:
         """The worker that this request must use, if any."""
         target = caller.headers.get(TARGET_WORKER)
         if target:
@@ -229,13 +229,13 @@ class HttpRouter:
                 message = f"{TARGET_WORKER}: there is no worker {target[:200]!r}."
                 raise RequestError(message, param=TARGET_WORKER)
             return Pinned(worker, strict=True)
-        session = asked.fields.get("session_params")
+        session = parsed.fields.get("session_params")
         if isinstance(session, dict) and session:
             return Pinned(self._search.keeper(caller.tenant))
-        conversation = asked.fields.get("conversation")
+        conversation = parsed.fields.get("conversation")
         if isinstance(conversation, dict):
             conversation = cast("dict[str, Any]", conversation).get("id")
-        earlier = asked.fields.get("previous_response_id")
+        earlier = parsed.fields.get("previous_response_id")
         for kind, name in (("conversations", conversation), ("responses", earlier)):
             if isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum():
                 found = await self._search.find(caller, f"/v1/{kind}/{name}")
@@ -246,14 +246,14 @@ class HttpRouter:
         self, caller: Caller, route: ProxyRoute, raw: bytes, *, operator: bool
     ) -> None:
         """Abort requests where they run: all of them for an operator, else the tenant's own."""
-        asked = read(raw, nothing)
-        fields: dict[str, Any] = dict(asked.fields)
+        parsed = read(raw, nothing)
+        fields: dict[str, Any] = dict(parsed.fields)
         if fields.get("abort_all") is True:
             if not operator:
                 raise UnauthorizedError("Forbidden: abort_all is for operators.", status=403)
             await self._fanout.serve(caller, route, raw)
             return
-        running = self._inflight.find(asked.rid or "", caller.tenant)
+        running = self._inflight.find(parsed.rid or "", caller.tenant)
         workers = {worker.id: worker for r in running for worker in r.workers}
         if not workers and not caller.tenant:
             await self._fanout.serve(caller, route, raw)
@@ -261,7 +261,7 @@ class HttpRouter:
         if not workers and self._parts.has_peers:  # they know their tenants
             able = servers(self._parts.exchange.registry.workers)
             workers = {worker.id: worker for worker in able if worker.found.journals}
-        body_bytes = orjson.dumps({"rid": asked.rid})
+        body_bytes = orjson.dumps({"rid": parsed.rid})
         for worker in workers.values():
             await self._search.send(caller, "/abort_request", worker, body_bytes)
         await caller.reply(200, [], b"")

@@ -81,7 +81,7 @@ class ObjectLocator:
     async def find(self, caller: Caller, path: str) -> Worker | None:
         """Return the worker at which a GET of `path` succeeds."""
         for worker in self._order(path):
-            probe = caller.asking("GET", path)
+            probe = caller.for_call("GET", path)
             try:
                 await self._ask(probe, Family.NATIVE, worker, b"")
             except UpstreamError:
@@ -92,7 +92,7 @@ class ObjectLocator:
 
     async def send(self, caller: Caller, path: str, worker: Worker, body: bytes) -> None:
         """Send a client's command to a worker; ignore whether it succeeded."""
-        other = caller.asking("POST", path)
+        other = caller.for_call("POST", path)
         with contextlib.suppress(UpstreamError):
             await self._ask(other, Family.NATIVE, worker, body)
 
@@ -120,7 +120,7 @@ class ObjectLocator:
     async def _ask(self, caller: Caller, family: Family, worker: Worker, raw: bytes) -> None:
         parts = self._parts
         labels = RouteLabels("http", "regular", "http", "unknown", _shape(caller.path))
-        meter = RequestMeter(parts.families, labels, parts.clock, stream=False)
+        meter = RequestMeter(parts.metrics, labels, parts.clock, stream=False)
         answer = Answer(caller, family, parts.limits.slow_client_s)
         dispatch = worker.begin()
         relay = Relay(answer, dispatch, meter, RETRYABLE | _NOT_HERE)

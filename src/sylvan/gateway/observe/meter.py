@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sylvan.gateway.errors import UpstreamError
-from sylvan.gateway.observe.families import Families, RouterFamilies
+from sylvan.gateway.observe.metrics import GatewayMetrics, RouterMetrics
 from sylvan.protocol.journal import Totals
 from sylvan.utils.clock import Clock
 
@@ -39,15 +39,15 @@ class RequestMeter:
     """Durations and counts of one forwarded request."""
 
     def __init__(
-        self, families: Families, route: RouteLabels, clock: Clock, *, stream: bool
+        self, metrics: GatewayMetrics, route: RouteLabels, clock: Clock, *, stream: bool
     ) -> None:
-        self._families: RouterFamilies = families.router
+        self._metrics: RouterMetrics = metrics.router
         self._labels = route.labels
         self._router_type = route.router_type
         self._clock = clock
         self._began = clock()
         self._first: float | None = None
-        self._families.requests.labels(*self._labels, str(stream).lower()).inc()
+        self._metrics.requests.labels(*self._labels, str(stream).lower()).inc()
 
     @property
     def elapsed_s(self) -> float:
@@ -56,44 +56,44 @@ class RequestMeter:
 
     def answered(self, status: int) -> None:
         """Record that a worker answered."""
-        self._families.upstream.labels(self._router_type, str(status)).inc()
+        self._metrics.upstream.labels(self._router_type, str(status)).inc()
 
     def first_byte(self) -> None:
         """Record that the client got the first byte."""
         if self._first is None:
             self._first = self._clock()
-            self._families.ttft.labels(*self._labels).observe(self._first - self._began)
+            self._metrics.ttft.labels(*self._labels).observe(self._first - self._began)
 
     def failed(self, error: Exception) -> None:
         """Record that the request failed."""
         kind = error.kind if isinstance(error, UpstreamError) else type(error).__name__
-        self._families.errors.labels(*self._labels, kind).inc()
+        self._metrics.errors.labels(*self._labels, kind).inc()
 
     def continued(self) -> None:
         """Record that another worker continues the stream."""
-        self._families.continued.inc()
+        self._metrics.continued.inc()
 
     def cut(self) -> None:
         """Record that no worker can continue the stream."""
-        self._families.cut.inc()
+        self._metrics.cut.inc()
 
     def done(self, totals: Totals) -> None:
         """Record that the last byte was sent."""
         now = self._clock()
-        families, labels = self._families, self._labels
-        families.duration.labels(*labels).observe(now - self._began)
+        metrics, labels = self._metrics, self._labels
+        metrics.duration.labels(*labels).observe(now - self._began)
         for kind, count in (
             ("input", totals.prompt_tokens),
             ("output", totals.completion_tokens),
             ("cached", totals.cached_tokens),
         ):
             if count:
-                families.tokens.labels(*labels, kind).inc(count)
+                metrics.tokens.labels(*labels, kind).inc(count)
         if self._first is not None:
-            families.generation.labels(*labels).observe(now - self._first)
+            metrics.generation.labels(*labels).observe(now - self._first)
             if totals.completion_tokens > 1:
                 tpot_s = (now - self._first) / (totals.completion_tokens - 1)
-                families.tpot.labels(*labels).observe(tpot_s)
+                metrics.tpot.labels(*labels).observe(tpot_s)
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from sylvan.config.route import RouteConfig
 from sylvan.gateway.flow.admission import GatewayAdmission
-from sylvan.gateway.observe.families import Families
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.openai.catalog import Catalog
 from sylvan.gateway.openai.history.background import Background
 from sylvan.gateway.openai.history.history import History
 from sylvan.gateway.openai.history.owners import Owners
 from sylvan.gateway.openai.history.store import HistoryStore
-from sylvan.gateway.openai.router import PassParts, PassThrough
+from sylvan.gateway.openai.router import PassThrough, PassThroughParts
 from sylvan.gateway.openai.upstreams import Upstreams
 from sylvan.gateway.security.clients import Clients
 from sylvan.gateway.upstream.http import HttpUpstream
@@ -23,7 +23,7 @@ from sylvan.utils.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassThroughParts:
+class PassThroughBuilder:
     """Dependencies of the pass-through.
 
     Attributes:
@@ -31,7 +31,7 @@ class PassThroughParts:
         upstreams: Upstream servers and fallback models.
         http: HTTP client.
         clients: Tenants' budgets.
-        families: Metrics.
+        metrics: Prometheus metrics.
         clock: Monotonic clock, for durations.
         wall: Wall clock, in seconds since the Unix epoch.
         process: Name of this process among the gateway's processes.
@@ -41,7 +41,7 @@ class PassThroughParts:
     upstreams: Upstreams
     http: HttpUpstream
     clients: Clients
-    families: Families
+    metrics: GatewayMetrics
     clock: Clock
     wall: Clock
     process: str
@@ -54,18 +54,18 @@ class PassThroughParts:
         """
         config, history = self.config, self._history()
         catalog = Catalog(self.upstreams, self.http)
-        asking = asyncio.create_task(catalog.run())
-        stack.callback(asking.cancel)
+        polling = asyncio.create_task(catalog.run())
+        stack.callback(polling.cancel)
         if history is not None:
             stack.push_async_callback(history.close)
         return PassThrough(
-            PassParts(
+            PassThroughParts(
                 catalog=catalog,
                 upstream=self.http,
                 admission=GatewayAdmission(config.limits, self.clock),
                 clients=self.clients,
                 keeps_credentials=self.clients.open,
-                families=self.families,
+                metrics=self.metrics,
                 limits=config.limits,
                 max_body_bytes=config.server.max_body_bytes,
                 clock=self.clock,
@@ -78,7 +78,7 @@ class PassThroughParts:
         if providers is None or providers.history == "none":
             return None
         maker = f"{platform.node()}:{self.config.server.port}:{self.process}"
-        store = HistoryStore(providers, self.families.history, self.wall, maker)
+        store = HistoryStore(providers, self.metrics.history, self.wall, maker)
         return History(
             store=store,
             background=Background(store, self.wall),

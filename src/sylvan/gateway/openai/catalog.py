@@ -74,9 +74,9 @@ class Catalog:
 
     async def run(self) -> None:
         """Poll servers for their models until cancelled."""
-        asked = [spec for spec in self._upstreams.upstreams if not spec.models]
-        while asked:
-            good = await asyncio.gather(*map(self._ask, asked))
+        unlisted = [spec for spec in self._upstreams.upstreams if not spec.models]
+        while unlisted:
+            good = await asyncio.gather(*map(self._ask, unlisted))
             await asyncio.sleep(REFRESH_S if all(good) else RETRY_S)
 
     async def _ask(self, spec: UpstreamSpec) -> bool:

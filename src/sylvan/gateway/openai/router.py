@@ -21,8 +21,8 @@ from sylvan.gateway.http.outgoing import OWN_HEADERS
 from sylvan.gateway.http.parsed_body import ParsedBody, nothing, read, read_form
 from sylvan.gateway.http.relay import RetryableStatusError
 from sylvan.gateway.http.routes import AUDIO, ProxyRoute
-from sylvan.gateway.observe.families import Families
 from sylvan.gateway.observe.meter import ModelNames, RequestMeter, RouteLabels
+from sylvan.gateway.observe.metrics import GatewayMetrics
 from sylvan.gateway.openai.catalog import Catalog, CatalogTarget
 from sylvan.gateway.openai.history.answer import StoredAnswer
 from sylvan.gateway.openai.history.history import History
@@ -50,7 +50,7 @@ ROUTES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassParts:
+class PassThroughParts:
     """Dependencies of the router.
 
     Attributes:
@@ -59,7 +59,7 @@ class PassParts:
         admission: Admits requests.
         clients: Tenants' budgets.
         keeps_credentials: Forward clients' keys to servers that have none configured.
-        families: Metrics.
+        metrics: Prometheus metrics.
         limits: Timeouts.
         max_body_bytes: Limit of bodies.
         clock: Monotonic clock, for durations.
@@ -71,7 +71,7 @@ class PassParts:
     admission: GatewayAdmission
     clients: Clients
     keeps_credentials: bool
-    families: Families
+    metrics: GatewayMetrics
     limits: RouteLimitsConfig
     max_body_bytes: int
     clock: Clock
@@ -88,7 +88,7 @@ class _Work:
 
     caller: Caller
     route: ProxyRoute
-    asked: ParsedBody
+    parsed: ParsedBody
     targets: Sequence[CatalogTarget]
     turn: StoredTurn | None = None
 
@@ -100,7 +100,7 @@ class PassThrough:
     one is unreachable, overloaded or failing.
     """
 
-    def __init__(self, parts: PassParts) -> None:
+    def __init__(self, parts: PassThroughParts) -> None:
         self._parts = parts
         self._models = ModelNames()
 
@@ -142,20 +142,20 @@ class PassThrough:
         parts = self._parts
         raw = await caller.body(parts.max_body_bytes)
         if route.form:
-            asked = read_form(raw, caller.headers.get("content-type", ""))
+            parsed = read_form(raw, caller.headers.get("content-type", ""))
         else:
-            asked = read(raw, nothing)
-        if asked.model is None:
+            parsed = read(raw, nothing)
+        if parsed.model is None:
             raise RequestError("model must be given.", param="model")
-        targets = parts.catalog.targets(asked.model)
+        targets = parts.catalog.targets(parsed.model)
         parts.clients.admit(caller.tenant)
-        work = _Work(caller, route, asked, targets)
+        work = _Work(caller, route, parsed, targets)
         history = parts.history
         if history is None or route.family is not Family.RESPONSES:
             await caller.until_gone(self._admitted(work))
             return
-        turn = await history.begin(caller, asked)
-        work = replace(work, asked=turn.asked, turn=turn)
+        turn = await history.begin(caller, parsed)
+        work = replace(work, parsed=turn.parsed, turn=turn)
         if turn.background is None:
             await caller.until_gone(self._admitted(work))
             return
@@ -173,11 +173,13 @@ class PassThrough:
 
     async def _serve(self, work: _Work) -> None:
         limits = self._parts.limits
-        caller, route, asked = work.caller, work.route, work.asked
+        caller, route, parsed = work.caller, work.route, work.parsed
         plain = Answer(caller, route.family, limits.slow_client_s)
         answer = plain if work.turn is None else StoredAnswer(work.turn, plain)
-        way = RouteLabels("openai", "external", "http", self._models.label(asked.model), route.path)
-        meter = RequestMeter(self._parts.families, way, self._parts.clock, stream=asked.stream)
+        labels = RouteLabels(
+            "openai", "external", "http", self._models.label(parsed.model), route.path
+        )
+        meter = RequestMeter(self._parts.metrics, labels, self._parts.clock, stream=parsed.stream)
         failure: UpstreamError | None = None
         deadline = asyncio.timeout(limits.request_timeout_s)
         try:
@@ -219,7 +221,7 @@ class PassThrough:
         await answer.end()
 
     def _request(self, work: _Work, target: CatalogTarget) -> Outgoing:
-        caller, route, asked = work.caller, work.route, work.asked
+        caller, route, parsed = work.caller, work.route, work.parsed
         dropped = {*OWN_HEADERS, *_DROPPED}
         if work.turn is not None:
             dropped.add("accept-encoding")  # a response to be stored must be readable
@@ -231,11 +233,11 @@ class PassThrough:
         elif given and self._parts.keeps_credentials:
             headers.append(("authorization", given))
         headers.append(("x-request-id", caller.request_id))
-        body = asked.raw
-        if target.model != asked.model and route.form:
+        body = parsed.raw
+        if target.model != parsed.model and route.form:
             body = with_field(caller.headers["content-type"], body, "model", target.model)
-        elif target.model != asked.model:
-            body = orjson.dumps({**asked.fields, "model": target.model})
+        elif target.model != parsed.model:
+            body = orjson.dumps({**parsed.fields, "model": target.model})
         return Outgoing(
             method="POST",
             url=target.upstream.url,

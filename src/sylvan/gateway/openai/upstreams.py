@@ -70,7 +70,7 @@ def read_upstreams(config: RouteConfig) -> Upstreams:
         ConfigError: There are none, the file is unreadable, or an address or key is invalid.
     """
     providers = config.providers
-    assert providers is not None, "asked for where it is on"
+    assert providers is not None, "providers is configured"
     found = Upstreams() if providers.file is None else _read(Path(providers.file))
     key = config.workers.api_key.reveal() if config.workers.api_key else None
     plain = [

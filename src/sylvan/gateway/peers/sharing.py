@@ -153,7 +153,7 @@ class Sharing:
             if now - heard_s > SILENT_S:
                 del self._heard_s[process]
                 for worker in self._parts.registry.workers:
-                    worker.see_peer(process, 0, 0)
+                    worker.record_peer_load(process, 0, 0)
 
     async def _listen(self) -> None:
         while True:
@@ -185,11 +185,11 @@ class Sharing:
         for url, (running, queued) in loads.rows.items():
             worker = self._parts.registry.by_url(url)
             if worker is not None:
-                worker.see_peer(process, running, queued)
+                worker.record_peer_load(process, running, queued)
         if loads.complete:
             for worker in self._parts.registry.workers:
                 if worker.url not in loads.rows:
-                    worker.see_peer(process, 0, 0)
+                    worker.record_peer_load(process, 0, 0)
 
     def _follow(self, change: WorkerChange) -> None:
         known = self._changes.get(change.url)

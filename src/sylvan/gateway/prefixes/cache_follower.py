@@ -176,7 +176,7 @@ class _Follower:
                 return
 
     async def _replayed(self, first: int) -> AsyncGenerator[_Message, None]:
-        assert self._source.replay_endpoint is not None, "asked for where there is one"
+        assert self._source.replay_endpoint is not None, "the publisher has a replay socket"
         socket: Any = self._context.socket(zmq.DEALER)  # untyped frames
         socket.setsockopt(zmq.LINGER, 0)
         try:

@@ -96,7 +96,7 @@ def read_batch(payload: bytes) -> EventBatch:
         found = [_event(raw) for raw in _EVENTS.decode(parts[1])]
         return EventBatch(_SECONDS.decode(parts[0]), [event for event in found if event])
     except MALFORMED as error:
-        raise ValueError(f"no batch of cache events: {error}") from error
+        raise ValueError(f"this is not a batch of cache events: {error}") from error
 
 
 def _event(raw: msgspec.Raw) -> CacheEvent | None:

@@ -216,7 +216,7 @@ class PrefixTree:
         if node.tags:
             return
         assert node.parent is not None, "the root has no tags"
-        assert not node.children, "what holds a child holds its parent"
+        assert not node.children, "a worker that holds a child holds its parent"
         del node.parent.children[node.edge[:PAGE]]
         self.num_nodes -= 1
         self.num_bytes -= NODE_BYTES + len(node.edge)

@@ -78,7 +78,7 @@ class GatewayAuth:
         if found is None:
             raise UnauthorizedError("Unauthorized: this key or token is not known.")
         if found.role != "admin":
-            message = f"Forbidden: {found.name} has the role {found.role}; this needs admin."
+            message = f"Forbidden: {found.name} has the role {found.role}; this route needs admin."
             raise UnauthorizedError(message, status=403)
         return found
 
@@ -86,13 +86,17 @@ class GatewayAuth:
         if self.clients.open:
             if is_loopback(self.front) and self._from_here(headers):
                 return Principal("local", "admin")
-            message = "Forbidden: without keys only programs of this machine may steer the gateway."
+            message = (
+                "Forbidden: without keys, only programs on this machine may operate the gateway."
+            )
             raise UnauthorizedError(message, status=403)
         found = self.clients.find(presented) if presented is not None else None
         if found is None:
             raise UnauthorizedError("Unauthorized: an API key is needed.")
         if found.tenant:
-            raise UnauthorizedError("Forbidden: this is not for tenants.", status=403)
+            raise UnauthorizedError(
+                "Forbidden: this route is for operators, not for tenants.", status=403
+            )
         return Principal("key", "admin")
 
     def _from_here(self, headers: Mapping[str, str]) -> bool:

@@ -127,7 +127,10 @@ class IdentityTokens:
             about = await self._document(f"{self._issuer.rstrip('/')}{WELL_KNOWN}")
             found = about.get("jwks_uri")
             if not isinstance(found, str) or about.get("issuer") != self._issuer:
-                raise UpstreamError("The discovery document names another issuer.", kind="protocol")
+                raise UpstreamError(
+                    "The discovery document names an issuer other than control.jwt_issuer.",
+                    kind="protocol",
+                )
             keys_url = found
         else:
             keys_url = self._keys_url
@@ -135,7 +138,9 @@ class IdentityTokens:
         try:
             rows = msgspec.convert(document.get("keys"), list[dict[str, Any]])
         except msgspec.ValidationError as error:
-            raise UpstreamError("The provider answered without keys.", kind="protocol") from error
+            raise UpstreamError(
+                "The identity provider's answer contains no keys.", kind="protocol"
+            ) from error
         keys: dict[str | None, jwt.PyJWK] = {}
         for row in rows:
             if row.get("use", "sig") != "sig":

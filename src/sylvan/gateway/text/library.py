@@ -113,7 +113,7 @@ class TextLibrary:
                 continue
         return await self.of(last)
 
-    def at_hand(self, worker: Worker) -> ModelText | None:
+    def get_loaded(self, worker: Worker) -> ModelText | None:
         """Return the text processing of a worker's model if it is loaded; else start loading it."""
         return self._of(worker).text
 
@@ -175,7 +175,7 @@ class TextLibrary:
         if folder is not None:
             return await self._from_folder(folder, self._config)
         if self._fetch is None or worker.connection != "grpc":
-            message = f"The tokenizer of {worker.url} is not known: give tokens.tokenizer."
+            message = f"The tokenizer of {worker.url} is not known: set tokens.tokenizer."
             raise UpstreamError(message, kind="protocol")
         data, digest = await self._fetch(worker)
         try:

@@ -31,19 +31,19 @@ class PromptIds:
         self._registry = registry
         self._library = library
 
-    async def of(self, path: str, asked: ParsedBody) -> Sequence[int] | None:
+    async def of(self, path: str, parsed: ParsedBody) -> Sequence[int] | None:
         """Return the IDs of a request's only prompt; None if they are unknown now.
 
         Raises:
             UnknownModelError: No worker serves the model, while several models are served.
         """
-        worker = self._worker(asked.model)
-        text = self._library.at_hand(worker) if worker is not None else None
+        worker = self._worker(parsed.model)
+        text = self._library.get_loaded(worker) if worker is not None else None
         if text is None:
             return None
         if path == "/v1/chat/completions":
-            return await _conversation(text, asked)
-        prompt = asked.fields.get(_TEXTS.get(path, ""))
+            return await _conversation(text, parsed)
+        prompt = parsed.fields.get(_TEXTS.get(path, ""))
         return await text.ids.of(prompt) if isinstance(prompt, str) and prompt else None
 
     def _worker(self, model: str | None) -> Worker | None:
@@ -54,9 +54,9 @@ class PromptIds:
         return None
 
 
-async def _conversation(text: ModelText, asked: ParsedBody) -> Sequence[int] | None:
+async def _conversation(text: ModelText, parsed: ParsedBody) -> Sequence[int] | None:
     try:
-        body = parse(ChatBody, asked.fields)
+        body = parse(ChatBody, parsed.fields)
         request = template_request(body, tool_use(body))
         return (await call_in_thread(text.template.render, request)).input_ids
     except RequestError:  # the worker will report the error

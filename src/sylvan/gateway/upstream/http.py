@@ -145,7 +145,7 @@ class HttpUpstream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None, "entered before it is left"
+        assert self._session is not None, "__aenter__ ran before __aexit__"
         await self._session.close()
 
     @asynccontextmanager
@@ -211,7 +211,7 @@ def json_of(body: bytes) -> Mapping[str, object]:
     try:
         return msgspec.convert(orjson.loads(body), dict[str, object])
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
-        message = "The worker answered something that is no JSON object."
+        message = "The worker's answer is not a JSON object."
         raise UpstreamError(message, kind="protocol") from error
 
 

@@ -52,9 +52,9 @@ class HealthChecks:
 
     def suspect(self, worker: Worker) -> None:
         """Check a worker that looks lost now; one failure makes it unhealthy."""
-        if not self._checks(worker) or worker.id in self._suspects:
+        if not self._is_checked(worker) or worker.id in self._suspects:
             return
-        task = asyncio.get_running_loop().create_task(self._look(worker))
+        task = asyncio.get_running_loop().create_task(self._check(worker))
         self._suspects[worker.id] = task
         task.add_done_callback(lambda _: self._suspects.pop(worker.id, None))
 
@@ -65,11 +65,11 @@ class HealthChecks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _checks(self, worker: Worker) -> bool:
+    def _is_checked(self, worker: Worker) -> bool:
         return self._config.enabled and not worker.spec.disable_health_check
 
     def _begin(self, worker: Worker) -> None:
-        if self._checks(worker):
+        if self._is_checked(worker):
             task = asyncio.get_running_loop().create_task(self._keep(worker))
             self._tasks[worker.id] = task
 
@@ -89,7 +89,7 @@ class HealthChecks:
             self._count(worker, ok)
             self._see(worker, ok, self._config)
 
-    async def _look(self, worker: Worker) -> None:
+    async def _check(self, worker: Worker) -> None:
         ok = await self._probe(worker, SUSPECT_S)
         self._count(worker, ok)
         if not ok and worker.health.healthy:
@@ -109,7 +109,7 @@ class HealthChecks:
             self._see(worker, ok, self._config)
 
     def _see(self, worker: Worker, ok: bool, config: HealthConfig) -> None:
-        if not worker.see_health(ok, config):
+        if not worker.record_health(ok, config):
             return
         if worker.health.healthy:
             logger.info("worker is healthy url=%s", worker.url)

@@ -149,7 +149,7 @@ class Jobs:
             if job.url == url:
                 self.cancel(job.worker_id)
 
-    async def settled(self) -> None:
+    async def wait_all(self) -> None:
         """Wait until no job is open."""
         while self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)

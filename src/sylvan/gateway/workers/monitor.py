@@ -24,18 +24,18 @@ class LoadMonitor:
         """Poll all workers until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await asyncio.gather(*(self._look(worker) for worker in self._registry.workers))
+            await asyncio.gather(*(self._poll(worker) for worker in self._registry.workers))
 
-    async def _look(self, worker: Worker) -> None:
+    async def _poll(self, worker: Worker) -> None:
         if not worker.is_healthy:
             return
         before = worker.num_running + worker.peer_running
         reported = await self._ask(worker, self._interval_s)
         if reported is None:
-            worker.see_foreign(0)
+            worker.record_foreign_load(0)
             return
         ours = max(
             before, worker.num_running + worker.peer_running
         )  # requests started and ended meanwhile
-        worker.see_foreign(max(0, reported.num_reqs - ours))
+        worker.record_foreign_load(max(0, reported.num_reqs - ours))
         worker.found.capacity_tokens = reported.capacity_tokens or worker.found.capacity_tokens

@@ -178,7 +178,7 @@ class Worker:
         """Whether it may get a request now."""
         return self.is_healthy and not self.draining and self.breaker.allows
 
-    def see_health(self, ok: bool, config: HealthConfig) -> bool:
+    def record_health(self, ok: bool, config: HealthConfig) -> bool:
         """Apply a check; return whether the worker's health changed.
 
         A worker that becomes healthy again starts with a closed circuit: its requests failed for
@@ -195,7 +195,7 @@ class Worker:
             self.changed()
         return changed
 
-    def see_peer(self, process: int, running: int, tokens: int) -> None:
+    def record_peer_load(self, process: int, running: int, tokens: int) -> None:
         """Apply the load that another process of this gateway caused."""
         old_running, old_tokens = self._peers.pop(process, (0, 0))
         if running or tokens:
@@ -204,7 +204,7 @@ class Worker:
         self.peer_tokens += tokens - old_tokens
         _counted(self)
 
-    def see_foreign(self, requests: int) -> None:
+    def record_foreign_load(self, requests: int) -> None:
         """Apply the number of requests from clients other than this gateway."""
         self.foreign_load = requests
         _counted(self)

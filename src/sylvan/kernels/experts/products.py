@@ -17,7 +17,7 @@ class ExpertProduct(Protocol):
     def __call__(
         self, x_PC: torch.Tensor, stack_ENC: torch.Tensor, experts_P: torch.Tensor
     ) -> torch.Tensor:
-        """Shape: (P, N). Rows whose number is no expert's give zeros."""
+        """Shape: (P, N). Rows whose number is not an expert's give zeros."""
         ...
 
 

@@ -78,7 +78,7 @@ def cpu_features(folder: Path = LIB) -> tuple[str, ...]:
 def usable(folder: Path = LIB) -> Mapping[str, str]:
     """Return why each variant cannot be used, best first; "" if it can."""
     bits = _cpu_bits(folder)
-    return {name: _obstacle(folder, name, bits) for name in PREFERENCE}
+    return {name: _unusable_reason(folder, name, bits) for name in PREFERENCE}
 
 
 @functools.cache
@@ -88,13 +88,13 @@ def load(variant: str | None = None, folder: Path = LIB) -> Library:
     Raises:
         LibraryMissing: no library is compiled, or the requested variant cannot run.
     """
-    obstacles = usable(folder)
-    if variant is not None and variant not in obstacles:
+    reasons = usable(folder)
+    if variant is not None and variant not in reasons:
         raise LibraryMissing(f"there is no variant {variant!r}; known are {', '.join(PREFERENCE)}")
-    names = [variant] if variant else [name for name, why in obstacles.items() if not why]
+    names = [variant] if variant else [name for name, why in reasons.items() if not why]
     for name in names:
-        if obstacles[name]:
-            raise LibraryMissing(f"kernels for {name}: {obstacles[name]}")
+        if reasons[name]:
+            raise LibraryMissing(f"kernels for {name}: {reasons[name]}")
         return _open(folder, name)
     raise LibraryMissing("no compiled kernels can run here")
 
@@ -102,15 +102,15 @@ def load(variant: str | None = None, folder: Path = LIB) -> Library:
 def describe(folder: Path = LIB) -> Description:
     """The selected library and why; never raises."""
     try:
-        obstacles = usable(folder)
+        reasons = usable(folder)
         best = load(folder=folder).variant
     except LibraryMissing as why:
         return Description(None, (), {"none": str(why)})
-    reasons = {
-        name: "in use" if name == best else obstacle or f"works here, but {best} is faster"
-        for name, obstacle in obstacles.items()
+    status = {
+        name: "in use" if name == best else reason or f"works here, but {best} is faster"
+        for name, reason in reasons.items()
     }
-    return Description(best, cpu_features(folder), reasons)
+    return Description(best, cpu_features(folder), status)
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -130,7 +130,7 @@ def _cpu_bits(folder: Path) -> int:
         raise LibraryMissing(f"{path.name} cannot be loaded: {error}") from None
 
 
-def _obstacle(folder: Path, name: str, bits: int) -> str:
+def _unusable_reason(folder: Path, name: str, bits: int) -> str:
     lacking = [f for i, f in enumerate(_FEATURES) if _NEEDS[name] & ~bits & 1 << i]
     if lacking:
         return f"this CPU (or its system) lacks {', '.join(lacking)}"

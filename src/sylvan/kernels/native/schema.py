@@ -149,7 +149,7 @@ def _field(cls: type[Operands], name: str, hint: Any) -> StructField:
         return StructField((name,), _NUMBERS[hint], hint)
     if isinstance(hint, type) and issubclass(hint, IntEnum):
         return StructField((name,), "enum", hint)
-    raise TypeError(f"{cls.__name__}.{name}: {hint} is no buffer, number or group of operands")
+    raise TypeError(f"{cls.__name__}.{name}: {hint} is not a buffer, number or group of operands")
 
 
 @dataclass(frozen=True, slots=True)

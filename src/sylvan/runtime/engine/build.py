@@ -387,7 +387,7 @@ def _speculation(
     if not executor.caps.draft_chains:
         raise ConfigError(
             f"speculative.algorithm={config.speculative.algorithm}: steps of runner "
-            f"{model.runner} verify no guesses for this model; leave it out"
+            f"{model.runner} verify no drafts for this model; leave it out"
         )
     contexts = known_contexts(config, model.vocab_size)
     return build_speculation(config.speculative, model.vocab_size, draft, corpora, contexts)

@@ -94,7 +94,7 @@ def prepared(
     """Load a model in float32, and select the texts that are long enough.
 
     Raises:
-        ConfigError: it is no native decoder, or there are no texts.
+        ConfigError: it is not a native decoder, or there are no texts.
     """
     config = load_config(model_dir)
     kept = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
@@ -104,7 +104,7 @@ def prepared(
     model = family_of(config).model(config, Build(dtype=torch.float32, length=longest))
     if not isinstance(model, Decoder) or config.latent or config.states or model.edited_layers:
         raise ConfigError(
-            f"quantization {quantization}: {config.architecture} is no decoder of ordinary "
+            f"quantization {quantization}: {config.architecture} is not a decoder of ordinary "
             f"attention; {quantization.partition('-')[0]} rounds it without texts"
         )
     load_weights(model, model_dir, load_format=load_format)

@@ -100,7 +100,7 @@ class Predictor:
 def _check(config: ModelConfig) -> None:
     if config.path != "native" or config.states or config.head != "lm" or not config.causal:
         raise ConfigError(
-            f"eval: {config.architecture} is no native decoder whose layers all attend; such "
+            f"eval: {config.architecture} is not a native decoder whose layers all attend; such "
             "models are not evaluated yet"
         )
 

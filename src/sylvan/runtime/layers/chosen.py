@@ -1,4 +1,4 @@
-"""Modules that multiply rows by matrices that a router chose, and are no mixtures of MLPs."""
+"""Modules that multiply rows by matrices that a router chose, and are not mixtures of MLPs."""
 
 from __future__ import annotations
 

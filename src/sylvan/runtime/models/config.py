@@ -281,7 +281,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     try:
         raw = read_json(path)
     except FileNotFoundError:
-        raise ConfigError(f"{str(model_dir)!r} holds no config.json, so it is no model") from None
+        raise ConfigError(f"{str(model_dir)!r} has no config.json, so it is not a model") from None
     except (ValueError, OSError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     if not isinstance(raw, dict):

@@ -252,7 +252,7 @@ class HeadCheckpoint:
 
     def _kind(self) -> Kind:
         if "fc.weight" not in self._names:
-            raise self._error("it has no tensor 'fc.weight', so it is no EAGLE head")
+            raise self._error("it has no tensor 'fc.weight', so it is not an EAGLE head")
         if any(name.startswith("layers.") for name in self._names):
             raise self._error("it has more than one layer; heads of one layer are served")
         return "eagle3" if "hidden_norm.weight" in self._names else "eagle"

@@ -245,7 +245,7 @@ def kind_of(architecture: str) -> EncoderKind:
     for suffix in _SUFFIXES:
         if (stem := architecture.removesuffix(suffix)) in KINDS:
             return KINDS[stem]
-    raise ConfigError(f"{architecture} is no encoder that is served here")
+    raise ConfigError(f"{architecture} is not an encoder that is served here")
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:

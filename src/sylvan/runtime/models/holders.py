@@ -151,7 +151,7 @@ class RowsHolder:
     def write(self, content: Content) -> None:
         whole = self.copy.read()
         if not isinstance(content, torch.Tensor) or not isinstance(whole, torch.Tensor):
-            raise Unsupported("rows that are no plain numbers")
+            raise Unsupported("rows that are not plain numbers")
         whole[self.first : self.first + self.count] = content
         self.copy.write(whole)
 

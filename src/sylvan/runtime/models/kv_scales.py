@@ -28,7 +28,7 @@ ENDS = (
     *(".k_zero_point", ".v_zero_point", ".q_zero_point"),
     *(".k_proj.output_scale", ".v_proj.output_scale", ".q_proj.output_scale"),
 )
-"""Ends of the names of tensors about queries, keys and values, which are no weights."""
+"""Ends of the names of tensors about queries, keys and values, which are not weights."""
 
 _NAME = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:\w+\.)*?(?:(kv?|v)_scale|([kv])_proj\.output_scale)$"

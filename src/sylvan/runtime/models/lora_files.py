@@ -31,7 +31,7 @@ def read_bounded(path: Path, most_bytes: int, bound: str) -> NDArray[np.uint8]:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"cannot read {str(path)!r}: it is no regular file")
+                raise ConfigError(f"cannot read {str(path)!r}: it is not a regular file")
             if found.st_size > most_bytes:
                 raise ConfigError(
                     f"{str(path)!r} has {found.st_size:,} bytes; at most {most_bytes:,} are read "

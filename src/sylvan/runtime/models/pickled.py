@@ -72,5 +72,5 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ConfigError(f"{str(file)!r} is no table of tensors by name")
+        raise ConfigError(f"{str(file)!r} is not a table of tensors by name")
     return found

@@ -22,8 +22,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 from sylvan.runtime.models.image_tokens import with_image_token
-from sylvan.runtime.models.refused import REFUSED
-from sylvan.runtime.models.unserved import REASONS
+from sylvan.runtime.models.unsupported import UNSUPPORTED
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -373,7 +372,7 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
     try:
         return ServingPath(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
-        if reason := REFUSED.get(architecture) or REASONS.get(architecture):
+        if reason := UNSUPPORTED.get(architecture):
             raise ConfigError(f"{architecture} cannot be served: {reason}") from None
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported

@@ -130,7 +130,7 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
     """Probe the GPU of a Mac; the arguments replace this machine in tests."""
     found = system or platform.system(), machine or platform.machine()
     if found != ("Darwin", "arm64"):
-        return f"this machine is no Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
+        return f"this machine is not a Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
     return None
 
 

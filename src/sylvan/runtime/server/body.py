@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from sylvan.api.codings import unpacked
+from sylvan.api.content_coding import decompress
 from sylvan.api.strict_json import JsonLimits
 from sylvan.protocol.errors import RequestError
 from sylvan.utils.body_memory import BodyMemory
@@ -123,7 +123,7 @@ async def read_body(
         if chunk:
             chunks.append(chunk)
     data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    plain = unpacked(data, request.headers.get("content-encoding", ""), max_bytes)
+    plain = decompress(data, request.headers.get("content-encoding", ""), max_bytes)
     if len(plain) > max_bytes:
         raise _too_large(max_bytes)
     if take is not None and plain is not data:

@@ -20,9 +20,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sylvan.api.client_fields import with_client_field
 from sylvan.api.errors import Family, anthropic_overflow, error_body
 from sylvan.api.extras import BOOTSTRAP, MAX_NAMED, check_rank, unknown_fields
-from sylvan.api.spelling import respelt
 from sylvan.api.strict_json import JsonLimits, decode_json
 from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import (
@@ -224,7 +224,9 @@ def _answering(
             return Response(status_code=CLIENT_GONE)
         except SylvanError as error:
             context.accounts.refused(error)
-            response = error_response(endpoint.family, respelt(error, names), checked=checked)
+            response = error_response(
+                endpoint.family, with_client_field(error, names), checked=checked
+            )
         except Exception:  # re-raising would close the client's connection
             log.exception("call failed path=%s", endpoint.path)
             response = json_response(error_body(endpoint.family, 500, INTERNAL_ERROR), status=500)

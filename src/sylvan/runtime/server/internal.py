@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import orjson
 from starlette.requests import Request
 
+from sylvan.api.client_fields import with_client_field
 from sylvan.api.errors import error_body
 from sylvan.api.extras import unknown_fields
-from sylvan.api.spelling import respelt
 from sylvan.api.validation import parse
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.context import Context
@@ -67,7 +67,7 @@ class InternalCaller:
             )
             response = await endpoint.handler(call)
         except SylvanError as error:
-            response = error_response(endpoint.family, respelt(error, names))
+            response = error_response(endpoint.family, with_client_field(error, names))
         return response.status_code, orjson.loads(response.body)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from sylvan.api.client_fields import of_tools
 from sylvan.api.openai.chat_logprobs import ChatLogprobs
-from sylvan.api.spelling import of_tools
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.runtime.serving.conversation import Conversation, Prepared, prepare
 from sylvan.runtime.serving.samples import Sample, collect, stream

@@ -157,7 +157,7 @@ async def render(service: GenerationService, conversation: Conversation) -> Rend
         continue_final_message=conversation.continue_final,
         template=conversation.template,
         kwargs=service.variables(conversation.variables),
-        forge_ok=service.text.allow_control_text,
+        allow_control_tokens=service.text.allow_control_text,
     )
     return await render_chat(service, request)
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from sylvan.api.answering import Bound, thinking_of
+from sylvan.api.answering import GrammarWithThinking, thinking_of
 from sylvan.api.native import GenerateBody, Prompt, SessionParams, read_prompts, session_of
 from sylvan.api.native_reply import ReplyOptions, ReplyState, timing_keys
 from sylvan.api.request_fields import request_options
@@ -176,8 +176,10 @@ class NativeCall:
             text = prompt.text or ending(tokenizer, prompt.input_ids or ())
             inside = parsers.reasoning.starts_in_reasoning(text)
             opens = parsers.reasoning.may_start_reasoning(text)
-        bound = Bound(may_open=opens) if prompt.sampling.grammar is not None else None
-        return thinking_of(parsers, inside=inside, budget=budget, bound=bound)
+        grammar = (
+            GrammarWithThinking(may_open=opens) if prompt.sampling.grammar is not None else None
+        )
+        return thinking_of(parsers, inside=inside, budget=budget, grammar=grammar)
 
     def _options(
         self, i: int, prompt_ids: Sequence[Sequence[int]] | None, index: int | None = None

@@ -66,7 +66,7 @@ class RetrievalPrompts:
 
 @functools.lru_cache(maxsize=16)
 def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | None:
-    """Read a checkpoint's prompts; None: it is no such model."""
+    """Read a checkpoint's prompts; None: it is not such a model."""
     usual = {
         "ColModernVBertForRetrieval": RetrievalPrompts(
             "", _MODERN, starts=False, augmented="<end_of_utterance>"

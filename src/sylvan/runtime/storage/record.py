@@ -125,7 +125,7 @@ def _shape(head: bytes | bytearray, name: str) -> tuple[int, int]:
     """Return the flags in a header, and the length of the payload after it."""
     magic, version, flags, _, _, _, length = _HEAD.unpack_from(head)
     if magic != _MAGIC or version != _VERSION:
-        raise RecordError("foreign", f"{name} is no page of format {_VERSION}")
+        raise RecordError("foreign", f"{name} is not a page of format {_VERSION}")
     return flags, length
 
 

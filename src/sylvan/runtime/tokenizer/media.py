@@ -120,7 +120,7 @@ class MediaPreparer:
             RequestError: It cannot be decoded.
         """
         data = await self._fetcher.read(source)
-        order = self._order(source, data, {SAMPLES: True})
+        order = self._prepare_item(source, data, {SAMPLES: True})
         found = await self._workers.prepare(order, source.path)
         return found.features["samples"], int(found.features["rate"])
 
@@ -131,7 +131,7 @@ class MediaPreparer:
             RequestError: It cannot be read, or has more than `media.items` pages.
         """
         data = await self._fetcher.read(source)
-        order = self._order(source, data, {PAGES: self._settings.items})
+        order = self._prepare_item(source, data, {PAGES: self._settings.items})
         found = (await self._workers.prepare(order, source.path)).features
         return [found[str(number)].tobytes() for number in range(len(found))]
 
@@ -150,7 +150,7 @@ class MediaPreparer:
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
-        order = self._order(source, data, source.options)
+        order = self._prepare_item(source, data, source.options)
         if self._remote is not None:
             found = await self._remote.encode(order, tenant, source.path)
         else:
@@ -172,7 +172,9 @@ class MediaPreparer:
             for number, source in enumerate(sources)
         ]
 
-    def _order(self, source: MediaSource, data: bytes, options: dict[str, Any]) -> PrepareItem:
+    def _prepare_item(
+        self, source: MediaSource, data: bytes, options: dict[str, Any]
+    ) -> PrepareItem:
         return PrepareItem(
             id=0,
             kind=source.kind,

@@ -24,7 +24,7 @@ MAX_STATES = 1024
 MAX_STEPS = 4 * MAX_STATES
 """Limit on compile steps; parts that match nothing add no states."""
 
-_parser: Any = importlib.import_module("re._parser")  # has no public name
+_parser: Any = importlib.import_module("re._parser")  # this module has no public name
 _NO_AUTOMATON = {
     "ASSERT": "lookahead",
     "ASSERT_NOT": "lookahead",

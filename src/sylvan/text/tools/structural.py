@@ -126,7 +126,7 @@ def _strict_tag(wrapping: Wrapping | TagWrapping, tool: ToolSpec, at: str) -> di
         try:
             return wrapping.tag(tool.name, tool.parameters)
         except Inexpressible as error:
-            message = f"{at} ({tool.name}): strict cannot be honoured in this model's form of calls"
+            message = f"{at} ({tool.name}): strict is not supported by this model's format of calls"
             raise RequestError(f"{message}: {error}.", param=at) from None
     schema = (tool.parameters if tool.strict else None) or _ANY_OBJECT
     return {

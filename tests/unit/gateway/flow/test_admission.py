@@ -87,7 +87,7 @@ async def test_a_full_queue_refuses_who_fills_it():
     tasks = [asyncio.create_task(gate.enter("a")) for _ in range(2)]
     await settle()
 
-    with pytest.raises(QueueFullError, match="1 requests are being served and 2 wait") as caught:
+    with pytest.raises(QueueFullError, match="1 requests are running and 2 are queued") as caught:
         await gate.enter("a")
 
     assert caught.value.status == 429

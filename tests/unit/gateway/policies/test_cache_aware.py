@@ -230,9 +230,9 @@ def test_many_workers_looked_at_at_once_are_chosen_as_one_by_one(seed):
             rng.choice([dispatch.answered, dispatch.close])()
         other = rng.choice(workers)
         if number % 2:
-            other.see_peer(7, 2, 300)
+            other.record_peer_load(7, 2, 300)
         else:
-            other.see_foreign(rng.randrange(9))
+            other.record_foreign_load(rng.randrange(9))
     assert len(workers[0].on_counts) == 1
 
 

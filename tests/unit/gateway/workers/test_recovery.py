@@ -63,7 +63,7 @@ async def test_a_worker_that_comes_back_ends_the_wait(registry, recovery, clock)
     waiting = asyncio.create_task(recovery.for_request(None, "regular", "http"))
     await asyncio.sleep(0)
     for _ in range(CHECKS.successes):
-        worker.see_health(True, CHECKS)
+        worker.record_health(True, CHECKS)
 
     assert await waiting
 
@@ -73,7 +73,7 @@ async def test_failed_checks_are_a_loss_and_drained_workers_are_none(registry, r
     registry.add(worker)
     for _ in range(CHECKS.failures):
         clock.advance(1.0)
-        worker.see_health(False, CHECKS)
+        worker.record_health(False, CHECKS)
     assert registry.lost_s(None) == clock()
 
     worker.drain()

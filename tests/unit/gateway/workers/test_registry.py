@@ -32,7 +32,7 @@ def urls(workers):
 
 def test_only_available_workers_are_candidates(registry):
     workers = [add(registry, i) for i in range(4)]
-    workers[0].see_health(False, STRICT)
+    workers[0].record_health(False, STRICT)
     workers[1].drain()
     for _ in range(10):
         workers[2].breaker.failed()
@@ -98,13 +98,13 @@ def test_lower_priorities_wait_for_the_higher_ones_to_fail(registry):
     high, low = add(registry, 0, priority=80), add(registry, 1, priority=10)
 
     assert registry.candidates("m") == [high]
-    high.see_health(False, STRICT)
+    high.record_health(False, STRICT)
     assert registry.candidates("m") == [low]
 
 
 def test_none_available_says_how_many_are_healthy(registry):
     add(registry, 0).drain()
-    add(registry, 1).see_health(False, STRICT)
+    add(registry, 1).record_health(False, STRICT)
 
     with pytest.raises(NoWorkerError, match="1 of 2 are healthy"):
         registry.candidates("m")

@@ -59,12 +59,12 @@ def test_a_worker_that_was_lost_and_is_back_is_given_requests_at_once():
         worker.begin().failed()
     assert not worker.available
 
-    worker.see_health(True, config)
+    worker.record_health(True, config)
     assert not worker.available  # it was healthy all the time: requests fail nevertheless
 
     for _ in range(config.failures):
-        worker.see_health(False, config)
+        worker.record_health(False, config)
     for _ in range(config.successes):
-        worker.see_health(True, config)
+        worker.record_health(True, config)
     assert worker.available
     assert worker.breaker.closed

@@ -150,7 +150,7 @@ def test_broken_config_files_are_refused(tmp_path, text, words):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_config(tmp_path)
     with pytest.raises(ConfigError, match="no model directory"):
         read_config(tmp_path / "nothing")

@@ -109,8 +109,8 @@ def test_code_in_a_file_is_refused_and_not_run(models, tmp_path, new):
     [
         (b"", "cannot be read as PyTorch weights|holds more than tensors"),
         (b"PK\x03\x04 cut off", "cannot be read as PyTorch weights|holds more than tensors"),
-        (["no", "names"], "no table of tensors by name"),
-        ({"a": {"b": torch.ones(1)}}, "no table of tensors by name"),
+        (["no", "names"], "not a table of tensors by name"),
+        ({"a": {"b": torch.ones(1)}}, "not a table of tensors by name"),
     ],
 )
 def test_broken_files_are_named(models, tmp_path, content, words):

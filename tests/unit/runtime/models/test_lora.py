@@ -166,7 +166,7 @@ def test_nothing_but_files_of_a_bounded_size_are_read(tmp_path, name, kind):
         path.touch()
         os.truncate(path, 1 << 42)
 
-    says = "at most" if kind.startswith("larger") else "no regular file"
+    says = "at most" if kind.startswith("larger") else "not a regular file"
     with pytest.raises(ConfigError, match=says):
         read_adapter(path.parent, 1 << 20)
 

@@ -74,7 +74,7 @@ async def test_what_cannot_be_is_refused(coder, client):
         body = {"prompt": "a", "suffix": "b", **fields}
         assert (await one.post("/v1/completions", body)).status_code == 400
     body = {"model": "m", "prompt": "a", "suffix": "b"}
-    assert "not made to fill in" in (await client.post("/api/generate", body)).text
+    assert "does not support fill-in" in (await client.post("/api/generate", body)).text
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ async def prepare(
     Raises:
         RequestError: The body is invalid; the message names the field and the reason.
     """
-    body = parse(ChatBody, given.asked.fields)
+    body = parse(ChatBody, given.parsed.fields)
     check_passed(body, PASSED, _NEUTRAL)
     use = tool_use(body)
     request = template_request(body, use)
@@ -91,10 +91,10 @@ async def prepare(
         detokenizer=detokenizer_options(sampling),
         rules=rules,
         format=maker,
-        namespace=given.asked.namespace,
+        namespace=given.parsed.namespace,
         logprobs=wanted,
         thinking=plan.thinking,
-        adapter=adapter_of(given.asked, model, body.lora_path),
+        adapter=adapter_of(given.parsed, model, body.lora_path),
     )
 
 

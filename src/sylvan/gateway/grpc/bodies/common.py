@@ -100,16 +100,16 @@ def usage_of(samples: Sequence[CollectedSample]) -> list[Usage]:
     return [sample.usage for sample in samples]
 
 
-def adapter_of(asked: ParsedBody, model: str | None, lora_path: str | None) -> str | None:
+def adapter_of(parsed: ParsedBody, model: str | None, lora_path: str | None) -> str | None:
     """Return the adapter that a body requests: in `lora_path`, or as `base:adapter` in `model`.
 
     Args:
-        asked: The request body.
+        parsed: The request body.
         model: Model name by which workers are selected; None: any worker will do.
         lora_path: The field of the body.
     """
     if lora_path:
         return lora_path
-    if asked.model == model:
+    if parsed.model == model:
         return None  # the model's own name contains a colon
-    return (asked.model or "").partition(":")[2] or None
+    return (parsed.model or "").partition(":")[2] or None

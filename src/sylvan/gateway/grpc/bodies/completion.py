@@ -50,7 +50,7 @@ async def prepare(
     Raises:
         RequestError: The body is invalid; the message names the field and the reason.
     """
-    body = parse(CompletionBody, given.asked.fields)
+    body = parse(CompletionBody, given.parsed.fields)
     check_passed(body, PASSED, _NEUTRAL)
     prompt = single_prompt(prompts_of(body), "prompt")
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -68,9 +68,9 @@ async def prepare(
         detokenizer=detokenizer_options(sampling),
         rules=OutputRules(),
         format=CompletionFormat(given.caller.request_id, frame, logs, usage=usage),
-        namespace=given.asked.namespace,
+        namespace=given.parsed.namespace,
         logprobs=wanted,
-        adapter=adapter_of(given.asked, model, body.lora_path),
+        adapter=adapter_of(given.parsed, model, body.lora_path),
     )
 
 

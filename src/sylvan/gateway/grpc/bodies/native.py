@@ -44,7 +44,7 @@ async def prepare(
     Raises:
         RequestError: The body is invalid; the message names the field and the reason.
     """
-    body = parse(GenerateBody, given.asked.fields)
+    body = parse(GenerateBody, given.parsed.fields)
     check_passed(body, PASSED, _NEUTRAL)
     prompts, is_batch = read_prompts(
         body, {}, RequestBodyLimits(max_samples=MAX_N, max_top_logprobs=MAX_TOP)
@@ -72,9 +72,9 @@ async def prepare(
         detokenizer=detokenizer_options(sampling),
         rules=OutputRules(),
         format=NativeFormat(name, sampling.n, options, many=many),
-        namespace=given.asked.namespace,
+        namespace=given.parsed.namespace,
         logprobs=wanted,
-        adapter=adapter_of(given.asked, model, prompt.lora),
+        adapter=adapter_of(given.parsed, model, prompt.lora),
     )
 
 

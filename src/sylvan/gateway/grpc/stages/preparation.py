@@ -41,11 +41,11 @@ class Preparation:
             served = ", ".join((*READERS, EMBEDDINGS))
             message = f"{given.route.path} is not served by workers that speak gRPC; {served} are."
             raise RequestError(message, status=501)
-        model = self._registry.known_model(given.asked.model)
-        kind = self._registry.single_kind(given.asked.model, "grpc")
-        workers = self._registry.candidates(given.asked.model, kind, "grpc")
+        model = self._registry.known_model(given.parsed.model)
+        kind = self._registry.single_kind(given.parsed.model, "grpc")
+        workers = self._registry.candidates(given.parsed.model, kind, "grpc")
         text = await self._library.of_any(workers)
-        shown = given.asked.model or next(iter(workers[0].models), "default")
+        shown = given.parsed.model or next(iter(workers[0].models), "default")
         prepared = await read(given, text, model, EventHeader(shown, int(self._wall())))
         wanted = prepared.logprobs
         if kind == "prefill" and wanted is not None and wanted.start is not None:

@@ -48,7 +48,7 @@ class RequestBuilding:
             emitted=[sample.emitted(index) for index, sample in enumerate(emitted)],
             default_seed=state.seed,
             lora_id=prepared.adapter or "",
-            # workers of other makes detect the end of thinking themselves, which starts the grammar
+            # other servers detect the end of thinking themselves, which starts the grammar
             require_reasoning=thinks and prepared.sampling.grammar is not None,
             thinking=thinking_message(thinking) if thinking is not None else None,
             disaggregated_params=None if state.prefill is None else state.prefill.meeting(),

@@ -17,7 +17,7 @@ class ResponseProcessing:
 
     async def run(self, context: RequestContext) -> None:
         prepared, given = context.prepared, context.input
-        answer, streams = given.answer, given.asked.stream
+        answer, streams = given.answer, given.parsed.stream
         async with aclosing(self._deltas(context)) as deltas:
             async for delta in deltas:
                 chunk = prepared.format.events(delta)

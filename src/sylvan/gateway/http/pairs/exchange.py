@@ -17,7 +17,7 @@ from sylvan.gateway.http.exchange import (
     Pinned,
     StartedAnswer,
     give_up,
-    placed_as,
+    routing_request,
 )
 from sylvan.gateway.http.outgoing import AnswerJournal
 from sylvan.gateway.http.pairs.bootstrap import (
@@ -110,21 +110,21 @@ class PairExchange:
         parts: ExchangeParts,
         caller: Caller,
         route: ProxyRoute,
-        asked: ParsedBody,
+        parsed: ParsedBody,
         meter: RequestMeter,
     ) -> None:
         self._parts = parts
         self._caller = caller
         self._route = route
-        self._asked = asked
+        self._parsed = parsed
         self._meter = meter
         self._answer = Answer(caller, route.family, parts.limits.slow_client_s)
         self._attempts = parts.attempts(route.path)
         self._journal = parts.journal(caller)
         self._edits: PromptLogprobsMerge | None = None
         self._failed: Kind = "decode"
-        self._placed_as = placed_as(caller, asked)
-        self._merges = route.path == "/generate" and asked.fields.get("return_logprob") is True
+        self._routing_request = routing_request(caller, parsed)
+        self._merges = route.path == "/generate" and parsed.fields.get("return_logprob") is True
         self._headers = self._sent_headers()
         self.totals = Totals()
         self.workers: Sequence[Worker] = ()
@@ -170,8 +170,10 @@ class PairExchange:
     async def _continue_alone(self) -> None:
         """Continue the stream on another decode worker, which recomputes the prompt itself."""
         begun = StartedAnswer("decode", self._answer, self._attempts, self._journal, self._edits)
-        asked = replace(self._asked, raw=without_rendezvous(self._asked.raw, self._asked.fields))
-        rest = Exchange(self._parts, self._caller, self._route, asked, self._meter, begun=begun)
+        parsed = replace(
+            self._parsed, raw=without_rendezvous(self._parsed.raw, self._parsed.fields)
+        )
+        rest = Exchange(self._parts, self._caller, self._route, parsed, self._meter, begun=begun)
         try:
             await rest.run()
         finally:
@@ -179,7 +181,7 @@ class PairExchange:
 
     async def _recovers(self) -> bool:
         """Wait for workers that were lost a moment ago; return whether there is a pair."""
-        recovery, model = self._parts.recovery, self._asked.model
+        recovery, model = self._parts.recovery, self._parsed.model
         kinds: tuple[Kind, Kind] = ("prefill", "decode")
         return all([await recovery.for_request(model, kind, "http") for kind in kinds])
 
@@ -187,12 +189,12 @@ class PairExchange:
         placing = self._parts.placing
         if pinned is not None and pinned.worker.kind == kind:
             if pinned.worker.available:
-                return placing.pin(pinned.worker, self._placed_as)
+                return placing.pin(pinned.worker, self._routing_request)
             if pinned.strict:
                 raise NoWorkerError(f"The worker {pinned.worker.id} is not available.")
         return placing.place(
-            self._asked.model,
-            self._placed_as,
+            self._parsed.model,
+            self._routing_request,
             kind=kind,
             connection="http",
             avoid=self._attempts.avoid,
@@ -216,10 +218,10 @@ class PairExchange:
         self.workers = (prefill.worker, decode.worker)
         for half in (prefill, decode):
             self._caller.span.event("dispatch", {"worker": half.worker.url})
-        asked = self._asked
-        size = batch_size(self._route.path, asked.fields)
+        parsed = self._parsed
+        size = batch_size(self._route.path, parsed.fields)
         meet = partial(new_rendezvous, prefill.worker)
-        body = with_rendezvous(asked.raw, asked.fields, size, meet)
+        body = with_rendezvous(parsed.raw, parsed.fields, size, meet)
         loop = asyncio.get_running_loop()
         attempt = _Attempt(body, loop.create_future())
         feeding = loop.create_task(self._send(prefill, attempt, self._feed))
@@ -278,7 +280,7 @@ class PairExchange:
             UpstreamError: The answer was cut off.
             RefusedError: The worker rejected the request, and the client has seen nothing.
         """
-        if self._merges and not self._asked.stream:
+        if self._merges and not self._parsed.stream:
             self.totals = await self._merge(request, half, attempt)
             return self.totals
 
@@ -297,7 +299,9 @@ class PairExchange:
         await self._collect(request, half, answer)
         self._meter.answered(answer.status)
         prompt = await attempt.accepted
-        assert prompt is not None, "the prefill worker's answer is read where it is wanted"
+        assert prompt is not None, (
+            "the prefill worker's answer is kept when log probabilities are merged"
+        )
         body = prompt.whole(bytes(answer.body))
         attempt.received = True
         self._meter.first_byte()
@@ -317,7 +321,7 @@ class PairExchange:
             return False
         if isinstance(error, RetryableStatusError) and error.refusal.status not in RETRYABLE:
             return False
-        return await self._attempts.another(self._failed)
+        return await self._attempts.should_retry(self._failed)
 
     def _sent_headers(self) -> HeaderPairs:
         headers = self._parts.sender.forwarding.headers(self._caller)
@@ -326,6 +330,6 @@ class PairExchange:
         return [pair for pair in headers if pair[0] != "accept-encoding"]  # the gateway reads it
 
 
-def needs_one_worker(asked: ParsedBody) -> bool:
+def needs_one_worker(parsed: ParsedBody) -> bool:
     """Whether one worker must serve a request alone, because it keeps state for it."""
-    return any(asked.fields.get(name) for name in _KEPT_FIELDS)
+    return any(parsed.fields.get(name) for name in _KEPT_FIELDS)

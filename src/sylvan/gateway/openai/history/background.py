@@ -49,12 +49,12 @@ class Background:
                 "object": "response",
                 "created_at": int(self._wall()),
                 "status": "queued",
-                "model": turn.asked.model,
+                "model": turn.parsed.model,
                 "output": [],
                 "error": None,
                 "incomplete_details": None,
                 "usage": None,
-                "metadata": turn.asked.fields.get("metadata") or {},
+                "metadata": turn.parsed.fields.get("metadata") or {},
             }
         )
         await self._store.put("response", turn.owner, reply, turn.items)
@@ -89,7 +89,7 @@ class Background:
             body = bytearray(refusal_of(Family.RESPONSES, outcome).body)
         elif isinstance(outcome, BaseException):
             log.error("a response in the background failed", exc_info=outcome)
-        unknown = {"code": "server_error", "message": "No response was made."}
+        unknown = {"code": "server_error", "message": "The upstream server sent no response."}
         error = _error_in(bytes(body)) or unknown
         # does nothing if it has ended
         await self._replace_unfinished(turn, {**reply, "status": "failed", "error": error})

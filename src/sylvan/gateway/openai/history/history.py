@@ -39,8 +39,8 @@ class History:
         parts = (self.store, self.background, self.owners)
         return HistoryRoutes(*parts, self.max_body_bytes, self.wall).routes
 
-    async def begin(self, caller: Caller, asked: ParsedBody) -> StoredTurn:
-        return await StoredTurn.begin(self.store, self.owners.of(caller), asked)
+    async def begin(self, caller: Caller, parsed: ParsedBody) -> StoredTurn:
+        return await StoredTurn.begin(self.store, self.owners.of(caller), parsed)
 
     async def close(self) -> None:
         """Cancel background responses, and close the store."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import orjson
 
 from sylvan.config.route import ProvidersConfig
-from sylvan.gateway.observe.families import HistoryFamilies
+from sylvan.gateway.observe.metrics import HistoryMetrics
 from sylvan.protocol.errors import CapacityError, ConfigError
 from sylvan.utils.clock import Clock
 from sylvan.utils.threads import call_in_thread
@@ -70,7 +70,7 @@ class HistoryStore:
 
     Args:
         config: Location and limits.
-        families: Metrics.
+        metrics: Prometheus metrics.
         wall: Wall clock, in seconds since the Unix epoch.
         maker: Name of this process among those that share the store; stable across restarts.
 
@@ -79,10 +79,10 @@ class HistoryStore:
     """
 
     def __init__(
-        self, config: ProvidersConfig, families: HistoryFamilies, wall: Clock, maker: str
+        self, config: ProvidersConfig, metrics: HistoryMetrics, wall: Clock, maker: str
     ) -> None:
         self._config = config
-        self._families = families
+        self._metrics = metrics
         self._wall = wall
         self._maker = maker
         self._lock = threading.Lock()
@@ -97,13 +97,13 @@ class HistoryStore:
             self._db.commit()
         except sqlite3.Error as error:
             raise ConfigError(f"providers.history_file={path} cannot be used: {error}") from error
-        families.connections.labels(config.history).set(1)
+        metrics.connections.labels(config.history).set(1)
 
     def close(self) -> None:
         """Close the database."""
         with self._lock:
             self._db.close()
-        self._families.connections.labels(self._config.history).set(0)
+        self._metrics.connections.labels(self._config.history).set(0)
 
     async def put(
         self,
@@ -210,24 +210,24 @@ class HistoryStore:
         return await self._run(f"delete_{kind}", work)
 
     async def _run(self, operation: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        kind, families = self._config.history, self._families
+        kind, metrics = self._config.history, self._metrics
         result = "error"
         try:
-            with families.duration.labels(kind, operation).time():
+            with metrics.duration.labels(kind, operation).time():
                 found = await call_in_thread(self._locked, work)
             result = "success"
         except sqlite3.Error as error:
             log.warning("the history cannot be used: %s", error)
             raise CapacityError(f"The history cannot be used now: {error}.") from error
         finally:
-            families.operations.labels(kind, operation, result).inc()
+            metrics.operations.labels(kind, operation, result).inc()
         return found
 
     def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock, self._db:
             found = work(self._db)
             count = self._db.execute("SELECT COUNT(*) FROM records").fetchone()[0]
-        self._families.items.labels(self._config.history).set(count)
+        self._metrics.items.labels(self._config.history).set(count)
         return found
 
     def _forget_old(self, db: sqlite3.Connection) -> None:
@@ -259,7 +259,7 @@ def _find(db: sqlite3.Connection, kind: Kind, owner: str, name: str) -> StoredIt
         return None
     reply = orjson.loads(row[0])
     if row[2] == "lost":
-        message = "The gateway ended before the response did."
+        message = "The gateway stopped before the response was complete."
         reply |= {"status": "failed", "error": {"code": "server_error", "message": message}}
     return StoredItem(reply, orjson.loads(row[1]))
 

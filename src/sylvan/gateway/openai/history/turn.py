@@ -44,7 +44,7 @@ class StoredTurn:
 
     Attributes:
         owner: Owner of the response.
-        asked: The request with its whole history, for an upstream.
+        parsed: The request with its whole history, for an upstream.
         items: The whole input.
         fresh: The input items of this request.
         previous: ID of the response that it continues.
@@ -55,7 +55,7 @@ class StoredTurn:
 
     store: HistoryStore
     owner: str
-    asked: ParsedBody
+    parsed: ParsedBody
     items: list[Item]
     fresh: list[Item]
     previous: str | None = None
@@ -64,7 +64,7 @@ class StoredTurn:
     background: str | None = None
 
     @classmethod
-    async def begin(cls, store: HistoryStore, owner: str, asked: ParsedBody) -> StoredTurn:
+    async def begin(cls, store: HistoryStore, owner: str, parsed: ParsedBody) -> StoredTurn:
         """Load what a request continues.
 
         Raises:
@@ -72,7 +72,7 @@ class StoredTurn:
                 message names the field.
             CapacityError: The history cannot be read now.
         """
-        fields = asked.fields
+        fields = parsed.fields
         fresh = _input_items(fields.get("input"))
         previous = _name(fields, "previous_response_id")
         conversation = _conversation_name(fields)
@@ -83,7 +83,7 @@ class StoredTurn:
             raise RequestError(message, param="conversation")
         if background and not keeps:
             raise RequestError("background: true needs store: true.", param="background")
-        if background and asked.stream:
+        if background and parsed.stream:
             message = "stream cannot be combined with background: read the response by its id."
             raise RequestError(message, param="stream")
         earlier: list[Item] = []
@@ -93,16 +93,16 @@ class StoredTurn:
         if conversation is not None:
             earlier = (await find(store, "conversation", owner, conversation, "conversation")).items
         items = [*earlier, *fresh]
-        outgoing = asked
+        outgoing = parsed
         if previous is not None or conversation is not None or background:
             dropped = ("previous_response_id", "conversation", "background")
             changed = {name: value for name, value in fields.items() if name not in dropped}
             changed["input"] = [item for item in items if _is_replayable(item)]
-            outgoing = replace(asked, raw=orjson.dumps(changed), fields=changed)
+            outgoing = replace(parsed, raw=orjson.dumps(changed), fields=changed)
         return cls(
             store=store,
             owner=owner,
-            asked=outgoing,
+            parsed=outgoing,
             items=items,
             fresh=fresh,
             previous=previous,

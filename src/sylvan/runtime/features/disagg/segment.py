@@ -51,7 +51,7 @@ class SharedSegment:
             OSError: It does not exist, or is not shared memory.
         """
         if not _PATH.fullmatch(path) or not os.readlink(path).startswith(f"/memfd:{_NAME}"):
-            raise OSError("it is no shared memory")
+            raise OSError("it is not shared memory")
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             _check_size(descriptor, num_bytes)

@@ -201,7 +201,7 @@ class _Walk:
             self._string(at, node)
         elif kind == "integer":
             if "multipleOf" in node and not isinstance(node["multipleOf"], int):
-                raise self._refusal(f"{at}/multipleOf", "that is no integer")
+                raise self._refusal(f"{at}/multipleOf", "that is not an integer")
         elif kind == "object":
             self._object(at, node)
         elif kind == "array":
@@ -225,7 +225,7 @@ class _Walk:
             raise self._refusal(f"{at}/minProperties", "of names that are not given")
         unnamed = [r for r in _list(node, "required") if r not in properties]
         if unnamed:
-            raise self._refusal(f"{at}/required", f"of {unnamed[0]!r}, which is no property,")
+            raise self._refusal(f"{at}/required", f"of {unnamed[0]!r}, which is not a property,")
         if len(patterns) > 1:
             raise self._refusal(f"{at}/patternProperties", "of several patterns")
         for name in properties:

@@ -42,6 +42,6 @@ def _plain(escape: re.Match[str], text: str, offset: int) -> str:
     number = int(digits, 16)
     if number in _SURROGATES or number > _MOST:
         line = text.count("\n", 0, offset + escape.start()) + 1
-        message = f"ebnf: at line {line}: {escape[0]} is no character"
+        message = f"ebnf: at line {line}: {escape[0]} is not a character"
         raise RequestError(message, param="ebnf")
     return f"\\x{number:02x}" if number < 0x100 else chr(number)

@@ -46,13 +46,13 @@ class EncoderService:
         self._running: dict[bytes, asyncio.Task[PreparedItem]] = {}
         self.encoded = self.reused = 0
 
-    async def encode(self, order: EncodeItem) -> PreparedItem:
+    async def encode(self, request: EncodeItem) -> PreparedItem:
         """Return an item's tokens and vectors, float32 (layers, N, D); or the error.
 
         Raises:
             CapacityError: Too many items wait.
         """
-        key = _key(order)
+        key = _key(request)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             self.reused += 1
@@ -61,7 +61,7 @@ class EncoderService:
         if task is None:
             if len(self._running) >= self._most_items:
                 raise CapacityError(f"{len(self._running)} items are being encoded")
-            task = self._running[key] = asyncio.create_task(self._encode(key, order))
+            task = self._running[key] = asyncio.create_task(self._encode(key, request))
             task.add_done_callback(lambda _: self._running.pop(key, None))
         else:
             self.reused += 1
@@ -75,8 +75,8 @@ class EncoderService:
         await self._workers.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _encode(self, key: bytes, order: EncodeItem) -> PreparedItem:
-        most, item = self._settings, order.item
+    async def _encode(self, key: bytes, request: EncodeItem) -> PreparedItem:
+        most, item = self._settings, request.item
         item = msgspec.structs.replace(
             item,
             max_pixels=min(item.max_pixels, most.pixels),
@@ -107,9 +107,9 @@ class EncoderService:
             return np.stack([vectors.float().numpy() for vectors in layers])
 
 
-def _key(order: EncodeItem) -> bytes:
-    item = order.item
-    found = hashlib.sha256(f"{item.kind}|{order.scope}|".encode())
+def _key(request: EncodeItem) -> bytes:
+    item = request.item
+    found = hashlib.sha256(f"{item.kind}|{request.scope}|".encode())
     limits = item.options, item.max_pixels, item.max_frames, item.max_seconds
     found.update(msgspec.json.encode(limits, order="sorted"))
     found.update(item.data)

@@ -58,7 +58,7 @@ class MultimodalWorker(CapabilityWorker):
         assert context.config.media is not None
         self._layers = (EMBEDDINGS, *context.config.media.edited_layers)
         self._scale = context.config.media.vector_scale
-        self._apart = context.config.media.apart
+        self._apart = context.config.media.dual_encoder
         self._width = self._apart or context.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
         self._alignment = (

@@ -119,7 +119,7 @@ def check(proposal: Proposal, most: int, vocab_size: int) -> None:
     if parents and (
         len(parents) != len(tokens) or not all(-1 <= p < i for i, p in enumerate(parents))
     ):
-        raise ValueError(f"{parents} are no parents of {len(tokens)} guesses")
+        raise ValueError(f"{parents} are not parents of {len(tokens)} guesses")
     if proposal.grades and len(proposal.grades) != len(tokens):
         raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} guesses")
     if len(tokens) > most or min(proposal.grade, *proposal.grades, 0) < 0:

@@ -152,7 +152,7 @@ def _check_device(wanted: Format, by: Multiplier) -> None:
         )
     if wanted.code is None:
         raise ConfigError(
-            f"quantization={wanted.name} rounds rows to 8 bits, which only the CPU does; choose "
+            f"quantization={wanted.name} quantises activations to 8 bits, on CPUs only; choose "
             "w4a16 or fp8, or device=cpu"
         )
 

@@ -119,7 +119,7 @@ def _state(name: str, raw: torch.Tensor) -> _State:
         block, nested = int(said["blocksize"]), int(said.get("nested_blocksize") or 0)
         offset = float(said.get("nested_offset") or 0.0)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{name!r} is no state of a quantised matrix: {error}") from None
+        raise ConfigError(f"{name!r} is not a state of a quantised matrix: {error}") from None
     if min(rows, cols) < 1 or block < 1 or nested < 0 or not math.isfinite(offset):
         raise ConfigError(f"{name!r} says {rows} x {cols} in blocks of {block}, offset {offset}")
     return _State((rows, cols), block, nested, offset)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from sylvan.api.answering import Bound, thinking_of
+from sylvan.api.answering import GrammarWithThinking, thinking_of
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions, RequestOptions, ThinkingOptions
@@ -60,12 +60,12 @@ def generate_input(
         options=RequestOptions(deadline_s=deadline_s),
         default_seed=seed,
         past=tuple(map(_emitted, message.emitted)) or None,
-        thinking=_thinking(message, parsers, bound=sampling.grammar is not None),
+        thinking=_thinking(message, parsers, has_grammar=sampling.grammar is not None),
     )
 
 
 def _thinking(
-    message: pb.GenerateRequest, parsers: Parsers, *, bound: bool
+    message: pb.GenerateRequest, parsers: Parsers, *, has_grammar: bool
 ) -> ThinkingOptions | None:
     """Return where the output contains thinking, as given or by the model's format."""
     if message.HasField("thinking"):
@@ -84,8 +84,8 @@ def _thinking(
     if parsers.reasoning is None:
         text = "require_reasoning: this server knows no format of thinking (--reasoning-parser)"
         raise RequestError(text, param="require_reasoning")
-    grammar = Bound(may_open=False) if bound else None
-    return thinking_of(parsers, inside=True, budget=None, bound=grammar)
+    grammar = GrammarWithThinking(may_open=False) if has_grammar else None
+    return thinking_of(parsers, inside=True, budget=None, grammar=grammar)
 
 
 def _rows(given: Sequence[pb.TokenIds], name: str) -> tuple[tuple[int, ...], ...]:

@@ -95,7 +95,7 @@ def find(call: Call[Any], name: str, param: str) -> StoredResponse:
         RequestError: The ID is malformed, or the tenant has no such conversation.
     """
     if not name.startswith("conv_"):
-        message = f"{param}: {name[:80]!r} is no id of a conversation (conv_...)."
+        message = f"{param}: {name[:80]!r} is not an id of a conversation (conv_...)."
         raise RequestError(message, param=param)
     found = call.context.conversations.get(name, call.tenant.name)
     if found is None:

@@ -11,9 +11,10 @@ from typing import Any
 from starlette.responses import Response
 
 from sylvan.api.answering import ToolUse, thinking_variables
+from sylvan.api.client_fields import with_client_field
 from sylvan.api.errors import Family, error_body
 from sylvan.api.native import join_salt
-from sylvan.api.openai.response_tools import ResponsesChoice, offer
+from sylvan.api.openai.response_tools import ResponsesChoice, offered_tools
 from sylvan.api.openai.responses import (
     AllowedTools,
     ResponsesBody,
@@ -25,7 +26,6 @@ from sylvan.api.openai.responses import (
 )
 from sylvan.api.request_fields import request_options, sampling_values
 from sylvan.api.sampling import read_sampling
-from sylvan.api.spelling import respelt
 from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import LogprobOptions
@@ -102,7 +102,7 @@ def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse
         RequestError: The ID is malformed, or the tenant has no such response.
     """
     if not name.startswith("resp_"):
-        message = f"{param or 'response_id'}: {name[:80]!r} is no id of a response (resp_...)."
+        message = f"{param or 'response_id'}: {name[:80]!r} is not an id of a response (resp_...)."
         raise RequestError(message, param=param or "response_id")
     found = call.context.responses.get(name, call.tenant.name)
     if found is None:
@@ -139,10 +139,10 @@ class Job:
         call.names.update(text_fields(body))
         self._id = body.request_id or f"resp_{call.context.ids(16)}"
         self._created = int(call.context.wall())
-        self._offer = offer(body.tools or ())
-        call.ignored.extend(self._offer.left_out)
+        self._offered = offered_tools(body.tools or ())
+        call.ignored.extend(self._offered.left_out)
         include = body.include or ()
-        self._style = ItemStyle(self._offer.origins, "reasoning.encrypted_content" in include)
+        self._style = ItemStyle(self._offered.origins, "reasoning.encrypted_content" in include)
         self._logprobs = self._wanted_logprobs()
         self.conversation = self._conversation()
         self._turn = AnswerRun(call.context.service, self.conversation, call.names)
@@ -219,7 +219,7 @@ class Job:
     def _failed(self, error: BaseException) -> dict[str, Any]:
         status, message, code = 500, INTERNAL_ERROR, None
         if isinstance(error, SylvanError):
-            error = respelt(error, self._call.names)
+            error = with_client_field(error, self._call.names)
             status, message, _ = error_parts(error)
             code = error_code(error)
         detail = error_body(Family.RESPONSES, status, message, code=code)["error"]
@@ -274,7 +274,7 @@ class Job:
         return read_sampling(params, {**defaults.model, **defaults.preferred}, "", names)
 
     def _tool_use(self) -> ToolUse:
-        choice, offered = self._body.tool_choice or "auto", self._offer
+        choice, offered = self._body.tool_choice or "auto", self._offered
         if isinstance(choice, AllowedTools):
             path = "tool_choice.tools"
             named = [tool for tool in choice.tools if tool.type in ("function", "custom")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sylvan.api.client_fields import TOOL_SCHEMA
 from sylvan.api.errors import Family
 from sylvan.api.openai.audio import TranscriptionReply
 from sylvan.api.openai.batches import (
@@ -39,7 +40,6 @@ from sylvan.api.openai.vectors import (
     ScoreReply,
 )
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
-from sylvan.api.spelling import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
 from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
 from sylvan.runtime.server.responses import conversations, inputs

@@ -12,6 +12,7 @@ from sylvan.api.anthropic_batches import (
     MessageBatchQuery,
     MessageBatchReply,
 )
+from sylvan.api.client_fields import TOOL_SCHEMA, grammars_in
 from sylvan.api.errors import Family
 from sylvan.api.ollama import (
     OllamaChatBody,
@@ -27,7 +28,6 @@ from sylvan.api.ollama import (
     OllamaTags,
     OllamaVersion,
 )
-from sylvan.api.spelling import TOOL_SCHEMA, grammars_in
 from sylvan.runtime.server.anthropic import batches, messages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.native import cloud

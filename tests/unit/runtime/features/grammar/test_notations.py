@@ -88,4 +88,4 @@ def test_an_escape_of_no_character_is_refused_with_its_line(escape) -> None:
     with pytest.raises(RequestError) as caught:
         with_plain_escapes(f'root ::= a\na ::= "{escape}"')
 
-    assert str(caught.value) == f"ebnf: at line 2: {escape} is no character"
+    assert str(caught.value) == f"ebnf: at line 2: {escape} is not a character"

@@ -191,7 +191,7 @@ def test_older_drafts_are_read_as_they_say() -> None:
             {"properties": {"a": {"uniqueItems": True}}},
             "#/properties/a/uniqueItems: uniqueItems of values that are not given",
         ),
-        ({"not": {"type": "integer"}}, "#/not: numbers that are no integers"),
+        ({"not": {"type": "integer"}}, "#/not: numbers that are not integers"),
         ({"not": {"format": "duration"}}, "#/not: not format"),
         ({"propertyNames": {"oneOf": [{}, {}]}}, "#/propertyNames: propertyNames of this form"),
         (

@@ -96,7 +96,7 @@ def broken(part: str, how):
         (
             "bnb-nf4",
             broken("weight.quant_state.bitsandbytes__nf4", lambda x: x[:9]),
-            r"bitsandbytes__nf4' is no state of a quantised matrix",
+            r"bitsandbytes__nf4' is not a state of a quantised matrix",
         ),
         (
             "bnb-nf4-double",

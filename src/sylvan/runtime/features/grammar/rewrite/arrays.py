@@ -152,5 +152,5 @@ def _longest(node: Schema) -> int | None:
 def _count(node: Schema, key: str, otherwise: int) -> int:
     value = node.get(key, otherwise)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise UndecidedError(f"{key} that is no integer")
+        raise UndecidedError(f"{key} that is not an integer")
     return int(value)

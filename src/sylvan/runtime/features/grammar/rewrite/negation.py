@@ -66,7 +66,7 @@ class Negation:
         if schema is True or not within:
             return []
         if not isinstance(schema, dict):
-            raise UndecidedError("what is no schema")
+            raise UndecidedError("what is not a schema")
         if self._depth == _MAX_DEPTH:
             raise UndecidedError("a schema that refers to itself")
         self._depth += 1
@@ -94,7 +94,7 @@ def _not_type(schema: Schema, within: Kinds, context: RewriteContext) -> list[An
 def _of_kinds(kinds: Kinds) -> list[Any]:
     types = types_of_kinds(kinds)
     if types is None:
-        raise UndecidedError("numbers that are no integers")
+        raise UndecidedError("numbers that are not integers")
     return [{"type": types}]
 
 
@@ -105,7 +105,7 @@ def _not_const(schema: Schema, within: Kinds, context: RewriteContext) -> list[A
 def _not_enum(schema: Schema, within: Kinds, context: RewriteContext) -> list[Any]:
     values = schema["enum"]
     if not isinstance(values, list):
-        raise UndecidedError("enum that is no list")
+        raise UndecidedError("enum that is not a list")
     return _other_values(values, within, context)
 
 
@@ -164,7 +164,7 @@ def _bound(keyword: str, opposite: str, step: int, kind: str) -> _Rule:
         if kind not in within:
             return []
         if not isinstance(value, int | float) or not float(value).is_integer():
-            raise UndecidedError(f"{keyword} that is no integer")
+            raise UndecidedError(f"{keyword} that is not an integer")
         count = int(value) + step
         return [{"type": kind, opposite: count}] if count >= 0 else []
 
@@ -179,7 +179,7 @@ def _limit(keyword: str, opposite: str) -> _Rule:
             return []
         value = schema[keyword]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UndecidedError(f"{keyword} that is no number")
+            raise UndecidedError(f"{keyword} that is not a number")
         return [{"type": _number(within), opposite: value}]
 
     return rule
@@ -359,17 +359,17 @@ _EMPTY = {
 
 def _names(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise UndecidedError("names that are no list of strings")
+        raise UndecidedError("names that are not a list of strings")
     return value
 
 
 def _map(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UndecidedError("what is no object")
+        raise UndecidedError("what is not an object")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise UndecidedError("what is no list")
+        raise UndecidedError("what is not a list")
     return value

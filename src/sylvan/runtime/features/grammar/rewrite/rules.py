@@ -41,7 +41,7 @@ def without_one_of(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`oneOf`: an `anyOf` of its schemas, each excluding those it may overlap with."""
     parts = node["oneOf"]
     if not isinstance(parts, list):
-        raise UndecidedError("oneOf that is no list")
+        raise UndecidedError("oneOf that is not a list")
     beside = {key: value for key, value in node.items() if key in ("type", "const", "enum")}
     written: list[Any] = []
     for i, part in enumerate(parts):
@@ -73,7 +73,7 @@ def without_dependent_required(node: Schema, within: Kinds, context: RewriteCont
     """`dependentRequired`: each name is absent, or the others are present."""
     found = node["dependentRequired"]
     if not isinstance(found, dict):
-        raise UndecidedError("dependentRequired that is no object")
+        raise UndecidedError("dependentRequired that is not an object")
     return all_of([_depending(n, {"required": names}) for n, names in found.items() if names])
 
 
@@ -81,7 +81,7 @@ def without_dependent_schemas(node: Schema, within: Kinds, context: RewriteConte
     """`dependentSchemas`: each name is absent, or the schema holds."""
     found = node["dependentSchemas"]
     if not isinstance(found, dict):
-        raise UndecidedError("dependentSchemas that is no object")
+        raise UndecidedError("dependentSchemas that is not an object")
     parts = [(n, part) for n, part in found.items() if part is not True and part != {}]
     return all_of([_depending(n, part) for n, part in parts])
 

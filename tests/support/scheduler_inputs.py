@@ -1,4 +1,4 @@
-"""Settings and requests of a scheduler, drawn by hypothesis."""
+"""Settings and requests of a scheduler, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ EVICTIONS = plugins.options(eviction)
 
 
 def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
-    """Settings of a server.
-
-    `room` is its memory in tokens, `lag` how many steps the detokenizer is behind.
+    """Draw settings of a server. `room` is its memory in tokens, `lag` the delay of the detokenizer
+    in steps.
     """
     return st.fixed_dictionaries(
         {
@@ -50,8 +49,8 @@ def setups(states: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A client's request, before it is limited to what fits."""
+class ClientRequest:
+    """A client's request, before it is cut to what fits."""
 
     start: int
     common: int
@@ -68,8 +67,8 @@ class Wish:
     sampling: dict[str, Any]
 
 
-wishes = st.builds(
-    Wish,
+client_requests = st.builds(
+    ClientRequest,
     start=st.sampled_from([0, 0, 1, 2]),
     common=st.sampled_from([40, 70, 20, 33, 5, 0]),
     own=st.lists(st.integers(0, 39), min_size=1, max_size=6).map(tuple),

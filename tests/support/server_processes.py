@@ -1,4 +1,4 @@
-"""`sylvan serve` in processes of its own, as several machines would start it."""
+"""Runs `sylvan serve` in separate processes, as several machines would start it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def waited(found: Callable[[], object], what: str, timeout_s: float = START_S) -
 
 
 class Started:
-    """A process and what it has printed."""
+    """A process, and its output."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._out: IO[str] = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - closed below
@@ -44,13 +44,13 @@ class Started:
 
     @property
     def printed(self) -> str:
-        """Everything so far, errors included."""
+        """Everything so far, including errors."""
         with open(self._out.name) as file:
             return file.read()
 
     @property
     def url(self) -> str:
-        """Of the server, once it says so; empty before."""
+        """URL of the server, once it has printed it; empty before."""
         found = re.search(r"Sylvan serves \S+ at (http://\S+)", self.printed)
         return found[1] if found else ""
 
@@ -65,7 +65,7 @@ class Started:
         return self.url
 
     def stop(self) -> int:
-        """End it, and whatever it has started, if it does not by itself; its exit code."""
+        """Stop it and its descendants, by force if necessary; return its exit code."""
         below = []
         if self.process.poll() is None:
             below = psutil.Process(self.process.pid).children(recursive=True)
@@ -94,7 +94,7 @@ def started(
 
 
 def completion(url: str) -> str:
-    """The server's answer."""
+    """Return the server's answer."""
     reply = httpx.post(f"{url}/v1/completions", json={"model": "m", **PROMPT}, timeout=60)
     reply.raise_for_status()
     return reply.json()["choices"][0]["text"]

@@ -51,14 +51,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def write_kind(folder: Path, kind: str) -> str:
-    """A tiny model whose layers keep KV of this kind."""
+    """Write a tiny model whose layers keep KV of this kind."""
     write_checkpoint(folder)
     (folder / "config.json").write_text(json.dumps(MODEL | KINDS[kind]))
     return str(folder)
 
 
 class Server:
-    """A scheduler of this process."""
+    """A scheduler in this process."""
 
     def __init__(self, model: str, **options: Any) -> None:
         given: dict[str, Any] = {
@@ -88,15 +88,15 @@ class Server:
         self.scheduler.add(request)
 
     def tokens(self, rid: str) -> list[int]:
-        """All that came of a request."""
+        """Return all tokens of a request so far."""
         return [t for output in self.outputs if output.rid == rid for t in output.token_ids]
 
     def finish(self, rid: str) -> Finish | None:
-        """How it ended."""
+        """Return how it ended."""
         return next((o.finish for o in self.outputs if o.rid == rid and o.finish), None)
 
     def state(self) -> dict[str, Any]:
-        """Of the transfers."""
+        """Return the state of the transfers."""
         return self.built.state()["disaggregation"]
 
     def step(self) -> bool:
@@ -113,7 +113,7 @@ class Server:
 
 
 class Pair:
-    """Servers that hand KV over, and how they are asked."""
+    """A prefill and a decode server that transfer KV."""
 
     def __init__(self, model: str, **options: Any) -> None:
         apart = {key: options.pop(key) for key in tuple(options) if key[:2] in ("p_", "d_")}
@@ -132,7 +132,7 @@ class Pair:
         return Bootstrap(host=HOST, port=self.port, room=next(self._rooms))
 
     def ask(self, rid: str, ids: list[int], **given: Any) -> None:
-        """A request of both, as gateways send it; the prefill server writes one token."""
+        """Send a request to both, as gateways do; the prefill server generates one token."""
         meeting = self.meeting()
         self.prefill.add(rid, ids, meeting, **{**given, "max_new_tokens": 1})
         self.decode.add(rid, ids, meeting, **given)
@@ -152,10 +152,10 @@ class Pair:
 
 
 def prompt(length: int, seed: int) -> list[int]:
-    """Made-up tokens."""
+    """Return random tokens."""
     return np.random.default_rng(seed).integers(5, 60, length).tolist()
 
 
 def same(meeting: Bootstrap, **changes: Any) -> Bootstrap:
-    """Another meeting."""
+    """Return an equal copy of a rendezvous."""
     return msgspec.structs.replace(meeting, **changes)

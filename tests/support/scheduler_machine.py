@@ -1,6 +1,6 @@
-"""A state machine over the whole scheduler: what clients, the detokenizer and operators may do.
+"""A state machine over the whole scheduler: the actions of clients, detokenizer and operators.
 
-Each action is a rule of hypothesis, so that a failure shrinks to the few steps that it needs.
+Each action is a rule of hypothesis, so that a failure shrinks to the few actions that it needs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from sylvan.runtime.core.req import Batch
 from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from tests.support.kv import World, alone, digest, histories, request, space_at
-from tests.support.wishes import STARTS, Wish, wishes
+from tests.support.scheduler_inputs import STARTS, ClientRequest, client_requests
 
 STEP_S = 0.01
 DRAIN_STEPS = 4000
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Anything may happen at any time; every request ends, with what it brings alone."""
+    """Runs any actions in any order; every request must end with the outputs of running alone."""
 
     requests = Bundle("requests")
 
     def start(self, setup: dict[str, Any], *drafters: Capability, most_guesses: int = 0) -> None:
-        """Call this from an `initialize` rule. `most_guesses`: in a step, of one request."""
+        """Call this from an `initialize` rule. `most_guesses`: drafts per step."""
         setup = dict(setup)
         self.most_guesses = most_guesses
         room, size = setup.pop("room"), setup["page_size"]
@@ -69,15 +69,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- clients
 
-    @rule(target=requests, crowd=st.lists(wishes, min_size=1, max_size=6))
-    def submit(self, crowd: list[Wish]) -> Any:
-        rids = [self.add([*STARTS[wish.start][: wish.common], *wish.own], wish) for wish in crowd]
+    @rule(target=requests, crowd=st.lists(client_requests, min_size=1, max_size=6))
+    def submit(self, crowd: list[ClientRequest]) -> Any:
+        rids = [self.add([*STARTS[each.start][: each.common], *each.own], each) for each in crowd]
         return multiple(*filter(None, rids))
 
-    @rule(target=requests, before=requests, wish=wishes)
-    def next_turn(self, before: str, wish: Wish) -> Any:
+    @rule(target=requests, before=requests, wanted=client_requests)
+    def next_turn(self, before: str, wanted: ClientRequest) -> Any:
         said = [*self.asked[before].input_ids.tolist(), *self.world.tokens.get(before, [])]
-        return self.add([*said, *wish.own], wish) or multiple()
+        return self.add([*said, *wanted.own], wanted) or multiple()
 
     @rule(rid=requests)
     def submit_again(self, rid: str) -> None:
@@ -114,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(mode=st.sampled_from(["in_place", "retract"] * 5 + ["abort"]), steps=st.integers(0, 2))
     def pause(self, mode: Any, steps: int) -> None:
-        """For a few steps, or until `resume`."""
+        """Pause for a few steps, or until `resume`."""
         self.paused = True
         before = set(self.world.finish)
         count = self.scheduler.pause(mode)
@@ -148,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_kv(self) -> None:
-        """As when weights are replaced: whatever is in memory is wrong from then on."""
+        """Invalidate all KV, as a weight update does."""
         self.scheduler.pause("in_place")
         self.scheduler.forget_kv()
         self.confirmed |= set(filter(self.unconfirmed, self.asked))  # closed, too
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # ---- what must hold
 
     def check(self) -> None:
-        """After each action."""
+        """Check the invariants after each action."""
         self.world.check()
         assert self.scheduler.audit() == 0
         self.learn()
@@ -192,7 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sound = True
 
     def read_texts(self) -> None:
-        """The detokenizer tells what it found, some steps after it was sent the tokens."""
+        """Let the detokenizer report stops, some steps after it received the tokens."""
         for rid in filter(self.has_text_stops, self.asked):
             told, kept = len(self.world.tokens.get(rid, [])), self.text_ends.get(rid, 10**6)
             ready = rid in self.living() and told >= kept
@@ -209,7 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check()
 
     def watch(self, batch: Batch) -> None:
-        """A batch is launched: check its bounds, and that it continues where the last one ended."""
+        """Check a launched batch: its bounds, and that it continues where the last one ended."""
         assert not (self.paused and batch.slices)
         assert len({piece.req.rid for piece in batch.slices}) == len(batch.slices)
         assert len(self.scheduler.running) <= self.setup["max_running_reqs"]
@@ -230,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.computed += piece.stop - piece.start
 
     def teardown(self) -> None:
-        """Let all that is left end, and compare."""
+        """Let all remaining requests end, and compare them."""
         if not getattr(self, "sound", False):
             return
         self.resume()
@@ -273,7 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.compare_work(asked, whole=finish.type == "length" or isinstance(asked, EmbedRequest))
 
     def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
-        """The first token is emitted at once, and so are all that may end the text."""
+        """Check that first tokens, and tokens that may end, come at once."""
         later = pieces[1:-1]
         if self.most_guesses:  # several come at a time
             assert all(count > 0 for count in later) or self.tells
@@ -288,9 +288,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert pieces[-1] <= asked.interval
 
     def compare_work(self, asked: GenerateRequest | EmbedRequest, *, whole: bool) -> None:
-        """Each token is computed once, but for a prefix hit, a retraction, and what overlap adds.
+        """Check that each token is computed once, except for prefix hits, retractions and overlap.
 
-        `watch` saw that the slices of a life are without gaps and overlaps.
+        `watch` checks that the slices of a request have no gaps and overlaps.
         """
         rid, usage = asked.rid, self.world.outputs[asked.rid][-1].usage
         told = 0 if isinstance(asked, EmbedRequest) else usage.completion_tokens
@@ -308,40 +308,40 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- helpers
 
-    def add(self, prompt: list[int], wish: Wish) -> str | None:
-        """Submit what fits of it; its name, unless the queue was full."""
+    def add(self, prompt: list[int], wanted: ClientRequest) -> str | None:
+        """Submit as much of a request as fits; return its name unless the queue was full."""
         room = self.world.cache.total_tokens
-        if wish.embed:
+        if wanted.embed:
             room = self.world.cache.max_step_tokens if self.setup["whole_prompts"] else room
             return self.send(
                 EmbedRequest(
                     rid=self.new_rid(),
                     input_ids=np.array(prompt[:room], np.int32),
-                    tenant=wish.tenant,
-                    cache_salt=self.isolation.owner(wish.tenant),
-                    **wish.limits,
+                    tenant=wanted.tenant,
+                    cache_salt=self.isolation.owner(wanted.tenant),
+                    **wanted.limits,
                 )
             )
-        new = min(wish.new, room - 1)
+        new = min(wanted.new, room - 1)
         ids = np.array(prompt[: room - new], np.int32)
-        salt = self.isolation.salt(wish.tenant, wish.salt)
+        salt = self.isolation.salt(wanted.tenant, wanted.salt)
         asked = request(
             self.new_rid(),
             ids,
-            sampling=SamplingParams(max_new_tokens=new, **wish.sampling),
-            eos_ids=() if wish.sampling["ignore_eos"] else (7,),
-            tenant=wish.tenant,
+            sampling=SamplingParams(max_new_tokens=new, **wanted.sampling),
+            eos_ids=() if wanted.sampling["ignore_eos"] else (7,),
+            tenant=wanted.tenant,
             cache_salt=salt,
             shared_tokens=self.isolation.shared_tokens(ids) if salt else 0,
-            interval=wish.interval,
-            **wish.limits,
-            **wish.targets,
+            interval=wanted.interval,
+            **wanted.limits,
+            **wanted.targets,
         )
-        if wish.replayed:  # a restart lost it; it continues after the client's tokens
-            outputs = np.array(alone(asked)[:-1][: wish.replayed], np.int32)
+        if wanted.replayed:  # a restart lost it; it continues after the client's tokens
+            outputs = np.array(alone(asked)[:-1][: wanted.replayed], np.int32)
             asked = msgspec.structs.replace(asked, output_ids=outputs)
-        if wish.text_ends and wish.sampling["stop"]:
-            self.text_ends[asked.rid] = wish.text_ends
+        if wanted.text_ends and wanted.sampling["stop"]:
+            self.text_ends[asked.rid] = wanted.text_ends
         return self.send(asked)
 
     def send(self, asked: GenerateRequest | EmbedRequest) -> str | None:
@@ -365,7 +365,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return f"r{len(self.asked)}"
 
     def full(self, priority: int) -> bool:
-        """Whether nothing waits that ends for a request of that priority."""
+        """Whether every waiting request has at least that priority, so that none makes room."""
         waiting = self.scheduler.waiting
         if len(waiting) < self.setup["max_waiting_reqs"]:
             return False
@@ -375,7 +375,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.asked.keys() - self.world.finish.keys() - self.cut.keys() - self.aborted
 
     def unconfirmed(self, rid: str) -> bool:
-        """Whether a request has ended, and the detokenizer did not say yet that it is right."""
+        """Whether a request has ended, but the detokenizer has not confirmed the end yet."""
         finish = self.world.finish.get(rid)
         waits = finish is not None and finish.type != "abort" and rid not in self.confirmed
         return waits and self.has_text_stops(rid)
@@ -393,7 +393,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [] if isinstance(asked, EmbedRequest) else asked.output_ids.tolist()
 
     def learn(self) -> None:
-        """Tokens that clients have by now; text may still be cut until it is confirmed."""
+        """Record the tokens that clients have; text may be cut until confirmed."""
         alive = (*self.scheduler.running, *self.scheduler.waiting)
         self.retracted |= {req.rid for req in alive if req.retractions}
         kept_back = {r.rid: r.tokens.view(r.num_emitted, len(r.tokens)).tolist() for r in alive}
@@ -412,7 +412,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.given.add(trail[-1])
 
     def kept(self) -> set[int]:
-        """Contents of the slots of the prefix cache, in all groups."""
+        """Return the contents of the slots of the prefix cache, in all groups."""
         found: set[int] = set()
         cache, memories = self.world.cache, [*self.world.executor.memory]
         full = memories.pop(0) if cache._has_full else None

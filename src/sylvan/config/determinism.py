@@ -17,7 +17,7 @@ class DeterminismBlocker:
     way: str
 
 
-def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
+def determinism_blocker(config: Config, facts: Facts) -> DeterminismBlocker | None:
     """Return the reason why these settings prevent `deterministic`; None: they do not.
 
     Does not cover models that turn out to be untraceable when they are loaded.
@@ -47,7 +47,7 @@ def obstacle(config: Config, facts: Facts) -> DeterminismBlocker | None:
     return found
 
 
-def same_bits_obstacles(config: Config, facts: Facts) -> Mapping[str, str]:
+def same_bits_blockers(config: Config, facts: Facts) -> Mapping[str, str]:
     """Return the settings that prevent `parallel.same_bits`, each with a reason; empty: none.
 
     Does not cover the sizes of the model, which are known when it is built.

@@ -1,4 +1,4 @@
-"""Pydantic core schemas that report only the first error of a list or map.
+"""Makes pydantic's core schemas report only the first error of a list or map.
 
 An error costs a microsecond or more to find and several to format, so a few megabytes of errors
 would block a server for seconds and use gigabytes.
@@ -38,7 +38,7 @@ def _change(node: Any) -> None:
         return
     node = cast(dict[str, Any], node)
     for name, item in node.items():
-        if name == "fields":  # by field name
+        if name == "fields":  # a mapping of field names
             _change(list(item.values()))
         elif name not in _NO_SCHEMAS:
             _change(item)

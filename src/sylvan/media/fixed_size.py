@@ -48,7 +48,7 @@ class _PlaceRules(msgspec.Struct):
     num_additional_image_tokens: int = 0
 
 
-class FixedImages:
+class FixedSizeImages:
     """Prepares images as LLaVA with SigLIP does: whole, scaled to one size.
 
     The numbers are those of transformers, bit for bit.
@@ -62,7 +62,7 @@ class FixedImages:
         self._tokens = (token,) * (count + places.num_additional_image_tokens)
 
     @classmethod
-    def of(cls, model_dir: Path) -> FixedImages | None:
+    def of(cls, model_dir: Path) -> FixedSizeImages | None:
         """Return what prepares a checkpoint's images; None: its processor does more."""
         try:
             images = msgspec.convert(_read(model_dir / "preprocessor_config.json"), _ImageRules)
@@ -79,7 +79,7 @@ class FixedImages:
             return None
         return cls(images, places, cast("int", token))
 
-    def prepare(self, order: PrepareItem) -> PreparedItem:
+    def prepare(self, item: PrepareItem) -> PreparedItem:
         """Prepare one image.
 
         Raises:
@@ -87,15 +87,15 @@ class FixedImages:
         """
         from sylvan.media.processor import digest_of
 
-        if order.kind != "image":
-            raise UnreadableError(f"this model takes images, no {order.kind}")
-        features = {"pixel_values": self._pixels(open_image(order))}
+        if item.kind != "image":
+            raise UnreadableError(f"this model takes images, no {item.kind}")
+        features = {"pixel_values": self._pixels(open_image(item))}
         return PreparedItem(
-            id=order.id,
+            id=item.id,
             placeholder=self._token,
             tokens=self._tokens,
             features=features,
-            digest=digest_of(order.kind, features),
+            digest=digest_of(item.kind, features),
         )
 
     def _pixels(self, image: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Prepares images for models with an encoder for each kind (CLIP, SigLIP).
+"""Prepares images for models with one encoder for texts and one for images (CLIP, SigLIP).
 
 An image has a vector of its own; no prompt surrounds it.
 """
@@ -18,14 +18,14 @@ from sylvan.utils.json_files import read_json
 _ARCHITECTURES = frozenset({"CLIPModel", "Siglip2Model", "SiglipModel"})
 
 
-class ApartImages:
+class DualEncoderImages:
     """Prepares images with the checkpoint's image processor, without prompts."""
 
     def __init__(self, images: Any) -> None:
         self._images = images
 
     @classmethod
-    def of(cls, model_dir: Path) -> ApartImages | None:
+    def of(cls, model_dir: Path) -> DualEncoderImages | None:
         """Return what prepares a checkpoint's images; None: its text part reads them.
 
         Raises:
@@ -38,7 +38,7 @@ class ApartImages:
 
         return cls(AutoImageProcessor.from_pretrained(model_dir, backend="pil"))
 
-    def prepare(self, order: PrepareItem) -> PreparedItem:
+    def prepare(self, item: PrepareItem) -> PreparedItem:
         """Prepare one image.
 
         Raises:
@@ -46,18 +46,18 @@ class ApartImages:
         """
         from sylvan.media.processor import digest_of
 
-        if order.kind != "image":
-            raise UnreadableError(f"this model takes images, no {order.kind}")
-        image = open_image(order)
+        if item.kind != "image":
+            raise UnreadableError(f"this model takes images, no {item.kind}")
+        image = open_image(item)
         try:
             made = self._images([image], return_tensors="np")
         except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
             raise UnreadableError(f"the model's processor refuses it: {error}") from error
         features = {name: np.asarray(value) for name, value in made.items()}
         return PreparedItem(
-            id=order.id,
+            id=item.id,
             placeholder=APART_TOKEN,
             tokens=(APART_TOKEN,),
             features=features,
-            digest=digest_of(order.kind, features),
+            digest=digest_of(item.kind, features),
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sylvan.media.fixed import FixedImages
+from sylvan.media.fixed_size import FixedSizeImages
 from sylvan.media.images import UnreadableError
 from sylvan.media.messages import PrepareItem
 from sylvan.media.processor import Processor
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def order(size: tuple[int, int], kind: str = "image") -> PrepareItem:
+def item(size: tuple[int, int], kind: str = "image") -> PrepareItem:
     pixels = np.random.default_rng(3).integers(0, 255, (*size, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
@@ -40,10 +40,10 @@ def order(size: tuple[int, int], kind: str = "image") -> PrepareItem:
 
 
 def test_numbers_and_tokens_equal_those_of_transformers(folder: Path) -> None:
-    mine, theirs = FixedImages.of(folder), Processor(folder)
+    mine, theirs = FixedSizeImages.of(folder), Processor(folder)
     assert mine is not None
     for size in ((96, 96), (31, 200), (300, 17), (1, 1)):
-        ours, reference = (one.prepare(order(size)) for one in (mine, theirs))
+        ours, reference = (one.prepare(item(size)) for one in (mine, theirs))
         assert ours.digest == reference.digest
         assert (ours.tokens, ours.placeholder) == (reference.tokens, reference.placeholder)
         np.testing.assert_array_equal(
@@ -52,12 +52,12 @@ def test_numbers_and_tokens_equal_those_of_transformers(folder: Path) -> None:
 
 
 def test_other_kinds_and_damaged_files_are_refused(folder: Path) -> None:
-    mine = FixedImages.of(folder)
+    mine = FixedSizeImages.of(folder)
     assert mine is not None
     with pytest.raises(UnreadableError, match="takes images, no video"):
-        mine.prepare(order((4, 4), "video"))
+        mine.prepare(item((4, 4), "video"))
     with pytest.raises(UnreadableError, match="more than"):
-        mine.prepare(order((1025, 1025)))
+        mine.prepare(item((1025, 1025)))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_other_kinds_and_damaged_files_are_refused(folder: Path) -> None:
 def test_processors_that_do_more_are_left_to_transformers(folder, tmp_path, file, change) -> None:
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         shutil.copy(folder / name, tmp_path)
-    assert FixedImages.of(tmp_path) is not None
+    assert FixedSizeImages.of(tmp_path) is not None
     said = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps(said | change))
-    assert FixedImages.of(tmp_path) is None
+    assert FixedSizeImages.of(tmp_path) is None
     (tmp_path / file).unlink()
-    assert FixedImages.of(tmp_path) is None
+    assert FixedSizeImages.of(tmp_path) is None

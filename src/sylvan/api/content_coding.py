@@ -9,7 +9,7 @@ from sylvan.protocol.errors import RequestError
 _CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # window bits, as zlib defines them
 
 
-def unpacked(data: bytes, coding: str, max_bytes: int) -> bytes:
+def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
     """Decompress a body; returns `max_bytes + 1` bytes if it is larger than that.
 
     Args:

@@ -67,7 +67,7 @@ class MetricMaker:
         return Labelled(histogram)
 
 
-class HttpFamilies:
+class HttpMetrics:
     """Metrics of clients' requests."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -88,7 +88,7 @@ class HttpFamilies:
         )
 
 
-class RouterFamilies:
+class RouterMetrics:
     """Metrics of forwarded requests."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -131,7 +131,7 @@ class RouterFamilies:
         self.cut = make.total(OWN_PREFIX + "streams_cut", "Broken streams that no worker continued")
 
 
-class WorkerFamilies:
+class WorkerMetrics:
     """Metrics of events at workers; their state is read at scrape time (`control.gauges`)."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -171,7 +171,7 @@ class WorkerFamilies:
         )
 
 
-class PolicyFamilies:
+class PolicyMetrics:
     """Metrics of routing decisions."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -187,7 +187,7 @@ class PolicyFamilies:
         )
 
 
-class DiscoveryFamilies:
+class DiscoveryMetrics:
     """Metrics of service discovery."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -206,7 +206,7 @@ class DiscoveryFamilies:
         )
 
 
-class HistoryFamilies:
+class HistoryMetrics:
     """Metrics of stored responses and conversations."""
 
     def __init__(self, make: MetricMaker) -> None:
@@ -232,15 +232,15 @@ class HistoryFamilies:
         )
 
 
-class Families:
+class GatewayMetrics:
     """All metrics."""
 
     def __init__(self, buckets: Sequence[float] = ()) -> None:
         self.registry = CollectorRegistry()
         make = MetricMaker(self.registry, buckets)
-        self.http = HttpFamilies(make)
-        self.router = RouterFamilies(make)
-        self.worker = WorkerFamilies(make)
-        self.policy = PolicyFamilies(make)
-        self.discovery = DiscoveryFamilies(make)
-        self.history = HistoryFamilies(make)
+        self.http = HttpMetrics(make)
+        self.router = RouterMetrics(make)
+        self.worker = WorkerMetrics(make)
+        self.policy = PolicyMetrics(make)
+        self.discovery = DiscoveryMetrics(make)
+        self.history = HistoryMetrics(make)

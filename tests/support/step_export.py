@@ -1,4 +1,4 @@
-"""Writes a step of a program down, so that `step_runner.cpp` can run it on another chip."""
+"""Serialises a step of a program, so that `step_runner.cpp` can run it on another architecture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS = (24, 17)
 
 
 def write_step(model_dir: Path, options: LocalOptions, path: Path, monkeypatch) -> bytes:
-    """Write a step of prompts by the portable kernels; returns its logits and pages afterwards."""
+    """Write a step of prompts by the portable kernels; return its logits and final pages."""
     made: list[tuple] = []
 
     class Seen(build.ProgramRunner):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sylvan.api.answering import ToolUse
-from sylvan.api.spelling import TOOL_SCHEMA, of_tools, respelt
+from sylvan.api.client_fields import TOOL_SCHEMA, of_tools, with_client_field
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.text.tools import ToolSpec, calls_schema, family, structural_tags
@@ -31,7 +31,7 @@ TOOLS = [
     ],
 )
 def test_the_longest_part_that_is_known_is_named(message, wanted, param) -> None:
-    found = respelt(RequestError(message, param="json_schema", status=413), NAMES)
+    found = with_client_field(RequestError(message, param="json_schema", status=413), NAMES)
 
     assert isinstance(found, RequestError)
     assert (str(found), found.status) == (wanted, 413)
@@ -40,7 +40,7 @@ def test_the_longest_part_that_is_known_is_named(message, wanted, param) -> None
 
 def test_other_errors_stay() -> None:
     for error in (CapacityError("full"), RequestError("regex: bad", param="regex")):
-        assert respelt(error, NAMES) is error
+        assert with_client_field(error, NAMES) is error
 
 
 @pytest.mark.parametrize("choice", ["required", "b"])
@@ -90,7 +90,9 @@ def test_what_stands_beside_calls_keeps_its_name() -> None:
 
     def said(message: str) -> str:
         return str(
-            respelt(RequestError(f"structural_tag: {message}", param="structural_tag"), names)
+            with_client_field(
+                RequestError(f"structural_tag: {message}", param="structural_tag"), names
+            )
         )
 
     assert said("#/format/elements/0/pattern: at position 1: x") == "my.regex: at position 1: x"

@@ -11,7 +11,7 @@ from sylvan.protocol.errors import RequestError, SylvanError
 from sylvan.protocol.sampling import SamplingParams
 
 TOOL_SCHEMA = "schema of a tool"
-"""Where an API keeps the schema of a tool: the rest of a path after `tools[i]`."""
+"""Key of the path to a tool's schema in an API, below `tools[i]`."""
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _TEXTS = ("/pattern", "/grammar")
@@ -23,8 +23,8 @@ def grammars_in(field: str) -> Mapping[str, str]:
     return {kind: f"{field}.{kind}" for kind in _GRAMMARS}
 
 
-def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
-    """Return the error with its field as the client spells it.
+def with_client_field(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
+    """Return the error with the name that its field has in the client's body.
 
     Args:
         error: Any error.
@@ -41,7 +41,7 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
         part = max(parts, key=len)
         name = names[part]
         after = message[len(part) :]
-        # a schema has positions in it; a text has none
+        # a schema has JSON pointers into it; a text has none
         found = after.removeprefix(": ") if part.endswith(_TEXTS) else f"#{after}"
         return error.renamed(f"{name}: {found}", name)
     name = names.get(error.param)
@@ -52,19 +52,19 @@ def respelt(error: SylvanError, names: Mapping[str, str]) -> SylvanError:
 
 
 def of_tools(
-    use: ToolUse, asked: SamplingParams, used: SamplingParams, names: Mapping[str, str]
+    use: ToolUse, client: SamplingParams, sent: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
     """Map the grammar made from tools; empty if the client set the grammar itself.
 
     Args:
         use: The tools.
-        asked: Sampling parameters of the client.
-        used: Sampling parameters with the grammar.
+        client: Sampling parameters of the client.
+        sent: Sampling parameters with the grammar.
         names: Names of the route; include `TOOL_SCHEMA`.
     """
-    if used.grammar is None or used.grammar == asked.grammar:
+    if sent.grammar is None or sent.grammar == client.grammar:
         return {}
-    kind, text = used.grammar
+    kind, text = sent.grammar
     rest = names.get(TOOL_SCHEMA, _CHAT_SCHEMA)
     called = [tool.get("function", {}).get("name") for tool in use.tools]
     chosen = [i for i, name in enumerate(called) if use.choice in ("auto", "required", name)]
@@ -81,17 +81,17 @@ def of_tools(
         if len(chosen) > 1:
             places.pop("#/items/properties/parameters", None)
         found |= {f"{kind}: {place}": name for place, name in places.items()}
-    return found | _of_answer(text, kind, asked, names)
+    return found | _of_answer(text, kind, client, names)
 
 
 def _of_answer(
-    text: str, kind: str, asked: SamplingParams, names: Mapping[str, str]
+    text: str, kind: str, client: SamplingParams, names: Mapping[str, str]
 ) -> dict[str, str]:
     """Map the client's own grammar, if it became an alternative to calls."""
-    if asked.grammar is None or kind != "structural_tag":
+    if client.grammar is None or kind != "structural_tag":
         return {}
     answer = json.loads(text).get("format", {}).get("elements", [{}])[0]
     inner = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
     key = inner.get(answer.get("type"))
     place = f"{kind}: #/format/elements/0" + (f"/{key}" if key else "")
-    return {place: names.get(asked.grammar[0], asked.grammar[0])}
+    return {place: names.get(client.grammar[0], client.grammar[0])}
