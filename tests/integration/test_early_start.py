@@ -26,7 +26,7 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOp
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.compose import resolved
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 from sylvan.runtime.engine.early_start import early_start
 from tests.support.random_model import write_random_model
 

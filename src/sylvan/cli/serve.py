@@ -175,7 +175,7 @@ async def _serve(job: ServeJob) -> None:
             context = make_context(runtime.manager, settings, live=live, connections=connections)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
-            watch = LoopWatch(config.observe.loop_hold_s, context.accounts.held)
+            watch = LoopWatch(config.observe.loop_hold_s, context.accounts.loop_stalled)
             watch.begin(asyncio.get_running_loop())
             async with http, grpc_server(context, config.server) as grpc_port:
                 context.accounts.started(monotonic() - job.started_s)

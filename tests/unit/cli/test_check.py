@@ -272,7 +272,7 @@ def test_a_tokenizer_that_does_not_fit_is_reported(capsys, whole_model):
     code, found = check_model(capsys, whole_model)
 
     assert code == 1
-    assert "the model knows only 100" in found["vocabulary"]["cost"]
+    assert "the model has only 100" in found["vocabulary"]["cost"]
 
 
 def test_a_missing_tokenizer_is_reported(capsys, whole_model):

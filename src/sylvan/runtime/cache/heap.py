@@ -12,7 +12,7 @@ from sylvan.runtime.cache.types import Node
 SLACK = 1024  # void entries tolerated before a rebuild
 
 
-class Victims(Protocol):
+class EvictionOrder(Protocol):
     """The leaves of a tree, in the order of their eviction."""
 
     def push(self, node: Node) -> None:

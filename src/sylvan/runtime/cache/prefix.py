@@ -121,7 +121,7 @@ class PrefixCache(Protocol):
         """Evict everything that is not locked."""
         ...
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
         """Recompute the locks; return how many were wrong or not evictable."""
         ...
 
@@ -179,5 +179,5 @@ class NoPrefixCache:
     def clear(self) -> IntArray:
         return EMPTY_IDS
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
         return 0

@@ -66,7 +66,7 @@ class RadixCache:
         self._clock = itertools.count(1)
         self._roots, self._versions = nodes.roots, nodes.versions
         self.ghosts = nodes.ghosts
-        self.lock, self.unlock, self.restore = nodes.lock, nodes.unlock, nodes.restore
+        self.lock, self.unlock, self.repair_locks = nodes.lock, nodes.unlock, nodes.repair_locks
 
     @property
     def evictable_pages(self) -> int:

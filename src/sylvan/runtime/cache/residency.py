@@ -85,7 +85,7 @@ class Tier(Protocol):
         ...
 
 
-class Stored(Protocol):
+class StoredPrefix(Protocol):
     """A prefix found in a tier, written by another process.
 
     Each number is reported once, and only for newly known pages.
@@ -144,11 +144,11 @@ class Residency:
         self._demoting: dict[Place, deque[Node]] = {
             place: deque(maxlen=MAX_DEMOTIONS) for place in self._next.values()
         }
-        self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
+        self._heaps = {place: _TierHeap(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
         self._refused = False  # whether a write was refused since the last `poll` began
-        self._distrusted: set[int] = set()  # running writes of nodes that `clear` removed
+        self._invalidated: set[int] = set()  # running writes of nodes that `clear` removed
 
     @property
     def places(self) -> Iterable[Place]:
@@ -201,7 +201,7 @@ class Residency:
 
     def was_evicted(self, number: int) -> bool:
         """Whether device pages of a write were reused, except by clearing the cache."""
-        if number in self._distrusted:
+        if number in self._invalidated:
             return False
         for node in self._nodes.writing.get(number, ()):
             write = parts_of(node).writing[number]
@@ -209,11 +209,11 @@ class Residency:
                 return True
         return False
 
-    def clearing(self) -> None:
+    def on_clear(self) -> None:
         """Called before all nodes are forgotten because their KV became invalid."""
-        self._distrusted.update(self._writes)
+        self._invalidated.update(self._writes)
 
-    def found_in(self, places: Place, key: CacheKey, limit: int) -> int:
+    def cached_in(self, places: Place, key: CacheKey, limit: int) -> int:
         """Tokens in whole pages of `key`, at most `limit`, present in `places`; no changes."""
         found, nodes = 0, self._nodes
         root = nodes.roots.get(key.namespace)
@@ -223,7 +223,7 @@ class Residency:
             found += count * nodes.page_size
         return found
 
-    def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
+    def add_stored(self, key: CacheKey, place: Place, stored: StoredPrefix) -> bool:
         """Add newly discovered pages of a tier to the tree.
 
         Returns False, changing nothing, if the prefix before them is no longer cached.
@@ -234,13 +234,13 @@ class Residency:
             return False
         lacking = stored.stop - stored.first - tier.free_pages
         if lacking > 0:
-            self._shed(place, lacking)
+            self._shrink_tier(place, lacking)
             node, reached = self._reach(key, stored.stop * size)
             if reached < stored.first * size or tier.free_pages < stored.stop - stored.first:
                 return False
         for known in [*path_to(node)][::-1]:
             if known.start >= stored.first * size:
-                self._learn_node(known, place, stored)
+                self._add_stored_to_node(known, place, stored)
         if reached < stored.stop * size:
             tokens = key.tokens[reached : stored.stop * size].copy()
             media = overlapping(key.media, reached, stored.stop * size)
@@ -249,7 +249,7 @@ class Residency:
             locator = self._locate(reached // size, stored.stop, stored)
             self._nodes.attach(node, leaf, {place: locator})
             self._nodes.events.add("insert", leaf, len(leaf.tokens), place)
-            self._shelves[place].push(leaf)
+            self._heaps[place].push(leaf)
         return True
 
     def forget(self, place: Place) -> None:
@@ -350,7 +350,7 @@ class Residency:
             return self.back_up(node, completed)
         return not self._is_wanted(node) or self._write_anywhere(node)
 
-    def _learn_node(self, node: Node, place: Place, stored: Stored) -> None:
+    def _add_stored_to_node(self, node: Node, place: Place, stored: StoredPrefix) -> None:
         """Record that a tier holds a node, or more of it than known."""
         parts, size = parts_of(node), self._nodes.page_size
         first, stop = node.start // size, node.stop // size
@@ -359,7 +359,7 @@ class Residency:
             if node.stop == stop * size and not parts.writing:
                 parts.lower[place] = self._locate(first, stop, stored)
                 self._nodes.events.add("insert", node, len(node.tokens), place)
-                self._shelves[place].push(node)
+                self._heaps[place].push(node)
                 self._heap.mark_written(node)
             return
         for group, pages in enumerate(known.windows):
@@ -368,7 +368,7 @@ class Residency:
         if known.state == ABSENT:
             known.state = stored.state(stop)
 
-    def _locate(self, first: int, stop: int, stored: Stored) -> Locator:
+    def _locate(self, first: int, stop: int, stored: StoredPrefix) -> Locator:
         each = range(first, stop)
         groups = range(self._nodes.num_windows)
         return Locator(
@@ -381,7 +381,7 @@ class Residency:
         """Offer a node to a tier, after making room there."""
         lacking = -(-len(node.tokens) // self._nodes.page_size) - tier.free_pages
         if lacking > 0:
-            self._shed(tier.place, lacking)
+            self._shrink_tier(tier.place, lacking)
         number = next(self._numbers)
         locator = tier.offer(number, node, source)
         if locator is None:
@@ -394,7 +394,7 @@ class Residency:
 
     def _end_write(self, number: int, *, succeeded: bool) -> None:
         tier = self._writes.pop(number)
-        self._distrusted.discard(number)
+        self._invalidated.discard(number)
         for node in self._nodes.writing.pop(number):
             parts = parts_of(node)
             write = parts.writing.pop(number)
@@ -406,30 +406,30 @@ class Residency:
                 continue
             parts.lower[tier.place] = write.locator
             self._nodes.events.add("insert", node, len(node.tokens), tier.place)
-            self._shelves[tier.place].push(node)
+            self._heaps[tier.place].push(node)
             self._heap.mark_written(node)
             below = self._next.get(tier.place)
             if below is not None and below not in parts.lower and self._tiers[below].is_open:
                 self._demoting[below].append(node)
 
-    def _shed(self, place: Place, num_pages: int) -> None:
+    def _shrink_tier(self, place: Place, num_pages: int) -> None:
         """Drop the least valuable nodes of a tier until `num_pages` pages are free."""
-        shelf, passed = self._shelves[place], list[Node]()
-        while num_pages > 0 and (node := shelf.pop()):
-            if not _may_go(node, place):
+        heap, passed = self._heaps[place], list[Node]()
+        while num_pages > 0 and (node := heap.pop()):
+            if not _is_droppable(node, place):
                 passed.append(node)
                 continue
             num_pages -= len(parts_of(node).lower[place].pages)
             above = node.parent
             self._nodes.forget_lower(node, place)
             if above is not None:
-                shelf.push(above)
+                heap.push(above)
         for node in passed:
-            shelf.push(node)
+            heap.push(node)
         self.collect()
 
 
-class _Shelf:
+class _TierHeap:
     """Heap of the nodes of one tier, least valuable first.
 
     For each node in the tier, the heap contains the node or one of its descendants.
@@ -479,6 +479,6 @@ def parts_of(node: Node) -> NodeParts:
     return node.parts
 
 
-def _may_go(node: Node, place: Place) -> bool:
+def _is_droppable(node: Node, place: Place) -> bool:
     """Whether a tier may drop a node: no node elsewhere depends on it."""
     return not parts_of(node).readers and (node.places != place or not node.children)

@@ -12,7 +12,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.components import Component
 from sylvan.runtime.cache.events import EventLog
 from sylvan.runtime.cache.ghosts import Ghosts
-from sylvan.runtime.cache.heap import Victims
+from sylvan.runtime.cache.heap import EvictionOrder
 from sylvan.runtime.cache.matching import node_name
 from sylvan.runtime.cache.types import (
     Locator,
@@ -38,7 +38,7 @@ class NodeTree:
     def __init__(
         self,
         page_size: int,
-        heap: Victims,
+        heap: EvictionOrder,
         components: Sequence[Component] = (),
         *,
         num_windows: int = 0,
@@ -198,7 +198,7 @@ class NodeTree:
                 self.heap.push(node)
             node = parent
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
         """Recompute locks, counters and the heap; return how many locks were wrong."""
         wrong = self.evictable_pages = self.total_pages = 0
         for node in below(self.roots.values()):

@@ -33,7 +33,7 @@ from sylvan.runtime.engine.compose import (
     resolved,
     scheduler_limits,
 )
-from sylvan.runtime.engine.composition import Emit, EngineCore, Scalar
+from sylvan.runtime.engine.engine_core import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup, one_rank, with_same_bits
@@ -146,7 +146,7 @@ def build_scheduler(
         grammar.control,
         *([lora.control] if lora else ()),
         *also.capabilities,
-        *pdmux.controls(elsewhere=disagg.receives),
+        *pdmux.controls(may_transfer=disagg.receives),
     )
     draft, corpora = _draft_model(config), given_corpora(config)
     speculation = _speculation(config, executor, model, draft, corpora)

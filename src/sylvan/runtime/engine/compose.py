@@ -20,7 +20,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.cache.types import Place
-from sylvan.runtime.engine.composition import Emit, Inspect
+from sylvan.runtime.engine.engine_core import Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.features.explain.control import CacheExplain

@@ -12,7 +12,7 @@ from sylvan.config.load import dump
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.runtime.engine.compose import compose_scheduler, grammar_of, in_force, number
-from sylvan.runtime.engine.composition import Emit, EngineCore
+from sylvan.runtime.engine.engine_core import Emit, EngineCore
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.executor.early.executor import EarlyExecutor

@@ -12,7 +12,7 @@ from typing import Protocol
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.engine.composition import Build, Scalar
+from sylvan.runtime.engine.engine_core import Build, Scalar
 from sylvan.runtime.engine.local import LocalEngine
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.runtime.engine.progress import Progress

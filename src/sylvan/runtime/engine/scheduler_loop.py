@@ -49,7 +49,7 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 from sylvan.runtime.engine.rebalancing import OWN, Rebalancing
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
@@ -86,7 +86,7 @@ class Ports:
     weight_version: str = DEFAULT_VERSION
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
-        """Send outputs to the detokenizer; implements the scheduler's `Parts.emit`."""
+        """Send outputs to the detokenizer; implements `SchedulerDeps.emit`."""
         self.text.send(TokenBatch(outputs=tuple(outputs), weight_version=self.weight_version))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import cast, get_args
 
 from sylvan.config import Config
 from sylvan.protocol.requests import VectorForm
-from sylvan.runtime.engine.composition import Scalar
+from sylvan.runtime.engine.engine_core import Scalar
 from sylvan.runtime.tokenizer.types import ServedModelInfo, Task
 from sylvan.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from sylvan.config.values import Secret
 from sylvan.media.messages import EncodeItem
 from sylvan.media.remote import PATH, TYPE
 from sylvan.protocol.errors import CapacityError
-from sylvan.runtime.features.multimodal.apart import EncoderService
+from sylvan.runtime.features.multimodal.encoder_service import EncoderService
 from sylvan.transport.api import MessageError
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
 

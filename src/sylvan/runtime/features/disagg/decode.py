@@ -167,21 +167,21 @@ class DecodeRole(Capability):
             return
         if request.bootstrap.role == "prefill":
             return
-        meeting = request.bootstrap
-        found = self._join(req, meeting, meeting.room)
+        rendezvous = request.bootstrap
+        found = self._join(req, rendezvous, rendezvous.room)
         if self._store is not None:  # carries only the message that the KV is in the store
             total = self._shape.pages(self._shape.covered(req.prompt_len))
             self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
 
-    def _join(self, req: Req, meeting: Bootstrap, room: int) -> _Incoming:
+    def _join(self, req: Req, rendezvous: Bootstrap, room: int) -> _Incoming:
         """Connect to the prefill server for all known tokens of a request."""
         now, length = self._clock(), len(req.tokens)
         found = _Incoming(next(self._numbers), req, now, arrived_s=now, length=length)
         self._by_rid[req.rid] = self._by_job[found.job] = found
         request = req.request
         digest = prompt_digest(req.tokens.view(0, length), request.lora)
-        self._outbox.append(JoinRoom(found.job, meeting.host, meeting.port, room, digest))
+        self._outbox.append(JoinRoom(found.job, rendezvous.host, rendezvous.port, room, digest))
         return found
 
     def _ask_again(self, req: Req) -> None:
@@ -194,13 +194,13 @@ class DecodeRole(Capability):
         if apart or not req.may_load or req.pending or req.retractions <= seen:
             return
         self._retracted[req.rid] = req.retractions
-        meeting, room = request.bootstrap, secrets.randbits(62)
-        found = self._join(req, meeting, room)
+        rendezvous, room = request.bootstrap, secrets.randbits(62)
+        found = self._join(req, rendezvous, room)
         found.again = True
         self.counts.again += 1
         self.counts.started += 1
         ids = req.tokens.view(0, found.length).copy()
-        self._outbox.append(PrefillAgain(found.job, meeting.host, meeting.port, room, ids))
+        self._outbox.append(PrefillAgain(found.job, rendezvous.host, rendezvous.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
         found = self._by_rid.get(req.rid)

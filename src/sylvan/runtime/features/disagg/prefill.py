@@ -237,7 +237,7 @@ class PrefillRole(Capability):
         if out.writes is None:
             tokens = out.covered // self._shape.page_size * self._shape.page_size
             key = CacheKey(out.req.request.input_ids[:tokens], known.namespace, known.media)
-            if loads.residency.found_in(Place.STORAGE, key, tokens) < tokens:
+            if loads.residency.cached_in(Place.STORAGE, key, tokens) < tokens:
                 return
             out.writes = store.writing
         out.writes &= store.writing

@@ -12,7 +12,7 @@ from sylvan.config.media import MediaConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
-from sylvan.runtime.features.multimodal.apart import NoEncoder
+from sylvan.runtime.features.multimodal.encoder_service import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder

@@ -44,15 +44,15 @@ class PrefillBetween(Capability):
     Args:
         min_tokens: Shorter prompts are computed in normal steps.
         page_size: Tokens per page.
-        elsewhere: Whether KV of requests with a room is transferred from another server.
+        may_transfer: Whether KV of requests with a room is transferred from another server.
     """
 
     name: ClassVar = "pdmux"
     work_type: ClassVar = MuxWork
     report_type: ClassVar = MuxEvents
 
-    def __init__(self, min_tokens: int, page_size: int, *, elsewhere: bool = False) -> None:
-        self._min_tokens, self._page_size, self._elsewhere = min_tokens, page_size, elsewhere
+    def __init__(self, min_tokens: int, page_size: int, *, may_transfer: bool = False) -> None:
+        self._min_tokens, self._page_size, self._may_transfer = min_tokens, page_size, may_transfer
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._chosen: set[str] = set()
@@ -145,7 +145,7 @@ class PrefillBetween(Capability):
             and (logprobs is None or logprobs.start is None)
         )
         room = request.bootstrap
-        with_room = self._elsewhere and room is not None and room.role != "prefill"
+        with_room = self._may_transfer and room is not None and room.role != "prefill"
         return plain and not with_room
 
     def _shares_a_start(self, req: Req) -> bool:

@@ -324,7 +324,7 @@ class KVTiers(Capability):
 
     def _nearby(self, key: CacheKey, limit: int) -> int:
         """Return the tokens of a prefix that the device or the host holds."""
-        return self._loads.residency.found_in(self._near, key, limit)
+        return self._loads.residency.cached_in(self._near, key, limit)
 
     def _limit_of_host(self, req: Req) -> int:
         """Return up to which token to load from the host; 0: recomputing is faster."""
@@ -332,7 +332,7 @@ class KVTiers(Capability):
             return 0
         most = len(req.key.tokens)
         near = self._nearby(req.key, most)
-        lacking = near - self._loads.residency.found_in(Place.DEVICE, req.key, most)
+        lacking = near - self._loads.residency.cached_in(Place.DEVICE, req.key, most)
         return near if lacking and self.host_cost.is_worth(lacking) else 0
 
     def _may_fetch(self, req: Req) -> bool:
@@ -345,7 +345,7 @@ class KVTiers(Capability):
         if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
             return
         stored = ArrivedPages(self._tier, found, progress)
-        if self._loads.residency.learn(req.key, Place.STORAGE, stored):
+        if self._loads.residency.add_stored(req.key, Place.STORAGE, stored):
             found.learnt = found.arrived
 
     def _stop(self, found: Prefetch) -> None:

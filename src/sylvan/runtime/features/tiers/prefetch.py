@@ -80,7 +80,7 @@ class Prefetch:
 
 
 class ArrivedPages:
-    """Implements `Stored` for the results of a fetch."""
+    """Implements `StoredPrefix` for the results of a fetch."""
 
     def __init__(self, tier: StorageTier, prefetch: Prefetch, progress: Fetched) -> None:
         self._tier, self._prefetch, self._progress = tier, prefetch, progress

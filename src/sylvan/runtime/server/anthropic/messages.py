@@ -27,7 +27,7 @@ from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.anthropic.documents import draw_documents
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.sse import named_event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, Outcome
 from sylvan.runtime.serving.conversation import (
     Conversation,
@@ -46,9 +46,9 @@ async def messages(call: Call[MessagesBody]) -> Response:
     asked = _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream))
     turn = AnswerRun(call.context.service, asked, call.names)
     if call.body.stream:
-        chunks = await primed(call.request, _events(call, turn), _error_event)
+        chunks = await await_first_chunk(call.request, _events(call, turn), _error_event)
         return EventStream(chunks)
-    [outcome] = await unless_gone(call.request, turn.whole())
+    [outcome] = await cancel_on_disconnect(call.request, turn.whole())
     return json_response(_message(call, outcome))
 
 

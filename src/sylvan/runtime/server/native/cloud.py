@@ -15,7 +15,7 @@ from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.native.health import health
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving.native import NativeCall
 
 ping = health
@@ -44,7 +44,7 @@ async def vertex_generate(call: Call[VertexBody]) -> Response:
     if total > most:
         message = f"instances: {total} samples are more than {most} (limits.samples)."
         raise RequestError(message, param="instances", setting="limits.samples")
-    return json_response({"predictions": await unless_gone(call.request, _all(jobs))})
+    return json_response({"predictions": await cancel_on_disconnect(call.request, _all(jobs))})
 
 
 async def _all(jobs: list[NativeCall]) -> list[Any]:

@@ -11,7 +11,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.ollama.options import check_options
 from sylvan.runtime.server.openai.vectors import caller_of
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving.prompts import read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, Vector
 
@@ -52,4 +52,4 @@ async def _vectors(
     inputs = [
         EmbedInput(text=prompts.apply(text), dimensions=dimensions, truncate=cut) for text in texts
     ]
-    return await unless_gone(call.request, caller.vectors(inputs))
+    return await cancel_on_disconnect(call.request, caller.vectors(inputs))

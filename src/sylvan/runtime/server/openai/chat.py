@@ -31,8 +31,8 @@ from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, Outcome, Update
 from sylvan.runtime.serving.conversation import Conversation, Prepared, RequestFacts, render
 from sylvan.runtime.serving.samples import Sample
@@ -44,9 +44,9 @@ async def chat(call: Call[ChatBody]) -> Response:
     """Create a chat completion."""
     job = _ChatCall(call)
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), openai_error_event)
+        chunks = await await_first_chunk(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.reply()))
+    return json_response(await cancel_on_disconnect(call.request, job.reply()))
 
 
 async def render_chat(call: Call[ChatBody]) -> Response:
@@ -272,8 +272,8 @@ class _Writer:
         self._job = job
         self._index = index
         self._log = job.log(prepared)
-        self._answer = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
-        self._thinking = Framed(job.chunk(index, _thinking_delta(HOLE), usage=False))
+        self._answer = EventTemplate(job.chunk(index, _text_delta(PLACEHOLDER), usage=False))
+        self._thinking = EventTemplate(job.chunk(index, _thinking_delta(PLACEHOLDER), usage=False))
         self._begun = False
 
     def write(self, update: Update, usage: bool) -> bytes:

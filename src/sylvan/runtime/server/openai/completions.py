@@ -28,8 +28,8 @@ from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_r
 from sylvan.runtime.server.openai.meta import weight_metadata
 from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.fim import FIM_UNSUPPORTED, Infill
@@ -41,9 +41,9 @@ async def completions(call: Call[CompletionBody]) -> Response:
     """Create a completion for one prompt, or several."""
     job = _CompletionCall(call)
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), openai_error_event)
+        chunks = await await_first_chunk(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.reply()))
+    return json_response(await cancel_on_disconnect(call.request, job.reply()))
 
 
 class _CompletionCall:
@@ -231,9 +231,9 @@ class _CompletionCall:
         frame = self._frame([choice])
         return event({**frame, "usage": usage} if usage is not None else frame)
 
-    def plain_frame(self, index: int) -> Framed:
+    def text_template(self, index: int) -> EventTemplate:
         """Build chunks of choice `index` that contain only text."""
-        return Framed(self._frame([choice_of(index, HOLE, None, None)]))
+        return EventTemplate(self._frame([choice_of(index, PLACEHOLDER, None, None)]))
 
     def echo_of(self, prompt: int) -> str:
         """Return the text echoed before the answer."""
@@ -253,12 +253,12 @@ class _Writer:
         self._index = index
         self._echo = job.echo_of(prompt)
         self._log = job.token_log()
-        self._plain, self._versions = job.plain_frame(index), job.versions
+        self._plain, self._versions = job.text_template(index), job.versions
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
         """Return the chunk for a delta; None if there is nothing to send."""
         if self._versions is not self._job.versions:
-            self._plain, self._versions = self._job.plain_frame(self._index), self._job.versions
+            self._plain, self._versions = self._job.text_template(self._index), self._job.versions
         text, self._echo = self._echo + delta.text, ""
         special = self._log is not None or self._job.return_token_ids
         if delta.finish is None and usage is None and not special:

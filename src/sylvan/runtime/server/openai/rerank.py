@@ -13,7 +13,7 @@ from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.vectors import caller_of
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.labels import read_labels
 
@@ -80,7 +80,7 @@ async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:
     body = RerankBody(query=call.body.query, documents=[*texts], return_documents=False)
     labels = read_labels(call.context.engine.facts.model_path)
     work = ranking.rerank(caller_of(call), body, labels, call.context.template)
-    return await unless_gone(call.request, work)
+    return await cancel_on_disconnect(call.request, work)
 
 
 def _tokens(found: Sequence[dict[str, Any]]) -> int:

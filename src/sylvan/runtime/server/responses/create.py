@@ -43,7 +43,7 @@ from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import StoredResponse
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, TextLog
 from sylvan.runtime.serving.conversation import (
     Conversation,
@@ -61,9 +61,9 @@ async def create(call: Call[ResponsesBody]) -> Response:
     if call.body.background:
         return json_response(job.start())
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), job.error_event)
+        chunks = await await_first_chunk(call.request, job.events(), job.error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.run()))
+    return json_response(await cancel_on_disconnect(call.request, job.run()))
 
 
 async def retrieve(call: Call[None]) -> Response:
