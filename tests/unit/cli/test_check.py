@@ -162,7 +162,7 @@ def test_a_whole_model_is_described(capsys, whole_model):
     # 2 layers of 2 heads of 16 columns, keys and values, in 4 bytes
     assert found["memory"]["detail"].endswith("KV cache 512 B a token in float32")
     assert found["tokenizer"]["detail"] == "tokenizer.json"
-    assert found["vocabulary"]["detail"].endswith(f"of {VOCAB} rows")
+    assert found["vocabulary"]["detail"].endswith(f"{VOCAB} embedding rows")
     assert found["chat template"]["detail"] == "default"
     assert found["tool calls"]["detail"].endswith(", by the template")
     assert found["reasoning"]["detail"].endswith(", by the template")

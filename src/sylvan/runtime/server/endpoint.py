@@ -132,9 +132,9 @@ class Endpoint:
         form: The body is a form with a file, parsed by the handler.
         plain_statuses: Errors with these statuses use `media_type`.
         reply_on_failure: Failures of valid requests use the type `reply` too.
-        spelling: Maps the engine's field names to those of the API.
+        field_names: Maps the engine's field names to those of the API.
         budgeted: Counts against the tenant's budget.
-        lacks: What the server lacks to serve this; the route answers 501.
+        missing_feature: What the server lacks to serve this; the route answers 501.
     """
 
     path: str
@@ -152,12 +152,12 @@ class Endpoint:
     statuses: tuple[int, ...] = ()
     tag: str = "Native"
     summary: str = ""
-    spelling: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = field(default_factory=dict)
     budgeted: bool = False
     form: bool = False
     plain_statuses: tuple[int, ...] = ()
     reply_on_failure: bool = False
-    lacks: str = ""
+    missing_feature: str = ""
 
 
 Handle = Callable[[Request], Awaitable[Response]]
@@ -181,7 +181,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
         return response
 
     async def admit(request: Request) -> Response:
-        changes = "POST" in endpoint.methods and not endpoint.lacks
+        changes = "POST" in endpoint.methods and not endpoint.missing_feature
         simple = changes and request.method in ("GET", "HEAD")
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
         if isinstance(tenant, CallRefusal):
@@ -328,7 +328,7 @@ async def _read(
         ignored=ignored,
         formats=formats,
         gate=gate,
-        names=dict(endpoint.spelling),
+        names=dict(endpoint.field_names),
     )
 
 

@@ -86,9 +86,9 @@ def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
         "operationId": f"{method.lower()}_{name}",
         "tags": [endpoint.tag],
         "summary": endpoint.summary or doc.partition("\n")[0],
-        **({"description": endpoint.lacks} if endpoint.lacks else {}),
+        **({"description": endpoint.missing_feature} if endpoint.missing_feature else {}),
         "responses": {
-            **({} if endpoint.lacks else {"200": _success(endpoint)}),
+            **({} if endpoint.missing_feature else {"200": _success(endpoint)}),
             **dict(_failures(endpoint)),
         },
     }

@@ -21,7 +21,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.disagg.channel import Network
-from sylvan.runtime.features.disagg.counts import Records
+from sylvan.runtime.features.disagg.counts import TransferStats
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
 from sylvan.runtime.features.disagg.mechanisms import transfer_mechanisms
 from sylvan.runtime.features.disagg.prefill import PrefillRole
@@ -63,7 +63,7 @@ class DisaggParts:
     http_port: int = 0
     api_key: str = ""
     network: Callable[[], Network] = TcpNetwork
-    records: Records = field(default_factory=Records)
+    records: TransferStats = field(default_factory=TransferStats)
     port: int = 0
     _prefill: PrefillWorker | None = None
     _decode: DecodeWorker | None = None

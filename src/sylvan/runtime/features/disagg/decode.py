@@ -13,7 +13,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import Bootstrap, GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.disagg.counts import Records
+from sylvan.runtime.features.disagg.counts import TransferStats
 from sylvan.runtime.features.disagg.data import (
     DecodeEvents,
     DecodeWork,
@@ -113,7 +113,7 @@ class DecodeRole(Capability):
         self,
         shape: KVLayout,
         timeout_s: float,
-        records: Records,
+        records: TransferStats,
         policy: MissingKVPolicy,
         *,
         store: SharedStore | None = None,

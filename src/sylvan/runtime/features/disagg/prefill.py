@@ -13,7 +13,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.disagg.counts import Records
+from sylvan.runtime.features.disagg.counts import TransferStats
 from sylvan.runtime.features.disagg.data import (
     Expose,
     PageSet,
@@ -98,7 +98,7 @@ class PrefillRole(Capability):
         shape: KVLayout,
         cache: KVCacheManager,
         timeout_s: float,
-        records: Records,
+        records: TransferStats,
         *,
         store: SharedStore | None = None,
         clock: Clock = monotonic,

@@ -29,8 +29,8 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
-from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
-from sylvan.runtime.server.openai.sglext import Extras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
+from sylvan.runtime.server.openai.sglext import ResponseExtras
 from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
 from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, Outcome, Update
@@ -137,8 +137,8 @@ class _ChatCall:
         self._run = AnswerRun(call.context.service, conversation, call.names)
         self._n = conversation.sampling.n
         self._began_s = call.context.clock()
-        self._meter = Meter(call, 1, self._n)
-        self._extras = Extras(call)
+        self._usage_counter = UsageCounter(call, 1, self._n)
+        self._extras = ResponseExtras(call)
         self._frame: dict[str, Any] = {
             "id": conversation.request.rid,
             "object": "chat.completion.chunk" if call.body.stream else "chat.completion",
@@ -149,15 +149,15 @@ class _ChatCall:
     async def reply(self) -> dict[str, Any]:
         """Return the answer of a call without streaming."""
         prepared = await self._run.prepared()
-        self._extras.see_prompt(prepared.prompt.input_ids)
+        self._extras.add_prompt(prepared.prompt.input_ids)
         outcomes = await self._run.whole()
         choices = []
         for i, outcome in enumerate(outcomes):
-            self._meter.see(0, outcome.sample.last_delta(i))
-            self._meter.think(i, outcome.reasoning_tokens)
-            self._extras.see(i, outcome.sample.token_ids, outcome.usage)
+            self._usage_counter.update(0, outcome.sample.last_delta(i))
+            self._usage_counter.set_reasoning(i, outcome.reasoning_tokens)
+            self._extras.add(i, outcome.sample.token_ids, outcome.usage)
             choices.append(self._choice(i, outcome, prepared))
-        usage = self._meter.reply()
+        usage = self._usage_counter.reply()
         made = (v for outcome in outcomes for v in outcome.sample.weight_versions)
         metadata = weight_metadata(self._context, tuple(dict.fromkeys(made)))
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
@@ -204,15 +204,15 @@ class _ChatCall:
         """Yield the events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
         prepared = await self._run.prepared()
-        self._extras.see_prompt(prepared.prompt.input_ids)
+        self._extras.add_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
         async with aclosing(self._run.updates()) as updates:
             async for update in updates:
                 delta, index = update.delta, update.index
-                self._meter.see(0, delta)
-                self._meter.think(index, update.reasoning_tokens)
-                self._extras.see(index, delta.token_ids, delta.usage)
+                self._usage_counter.update(0, delta)
+                self._usage_counter.set_reasoning(index, update.reasoning_tokens)
+                self._extras.add(index, delta.token_ids, delta.usage)
                 chunk = writers[index].write(update, always)
                 if chunk or not started:
                     started = True
@@ -220,7 +220,7 @@ class _ChatCall:
         if extras := self._extras.reply():
             yield event({**self._frame, "choices": [], **extras})
         if at_end:
-            yield event({**self._frame, "choices": [], "usage": self._meter.reply()})
+            yield event({**self._frame, "choices": [], "usage": self._usage_counter.reply()})
         yield DONE
 
     def chunk(
@@ -236,7 +236,7 @@ class _ChatCall:
             **fields,
         }
         frame = {**self._frame, "choices": [choice]}
-        return {**frame, "usage": self._meter.reply()} if usage else frame
+        return {**frame, "usage": self._usage_counter.reply()} if usage else frame
 
     def log(self, prepared: Prepared) -> ChatLogprobs | None:
         """Make the recorder of a choice's `logprobs`, if requested."""

@@ -26,8 +26,8 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meta import weight_metadata
-from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
-from sylvan.runtime.server.openai.sglext import Extras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
+from sylvan.runtime.server.openai.sglext import ResponseExtras
 from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
 from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.samples import Sample, collect, stream
@@ -72,8 +72,8 @@ class _CompletionCall:
         self._id = body.rid or context.ids(16)
         self._created = int(context.wall())
         self._model = model_name(context, body)
-        self._meter = Meter(call, len(self._prompts), self._samples)
-        self._extras = Extras(call)
+        self._usage_counter = UsageCounter(call, len(self._prompts), self._samples)
+        self._extras = ResponseExtras(call)
         self._versions: tuple[str, ...] = ()
         self._prompt_ids: list[tuple[int, ...]] = []
         self._prompt_texts: list[str] = []
@@ -104,14 +104,14 @@ class _CompletionCall:
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
                 delta = sample.last_delta(i)
-                self._meter.see(prompt, delta)
-                self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
+                self._usage_counter.update(prompt, delta)
+                self._extras.add(prompt * self._samples + i, sample.token_ids, sample.usage)
                 self._see_versions(sample.weight_versions)
             choices += [
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
             ]
-        return {**self._frame(choices), "usage": self._meter.reply(), **self._extras.reply()}
+        return {**self._frame(choices), "usage": self._usage_counter.reply(), **self._extras.reply()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of a streaming call."""
@@ -123,11 +123,11 @@ class _CompletionCall:
             async for prompt, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
-                self._meter.see(prompt, delta)
+                self._usage_counter.update(prompt, delta)
                 place = prompt * self._samples + delta.index
-                self._extras.see(place, delta.token_ids, delta.usage)
+                self._extras.add(place, delta.token_ids, delta.usage)
                 self._see_versions(delta.weight_versions)
-                usage = self._meter.reply() if usage_always else None
+                usage = self._usage_counter.reply() if usage_always else None
                 writer = writers[place]
                 chunk = writer.write(delta, usage)
                 if chunk or not started:
@@ -136,7 +136,7 @@ class _CompletionCall:
         if extras := self._extras.reply():
             yield event({**self._frame([]), **extras})
         if usage_at_end:
-            yield event({**self._frame([]), "usage": self._meter.reply()})
+            yield event({**self._frame([]), "usage": self._usage_counter.reply()})
         yield DONE
 
     async def _inputs(self) -> list[GenerateInput]:
@@ -150,7 +150,7 @@ class _CompletionCall:
                 is_text = isinstance(prompt, str)
                 ids = tuple(await engine.tokenize(prompt)) if is_text else prompt
                 self._prompt_ids.append(ids)
-                self._extras.see_prompt(ids)
+                self._extras.add_prompt(ids)
                 text = prompt if is_text else await engine.detokenize(ids)
                 self._prompt_texts.append(text)
         return [self._input(i) for i in range(len(self._prompts))]

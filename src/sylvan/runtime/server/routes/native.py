@@ -80,7 +80,7 @@ _GENERATION = (
         reply=GenerateReplies,
         stream=SSE,
         budgeted=True,
-        spelling=grammars_in("sampling_params"),
+        field_names=grammars_in("sampling_params"),
     ),
     *aliases(
         Endpoint(

@@ -49,16 +49,16 @@ def _ollama(path: str, **fields: Any) -> Endpoint:
     return Endpoint(**{"path": path, "family": Family.OLLAMA, "tag": "Ollama", **fields})
 
 
-_SPELLING = {
+_FIELD_NAMES = {
     "text": "messages",
     "input_ids": "messages",
     "max_new_tokens": "max_tokens",
     "json_schema": "output_config.format.schema",
     TOOL_SCHEMA: ".input_schema",
 }
-_OLLAMA = {"json_schema": "format", "max_new_tokens": "options.num_predict", **option_fields()}
-_OLLAMA_CHAT = {**_OLLAMA, "text": "messages", "input_ids": "messages"}
-_OLLAMA_PROMPT = {**_OLLAMA, "text": "prompt", "input_ids": "prompt"}
+_OLLAMA_FIELD_NAMES = {"json_schema": "format", "max_new_tokens": "options.num_predict", **option_fields()}
+_OLLAMA_CHAT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "messages", "input_ids": "messages"}
+_OLLAMA_PROMPT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "prompt", "input_ids": "prompt"}
 
 _BATCH = "/{batch_id}"
 _BATCHES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -98,7 +98,7 @@ VENDORS = (
         reply=AnthropicMessage,
         stream=SSE,
         budgeted=True,
-        spelling=_SPELLING,
+        field_names=_FIELD_NAMES,
     ),
     _anthropic(
         "/v1/messages/count_tokens",
@@ -117,7 +117,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_CHAT,
+        field_names=_OLLAMA_CHAT_FIELD_NAMES,
     ),
     _ollama(
         "/api/generate",
@@ -126,7 +126,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_PROMPT,
+        field_names=_OLLAMA_PROMPT_FIELD_NAMES,
     ),
     _ollama(
         "/api/embed",
@@ -134,7 +134,7 @@ VENDORS = (
         body=OllamaEmbedBody,
         reply=OllamaEmbedReply,
         budgeted=True,
-        spelling={"text": "input", "input_ids": "input"},
+        field_names={"text": "input", "input_ids": "input"},
     ),
     _ollama(
         "/api/embeddings",
@@ -142,7 +142,7 @@ VENDORS = (
         body=OllamaEmbeddingsBody,
         reply=OllamaEmbeddingsReply,
         budgeted=True,
-        spelling={"text": "prompt", "input_ids": "prompt"},
+        field_names={"text": "prompt", "input_ids": "prompt"},
     ),
     _ollama("/api/ps", handler=ollama_models.running, methods=GET, reply=OllamaTags),
     _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),
@@ -167,7 +167,7 @@ VENDORS = (
         body=VertexBody,
         reply=VertexReply,
         tag="Cloud",
-        spelling=grammars_in("parameters.sampling_params"),
+        field_names=grammars_in("parameters.sampling_params"),
         budgeted=True,
     ),
     opened(
