@@ -38,7 +38,7 @@ class GrammarParts:
         loaders: Creates what loads compiled grammars.
         loaded: Returns grammars that this process has already loaded, by digest.
         stats: Counts of the compiler.
-        counts: The fields of `Load`.
+        counts: The fields of `SchedulerLoad`.
         close: Ends the compiler.
     """
 

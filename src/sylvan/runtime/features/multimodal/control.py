@@ -37,7 +37,7 @@ class MediaCounts:
     Attributes:
         encoded: Number of encoder runs.
         kept_bytes: Size of the cached embeddings.
-        load: Fields of `Load`.
+        load: Fields of `SchedulerLoad`.
     """
 
     encoded: int

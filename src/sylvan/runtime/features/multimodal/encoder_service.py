@@ -1,4 +1,4 @@
-"""A server with only the encoder, for servers without one (`media.encoder_only`)."""
+"""The service of an encoder server (`media.encoder_only`), for servers without an encoder."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ _METHODS: Mapping[MediaKind, str] = {
     "audio": "get_audio_features",
 }
 _APART = frozenset({"clip", "siglip", "siglip2"})
-"""Models with an encoder for each kind."""
+"""Models with separate encoders of texts and images."""
 _RETRIEVERS = frozenset({"colmodernvbert", "colpali", "colqwen2"})
 
 
 class TransformersEncoder:
-    """Implements `Encoder`.
+    """Implements `MediaEncoder`.
 
     Args:
         model_dir: Directory of the checkpoint.
