@@ -9,12 +9,12 @@ class BodyMemory:
     """Bytes that calls reserve for their bodies, and release.
 
     Args:
-        most: Maximum sum of all bodies in bytes; may be changed.
+        limit: Maximum sum of all bodies in bytes; may be changed.
         setting: Name of the setting with this limit.
     """
 
-    def __init__(self, most: int, setting: str) -> None:
-        self.most = most
+    def __init__(self, limit: int, setting: str) -> None:
+        self.limit = limit
         self._setting = setting
         self.held = 0
 
@@ -24,10 +24,10 @@ class BodyMemory:
         Raises:
             CapacityError: the limit would be exceeded.
         """
-        if self.held + size > self.most:
+        if self.held + size > self.limit:
             raise CapacityError(
                 f"The bodies of the calls under way hold {self.held} bytes; this server takes "
-                f"{self.most} ({self._setting}).",
+                f"{self.limit} ({self._setting}).",
                 setting=self._setting,
             )
         self.held += size

@@ -151,8 +151,8 @@ class SchedulerLoop:
             progressed = self._commands.active and self._advance_commands()
             if not self._commands.stops_steps:
                 progressed = self._step() or progressed
-            most = _MIN_WAIT_S if self._scheduler.wants_step_soon() else _MAX_WAIT_S
-            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), most)
+            limit = _MIN_WAIT_S if self._scheduler.wants_step_soon() else _MAX_WAIT_S
+            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), limit)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
 

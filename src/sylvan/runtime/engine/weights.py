@@ -83,9 +83,9 @@ class EngineWeights:
         """See `Engine.destroy_weights_update_group`."""
         return _outcome(await self._updates.send(LeaveGroup(name)))
 
-    async def tensor(self, name: str, most: int) -> list[Any]:
+    async def tensor(self, name: str, limit: int) -> list[Any]:
         """See `Engine.get_weights_by_name`."""
-        return (await self._body(ReadWeights(name, most)))["values"]
+        return (await self._body(ReadWeights(name, limit)))["values"]
 
     async def checksums(self, skip: tuple[str, ...]) -> dict[str, str]:
         """See `Engine.check_weights`."""

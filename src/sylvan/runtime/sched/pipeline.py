@@ -41,17 +41,17 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: SchedulerDeps,
+        deps: SchedulerDeps,
         hooks: Hooks,
         planner: Planner,
         lifecycle: Lifecycle,
         statistics: Statistics,
         times: StepTimes,
     ) -> None:
-        self._executor, self._cache = parts.executor, parts.cache
+        self._executor, self._cache = deps.executor, deps.cache
         self._hooks, self._planner, self._times = hooks, planner, times
         self._lifecycle, self._statistics = lifecycle, statistics
-        caps = parts.executor.caps
+        caps = deps.executor.caps
         self._builder = PlanBuilder(caps.max_running_reqs, resolves=caps.stages == 1)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
         self._steps: deque[int] = deque()  # the planner's step numbers of those in flight

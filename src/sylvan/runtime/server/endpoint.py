@@ -303,8 +303,8 @@ async def _read(
             check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
-            model, most = endpoint.body, context.bodies.limits.json
-            body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, most))
+            model, limit = endpoint.body, context.bodies.limits.json
+            body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, limit))
         else:
             body = endpoint.body()
         pairing = read_pairing(body, endpoint.path, context.role)

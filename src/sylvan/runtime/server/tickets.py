@@ -100,9 +100,9 @@ class Tickets:
             return None, receive
         if not given.isdigit() or len(given) > 12:
             raise JournalError(f"{RESUME_HEADER} must be a number of bytes")
-        size, most = int(given), self._settings.now.server.max_body_bytes
-        if size > most:
-            raise JournalError(f"the journal has {size} bytes; at most {most} are taken")
+        size, limit = int(given), self._settings.now.server.max_body_bytes
+        if size > limit:
+            raise JournalError(f"the journal has {size} bytes; at most {limit} are taken")
         data, more = bytearray(), True
         while len(data) < size and more:
             message = await receive()

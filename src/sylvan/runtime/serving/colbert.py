@@ -69,16 +69,16 @@ class LateTexts:
         stays = [token not in idle for token in vector.input_ids]
         return vector.values[np.array(stays, bool)]
 
-    def _cut(self, text: str, most: int, tokenizer: Tokenizer) -> list[int]:
+    def _cut(self, text: str, limit: int, tokenizer: Tokenizer) -> list[int]:
         """Tokens with special ones around them, of which only the others are cut."""
         ids = tokenizer.encode_user(text)
-        if len(ids) <= most:
+        if len(ids) <= limit:
             return ids
         inner = tokenizer.encode_user(text, add_special_tokens=False)
         around = len(ids) - len(inner)
         starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
         first = next(starts, 0)
-        return [*ids[:first], *inner[: max(0, most - around)], *ids[first + len(inner) :]]
+        return [*ids[:first], *inner[: max(0, limit - around)], *ids[first + len(inner) :]]
 
 
 def _mask_of(tokenizer: Tokenizer) -> str:

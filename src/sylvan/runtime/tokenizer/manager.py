@@ -141,7 +141,7 @@ class TokenizerManager:
         received_s = self._clock()
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         check_embed(inp, self.facts)
-        most = self._texts.most(self.facts)
+        limit = self._texts.max_tokens(self.facts)
         self._reserved += 1
         try:
             prompt = await self._texts.read(inp, self.facts)
@@ -150,7 +150,7 @@ class TokenizerManager:
         finally:
             self._reserved -= 1
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
-        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
+        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), limit)
         owner = self.isolation.owner(inp.tenant)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
         request = msgspec.structs.replace(request, cache_salt=owner, lora=lora, media=media)
@@ -289,9 +289,9 @@ class TokenizerManager:
             raise CapacityError(f"no requests are taken: the engine is {state}")
         if rid is not None and self.router.live.get(rid, tenant) is not None:
             raise RequestError(f"a request called {rid!r} is being served", param="rid")
-        most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
-        if live + count > most:
-            raise CapacityError(f"{live} samples are being served; at most {most} can be")
+        limit, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
+        if live + count > limit:
+            raise CapacityError(f"{live} samples are being served; at most {limit} can be")
         # reject early what the scheduler would reject
         if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
             message = f"{full} requests run or wait already; try again later"

@@ -36,9 +36,9 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
     for sample in samples:
         request = sample.request
         assert isinstance(request, GenerateRequest), "only generation is continued"
-        most = request.sampling.max_new_tokens or 0
-        if len(sample.output_ids) >= most and sample.first_delivered and sample.finish is None:
-            raise _wrong(f"{len(sample.output_ids)} of {most} tokens without an end")
+        limit = request.sampling.max_new_tokens or 0
+        if len(sample.output_ids) >= limit and sample.first_delivered and sample.finish is None:
+            raise _wrong(f"{len(sample.output_ids)} of {limit} tokens without an end")
 
 
 def _wrong(why: str) -> RequestError:

@@ -114,9 +114,9 @@ class SchedulerClient:
             self._run_control(send, Pause(mode="in_place"))
         self._resume()
 
-    def is_full(self, most: int, priority: int) -> bool:
-        """Whether `most` samples are unfinished, none of them less urgent than `priority`."""
-        return len(self._samples) >= most and all(
+    def is_full(self, limit: int, priority: int) -> bool:
+        """Whether `limit` samples are unfinished, none of them less urgent than `priority`."""
+        return len(self._samples) >= limit and all(
             sample.request.priority >= priority for _, sample in self._samples.values()
         )
 

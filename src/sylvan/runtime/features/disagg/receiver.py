@@ -384,7 +384,7 @@ class Receiver:
         self, channel: Channel, rest: PageSet, page_sets: Mapping[int, PageSet]
     ) -> tuple[Pages, Sequence[Buffer]]:
         """Receive the next message; pages of the first group are written in place."""
-        most = max(map(self._num_bytes, (rest, *page_sets.values())))
+        limit = max(map(self._num_bytes, (rest, *page_sets.values())))
 
         def place(message: bytes, num_bytes: int) -> Sequence[Buffer]:
             found = decode(message)
@@ -398,7 +398,7 @@ class Receiver:
                 return self._views.views(rest.pages[: found.count])
             return [np.empty(num_bytes, np.uint8)]
 
-        data, payload = await channel.receive(most, place)
+        data, payload = await channel.receive(limit, place)
         return _expected(decode(data), Pages), payload
 
     async def _take_page_set(

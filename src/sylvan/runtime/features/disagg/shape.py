@@ -40,8 +40,8 @@ class KVLayout:
 
         All but the last, which is sampled from. States exist at page boundaries only.
         """
-        most = max(0, num_tokens - 1)
-        return most // self.page_size * self.page_size if self.has_states else most
+        limit = max(0, num_tokens - 1)
+        return limit // self.page_size * self.page_size if self.has_states else limit
 
     def pages(self, covered: int) -> int:
         """Return the number of pages for a number of tokens."""

@@ -279,8 +279,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
             return Verdict.READY if answer else Verdict.WAIT
         return Verdict[answer]
 
-    def draft(req: Req, most: int) -> Draft | None:
-        del most
+    def draft(req: Req, limit: int) -> Draft | None:
+        del limit
         guesses = tape.answer("draft", req)
         return Draft(*guesses) if guesses else None
 
@@ -292,8 +292,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         "gate": lambda self, req: verdict("gate", req),
         "admit": lambda self, req, admitted: verdict("admit", req),
         "may_draft": lambda self: tape.answer("may_draft"),
-        "draft": lambda self, req, most: draft(req, most),
-        "cut": lambda self, req, size, most: tape.answer("cut", req)[0][0],
+        "draft": lambda self, req, limit: draft(req, limit),
+        "cut": lambda self, req, size, limit: tape.answer("cut", req)[0][0],
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
         "wants_step": lambda self: tape.answer("wants_step", None),

@@ -63,10 +63,10 @@ class Output:
 
     @property
     def choice(self) -> int:
-        """The allowed next tokens.
+        """The allowed next tokens: a single ID, known without a mask, or one of these values.
 
-        A single ID, known without a mask; SOME: what the grammar allows, and `extra_ids`; FEW:
-        `extra_ids` alone; MORE: all except `end_ids`, because an answer must follow; or ANY.
+        BY_GRAMMAR: what the grammar allows, and `extra_ids`. EXTRA_ONLY: `extra_ids` alone.
+        ANY_BUT_END: all except `end_ids`, because an answer must follow. UNCONSTRAINED: all.
         """
         if self.error:
             return UNCONSTRAINED

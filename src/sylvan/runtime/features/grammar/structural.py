@@ -328,10 +328,10 @@ class LarkWriter:
         return f"({tags}{more}){'' if node.get('at_least_one') else '?'}"
 
     def _repeat(self, node: Node, at: str) -> str:
-        least, most = node.get("min"), node.get("max")
-        if not isinstance(least, int) or not isinstance(most, int) or least < 0:
+        least, limit = node.get("min"), node.get("max")
+        if not isinstance(least, int) or not isinstance(limit, int) or least < 0:
             raise _wrong(at, "needs `min` and `max`")
-        return f"({self._content(node, at)}){{{least},{most if most >= 0 else ''}}}"
+        return f"({self._content(node, at)}){{{least},{limit if limit >= 0 else ''}}}"
 
 
 def _old_tag(tag: object, at: str) -> Node:

@@ -155,9 +155,9 @@ class Multimodal(Capability):
             ready &= self._encodings.want(key)
         return Verdict.READY if ready else Verdict.WAIT
 
-    def cut(self, req: Req, size: int, most: int) -> int:
+    def cut(self, req: Req, size: int, limit: int) -> int:
         prompt = self._prompts.get(req.rid) if self._whole else None
-        return size if prompt is None else prompt.cut(req.computed, size, most)
+        return size if prompt is None else prompt.cut(req.computed, size, limit)
 
     def wants_step(self) -> bool:
         """Items wait for the encoder or are being encoded."""

@@ -76,12 +76,12 @@ class EncoderService:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _encode(self, key: bytes, order: EncodeItem) -> PreparedItem:
-        most, item = self._settings, order.item
+        settings, item = self._settings, order.item
         item = msgspec.structs.replace(
             item,
-            max_pixels=min(item.max_pixels, most.pixels),
-            max_frames=min(item.max_frames, most.frames),
-            max_seconds=min(item.max_seconds, most.seconds),
+            max_pixels=min(item.max_pixels, settings.pixels),
+            max_frames=min(item.max_frames, settings.frames),
+            max_seconds=min(item.max_seconds, settings.seconds),
         )
         try:
             prepared = await self._workers.prepare(item, _HERE)

@@ -73,9 +73,9 @@ class Speculation(Capability):
 
     Args:
         drafter: The drafter.
-        most: Most drafts of a request in one step.
+        limit: Most drafts of a request in one step.
         vocab_size: Upper bound of token IDs.
-        adaptive: Verify what pays off, by measured acceptance and times; otherwise always `most`.
+        adaptive: Verify what pays off, by measured acceptance and times; otherwise always `limit`.
         clock: Clock for timing.
     """
 
@@ -84,14 +84,14 @@ class Speculation(Capability):
     def __init__(
         self,
         drafter: Drafter,
-        most: int,
+        limit: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
         clock: Clock = monotonic,
     ) -> None:
         self.counts = SpeculationCounts()
-        self._drafter, self._most, self._vocab_size = drafter, most, vocab_size
+        self._drafter, self._limit, self._vocab_size = drafter, limit, vocab_size
         self._clock = clock
         self._costs = StepCosts()
         self._policy: DraftPolicy = Throughput(self._costs) if adaptive else FixedLength()
@@ -130,15 +130,15 @@ class Speculation(Capability):
         self._wake = self._step + LONGEST_PAUSE  # `draft` lowers it
         return True
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         followed = self._followed.get(req)
         if followed is None:
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
         count = 0
         if self._step >= followed.look_at and (followed.pays or self._may_look):
             begun_s = self._clock() if self._adaptive else 0.0
-            reach = followed.reach if self._adaptive else self._most
-            count = self._look(req, followed, min(most, self._most, reach))
+            reach = followed.reach if self._adaptive else self._limit
+            count = self._look(req, followed, min(limit, self._limit, reach))
             if self._adaptive:
                 followed.reach = count + REACH
                 self._looked(followed, self._clock() - begun_s, pays=count > 0)
@@ -172,7 +172,7 @@ class Speculation(Capability):
         self._paying += pays - followed.pays
         followed.pays = pays
 
-    def _look(self, req: Req, followed: _Followed, most: int) -> int:
+    def _look(self, req: Req, followed: _Followed, limit: int) -> int:
         """Compare the last proposal with the actual tokens, make a new one; return drafts."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
@@ -183,7 +183,7 @@ class Speculation(Capability):
                 record_tree(followed.acceptance, last.tokens, last.parents, came)
             else:
                 record_chain(followed.acceptance, last.each_grade(), last.tokens, came)
-        followed.proposal, followed.length = self._propose(req, most), length
+        followed.proposal, followed.length = self._propose(req, limit), length
         count = len(followed.proposal.tokens)
         if not count:
             return 0
@@ -211,12 +211,12 @@ class Speculation(Capability):
             pause *= 2
         return pause
 
-    def _propose(self, req: Req, most: int) -> Proposal:
+    def _propose(self, req: Req, limit: int) -> Proposal:
         """Ask the drafter; return its proposal, if it is usable."""
         self.counts.looks += 1
         try:
-            found = self._drafter.propose(req, most)
-            check(found, most, self._vocab_size)
+            found = self._drafter.propose(req, limit)
+            check(found, limit, self._vocab_size)
         except FAILURES:
             self.counts.failures += 1
             if self.counts.failures == 1:

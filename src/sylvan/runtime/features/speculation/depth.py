@@ -23,8 +23,8 @@ class CommonDepth:
     """Measures acceptance rates, and the times of steps and drafting.
 
     Args:
-        most: Most drafts of a request in one step.
-        adaptive: Choose the depth that pays off; otherwise always `most`.
+        limit: Most drafts of a request in one step.
+        adaptive: Choose the depth that pays off; otherwise always `limit`.
         clock: Clock for timing.
         width: Drafts per position.
 
@@ -32,13 +32,13 @@ class CommonDepth:
         timer: Must be notified of steps.
     """
 
-    def __init__(self, most: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
-        self._most, self._adaptive = most, adaptive
+    def __init__(self, limit: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
+        self._limit, self._adaptive = limit, adaptive
         self._costs = StepCosts()
         self.timer = StepTimer(self._costs, clock)
         self._guess_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
         self._of_all = Acceptance()
-        self._rows = [float(depth * width) for depth in range(most + 1)]  # by depth
+        self._rows = [float(depth * width) for depth in range(limit + 1)]  # by depth
         self._followed: dict[Req, Acceptance] = {}
 
     @property
@@ -77,18 +77,18 @@ class CommonDepth:
     def of(self, reqs: Sequence[Req]) -> int:
         """Return the number of drafts for each request that maximises tokens per second."""
         if not self._adaptive:
-            return self._most
+            return self._limit
         if not (self._costs.known and self._guess_s and self.timer.may_guess):
             return 0
         # the first drafting includes reading the prompt, so it does not predict the next time
         guess_s = sorted(self._guess_s)[(len(self._guess_s) - 1) // 2]
-        expected = [self._followed[req].expected(0, self._most) for req in reqs]
+        expected = [self._followed[req].expected(0, self._limit) for req in reqs]
         rates = [
             sum(tokens[depth] for tokens in expected)
             / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * guess_s)
-            for depth in range(self._most + 1)
+            for depth in range(self._limit + 1)
         ]
-        best = max(range(self._most + 1), key=rates.__getitem__)
+        best = max(range(self._limit + 1), key=rates.__getitem__)
         return best if rates[best] > rates[0] * (1 + LEAST_GAIN) else 0
 
 

@@ -29,9 +29,9 @@ class HeadSpeculation(Capability):
     """Drafts with a draft head, verified as chains or trees.
 
     Args:
-        most: Largest draft depth.
+        limit: Largest draft depth.
         vocab_size: Upper bound of token IDs.
-        adaptive: Choose the depth by measured acceptance and times; otherwise always `most`.
+        adaptive: Choose the depth by measured acceptance and times; otherwise always `limit`.
         clock: Clock for timing.
         shape: Shape of the trees.
     """
@@ -42,7 +42,7 @@ class HeadSpeculation(Capability):
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
@@ -51,8 +51,8 @@ class HeadSpeculation(Capability):
     ) -> None:
         self.counts = SpeculationCounts()
         self._vocab_size = vocab_size
-        self._most_guesses = max(most, shape.nodes)
-        self._depth = CommonDepth(most, clock, adaptive=adaptive, width=shape.width)
+        self._most_guesses = max(limit, shape.nodes)
+        self._depth = CommonDepth(limit, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether to verify what the step in flight drafts
         self._brought: dict[Req, Proposal] = {}  # of the newest step
@@ -75,12 +75,12 @@ class HeadSpeculation(Capability):
         self._brought.clear()
         return self._verifies and bool(self._proposals)
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
         self.counts.drafts += 1
-        return proposal.draft(most)
+        return proposal.draft(limit)
 
     def plan_work(self, batch: Batch) -> HeadWork | None:
         """The head reads everything that is computed, including prompts."""

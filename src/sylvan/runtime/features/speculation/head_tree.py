@@ -64,20 +64,20 @@ class TreeGuesser:
     """Drafts trees for a few requests at once.
 
     Args:
-        batch: The head's batch; its page table has `2 * most * shape.width` rows after those of
+        batch: The head's batch; its page table has `2 * limit * shape.width` rows after those of
             requests.
         first_page: First spare page; each of those rows has `pages`.
         pages: Spare pages per row.
         shape: Shape of the trees.
-        most: Most requests.
+        limit: Most requests.
     """
 
     def __init__(
-        self, batch: ForwardBatch, first_page: int, pages: int, shape: TreeShape, most: int
+        self, batch: ForwardBatch, first_page: int, pages: int, shape: TreeShape, limit: int
     ) -> None:
-        self.most = most
+        self.limit = limit
         self._batch, self._first_page, self._pages = batch, first_page, pages
-        self._shape, self._half = shape, most * shape.width
+        self._shape, self._half = shape, limit * shape.width
 
     def guess(
         self,

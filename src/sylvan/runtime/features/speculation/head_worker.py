@@ -240,7 +240,7 @@ class HeadWorker(CapabilityWorker):
         trees = self._head.trees
         if trees is None or not asking:
             return self._guess(asking, logits_RW, hidden_RD), {}
-        some, others = asking[: trees.most], asking[trees.most :]
+        some, others = asking[: trees.limit], asking[trees.limit :]
         found = trees.guess(
             [(span.slot, span.start + len(span.tokens), span.depth) for span in some],
             (logits_RW[: len(some)], hidden_RD[: len(some)]),

@@ -97,9 +97,9 @@ class KVTiersWorker(CapabilityWorker):
     def _mover(self) -> Mover:
         if self._made is None:
             groups, memory = self.memory()
-            most = self._max_staged_bytes
-            most = staged_bytes(memory) if most is None else most
-            self._made = Mover(memory, groups, most, self._threads, self.host, self._report_s)
+            limit = self._max_staged_bytes
+            limit = staged_bytes(memory) if limit is None else limit
+            self._made = Mover(memory, groups, limit, self._threads, self.host, self._report_s)
         return self._made
 
 

@@ -13,9 +13,9 @@ from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 DEFAULT_TTFT_MS = 10_000.0
-FIRST_RATE = 1000.0  # prompt tokens per second until the first measurement
+INITIAL_RATE = 1000.0  # prompt tokens per second until the first measurement
 SMOOTHING = 0.1
-HOPE = 0.5  # factor by which steps may get shorter as other requests end
+BEST_CASE_FACTOR = 0.5  # steps may get this much shorter as other requests end
 
 
 class LeastSlack(Capability):
@@ -27,7 +27,7 @@ class LeastSlack(Capability):
 
     Running requests: each token has a deadline, `tpot_ms` after the one before, counted from the
     first, so early tokens earn slack for later ones. A step computes only as many prompt tokens as
-    no deadline forbids. Requests that would miss their target even if steps were `HOPE` times as
+    no deadline forbids. Requests that would miss their target even if steps were `BEST_CASE_FACTOR` times as
     long do not limit prefill.
 
     Both guards come from Scorpio (arXiv:2505.23022: least deadline first for first tokens, credits
@@ -39,9 +39,9 @@ class LeastSlack(Capability):
         self._cached_tokens = context.cached_tokens
         self._clock = context.clock
         self._decode_s = 0.0  # seconds of a step without prompts
-        self._prompts = 1.0, FIRST_RATE  # seconds beyond a decode, for so many tokens
-        self._began_s: float | None = None  # when the newest step was launched
-        self._under_way: deque[int] = deque(maxlen=context.inflight)  # prompt tokens in flight
+        self._prompts = 1.0, INITIAL_RATE  # seconds beyond a decode, for so many tokens
+        self._launched_s: float | None = None  # when the newest step was launched
+        self._in_flight: deque[int] = deque(maxlen=context.inflight)  # prompt tokens in flight
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         now = self._clock()
@@ -58,14 +58,14 @@ class LeastSlack(Capability):
         """Update the estimates of step time, with and without prompts."""
         now = self._clock()
         if not batch.slices:
-            self._under_way.clear()
-            self._began_s = None
+            self._in_flight.clear()
+            self._launched_s = None
             return
-        if self._began_s is not None and len(self._under_way) == self._under_way.maxlen:
-            self._measure(self._under_way[0], now - self._began_s)
+        if self._launched_s is not None and len(self._in_flight) == self._in_flight.maxlen:
+            self._measure(self._in_flight[0], now - self._launched_s)
         sizes = [] if batch.decodes else [s.stop - s.start for s in batch.slices]
-        self._under_way.append(sum(size for size in sizes if size > 1))
-        self._began_s = now
+        self._in_flight.append(sum(size for size in sizes if size > 1))
+        self._launched_s = now
 
     def _measure(self, prompt_tokens: int, seconds: float) -> None:
         """Update the estimates with the duration of a step."""
@@ -103,7 +103,7 @@ class LeastSlack(Capability):
         next_due = req.first_token_s + done * request.tpot_ms / 1e3
         last_due = next_due + (left - 1) * request.tpot_ms / 1e3
         to_last = (req.pending + left) * self._decode_s
-        if now + HOPE * to_last > last_due:
+        if now + BEST_CASE_FACTOR * to_last > last_due:
             return inf  # the target cannot be met
         return min(next_due - (req.pending + 1) * self._decode_s, last_due - to_last) - now
 

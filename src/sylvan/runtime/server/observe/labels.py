@@ -31,17 +31,17 @@ class Bounded:
     """Bounded values of one label: the first ones seen, and `other` for the rest.
 
     Args:
-        most: Number of distinct values.
+        limit: Number of distinct values.
     """
 
-    most: int = MAX_VALUES
+    limit: int = MAX_VALUES
     _known: set[str] = field(default_factory=set[str])
 
     def value(self, given: str) -> str:
         """Return the value to count under."""
         given = given[:_MAX_CHARS]
         if given not in self._known:
-            if len(self._known) >= self.most:
+            if len(self._known) >= self.limit:
                 return OTHER
             self._known.add(given)
         return given

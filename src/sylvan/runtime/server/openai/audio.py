@@ -229,11 +229,11 @@ class _Whisper(_AudioCall):
         return names.get(token, "en")
 
     async def _write(
-        self, window: np.ndarray, prompt: Sequence[int], most: int, bias: dict[str, float]
+        self, window: np.ndarray, prompt: Sequence[int], limit: int, bias: dict[str, float]
     ) -> Sample:
         sampling = SamplingParams(
-            max_new_tokens=most,
-            temperature=self._form.temperature if most > 1 else 0.0,
+            max_new_tokens=limit,
+            temperature=self._form.temperature if limit > 1 else 0.0,
             logit_bias=bias,
         )
         given = GenerateInput(

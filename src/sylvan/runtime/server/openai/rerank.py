@@ -69,11 +69,11 @@ def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
     return [one if isinstance(one, str) else one.text for one in documents]
 
 
-async def _cut(call: Call[Any], text: str, most: int) -> str:
+async def _cut(call: Call[Any], text: str, limit: int) -> str:
     """Truncate a text to a number of tokens."""
     engine = call.context.engine
     ids = await engine.tokenize(text, add_special_tokens=False, trusted=False)
-    return text if len(ids) <= most else await engine.detokenize(ids[:most])
+    return text if len(ids) <= limit else await engine.detokenize(ids[:limit])
 
 
 async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:

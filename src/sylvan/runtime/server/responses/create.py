@@ -228,10 +228,10 @@ class Job:
         return reply
 
     def _wanted_logprobs(self) -> LogprobOptions | None:
-        body, most = self._body, self._context.limits.max_top_logprobs
+        body, limit = self._body, self._context.limits.max_top_logprobs
         top = body.top_logprobs or 0
-        if top > most:
-            raise RequestError(f"top_logprobs: expected at most {most}.", param="top_logprobs")
+        if top > limit:
+            raise RequestError(f"top_logprobs: expected at most {limit}.", param="top_logprobs")
         wanted = "message.output_text.logprobs" in (body.include or ())
         return LogprobOptions(top=top) if wanted or top else None
 

@@ -127,12 +127,12 @@ class Compiler:
                     self._kill(child, "no request waits for it")
 
     def _start(self) -> None:
-        for queue, slow, most in (
+        for queue, slow, limit in (
             (self._quick, False, self._limits.max_quick),
             (self._slow, True, self._limits.max_slow),
         ):
             busy = sum(c.slow is slow for c in self._children.values())
-            for _ in range(min(most - busy, len(queue))):
+            for _ in range(min(limit - busy, len(queue))):
                 try:
                     self._fork(queue[0], slow)
                 except OSError as error:
@@ -297,8 +297,8 @@ def _compiled(
         reason = "it matches no text at all"
     size = len(compiled.dump())
     if not reason and size > MAX_GRAMMAR_BYTES:
-        most = MAX_GRAMMAR_BYTES >> 20
-        reason = f"it takes {size >> 20} MiB when compiled; at most {most} are allowed"
+        limit = MAX_GRAMMAR_BYTES >> 20
+        reason = f"it takes {size >> 20} MiB when compiled; at most {limit} are allowed"
     if reason:
         raise RequestError(f"{spec.kind}: {reason}", param=spec.kind)
     return compiled
