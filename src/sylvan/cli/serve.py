@@ -74,8 +74,8 @@ def run(args: Parsed) -> int:
     loaded = load_settings(args)
     early = may_hold_program(loaded.config)
     with closing(PrewarmedScheduler(early=early)) as prewarmed, ExitStack() as start:
-        start.enter_context(garbage.postponed())
-        start.callback(garbage.spare)
+        start.enter_context(garbage.gc_paused())
+        start.callback(garbage.freeze_existing)
         return _run(args, roles, loaded, prewarmed, started_s, start)
 
 

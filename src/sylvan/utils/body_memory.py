@@ -6,7 +6,7 @@ from sylvan.protocol.errors import CapacityError
 
 
 class BodyMemory:
-    """Bytes that calls reserve for their bodies, and release.
+    """Counts the bytes that calls reserve for their bodies.
 
     Args:
         limit: Maximum sum of all bodies in bytes; may be changed.
@@ -22,7 +22,7 @@ class BodyMemory:
         """Reserve that many bytes.
 
         Raises:
-            CapacityError: the limit would be exceeded.
+            CapacityError: The limit would be exceeded.
         """
         if self.held + size > self.limit:
             raise CapacityError(

@@ -31,7 +31,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def chart(title: str, x_unit: str, y_unit: str, lines: Sequence[tuple[str, Points]]) -> str:
-    """Lines over axes that begin at 0."""
+    """Return a line chart as SVG; both axes start at 0."""
     points = [point for _, line in lines for point in line]
     top_x = max(x for x, _ in points) or 1.0
     top_y = max(y for _, y in points) or 1.0

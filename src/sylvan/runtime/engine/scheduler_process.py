@@ -32,7 +32,7 @@ def main(build: Build | None = None) -> int:
         built = build(child.config, ports.emit) if build else _build(child, ports.emit, replies)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
-    with garbage.postponed():
+    with garbage.gc_paused():
         code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))

@@ -32,7 +32,7 @@ from sylvan.runtime.features.multimodal.work import (
     RowPositions,
 )
 from sylvan.runtime.layers.attention import PagedAttention
-from sylvan.utils.threads import give_way
+from sylvan.utils.threads import lower_priority
 
 _IDLE_WAIT_S = 0.02  # a step without slices delays nothing else
 
@@ -52,7 +52,7 @@ class MultimodalWorker(CapabilityWorker):
     def __init__(self, context: ModelContext, encoder: MediaEncoder) -> None:
         self._model_context, self._encoder = context, encoder
         self._is_first = context.build.mesh.stage.is_first  # other stages get rows, not tokens
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=lower_priority)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
         self._vectors: dict[bytes, Future[Sequence[np.ndarray]]] = {}
         assert context.config.media is not None
