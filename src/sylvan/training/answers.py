@@ -88,9 +88,9 @@ class HiddenStatesWorker(CapabilityWorker):
             self._collected[self._rids[slot]].append(found)
 
     def take(self, rid: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return features (count, F) and final hidden states (count, D) of a request, and drop them.
+        """Return and drop the hidden states of the first `count` tokens of a request.
 
-        `count`: its first tokens.
+        Returns: Features (count, F), and output of the final norm (count, D).
         """
         parts = self._collected.pop(rid)
         _, first, other = parts[0]

@@ -74,7 +74,7 @@ def context_tree(
 def _answer_tokens(
     texts: Sequence[tuple[IntArray, int]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all tokens, the positions of answer tokens, and how many tokens of its text precede each."""
+    """Return all tokens, positions of answer tokens, and how many tokens precede each in its text."""
     lengths = np.array([len(text) for text, _ in texts], np.int64)
     starts = np.cumsum(lengths) - lengths
     empty = np.empty(0, np.int64)
@@ -100,7 +100,7 @@ def _level(
     following: NDArray[np.int64],
 ) -> _Level:
     pairs, counts = np.unique(np.stack([node, following]), axis=1, return_counts=True)
-    order = np.lexsort((-pairs[1], counts, pairs[0]))  # the last entry of each node is the most frequent
+    order = np.lexsort((-pairs[1], counts, pairs[0]))  # the most frequent of each node comes last
     nodes, following, counts = pairs[0][order], pairs[1][order], counts[order]
     last = np.append(np.flatnonzero(np.diff(nodes)), len(nodes) - 1)
     totals = np.bincount(node, minlength=len(last))

@@ -1,7 +1,8 @@
 """Trains an EAGLE-3 head to predict the model's next-token distributions, several drafts deep.
 
-As at inference, later drafts read the head's own hidden states instead of the model's. The loss at
-each depth compares them with the model's distribution there ("training-time test", arXiv:2503.01840).
+As at inference, later drafts read the head's own hidden states instead of the model's. At each
+depth, the loss compares its distribution with the model's ("training-time test" of the EAGLE-3
+paper, arXiv:2503.01840).
 
 Shapes: B texts, T positions, R rows with a target, D hidden, F features read from the model, W
 draft vocabulary, V vocabulary.
@@ -185,7 +186,7 @@ class Trainer:
             self._optimizer.load_state_dict(whole)
         except (RuntimeError, ValueError, LookupError, OSError, SafetensorError):
             raise ConfigError(
-                f"{self._state} belongs to another training run, or is damaged; remove it to start over"
+                f"{self._state} is of another training run, or damaged; remove it to start over"
             ) from None
 
 

@@ -111,7 +111,7 @@ def train_draft(
 def train_contexts(
     config: Config, data: Path, out: Path, options: DraftTrainOptions, progress: Progress
 ) -> Evaluation:
-    """Build a tree of the model's usual continuations, from which `ngram` drafts; see `train_draft`."""
+    """Build a tree of the model's usual continuations for `ngram`; arguments as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
     files, held_out = generate_training_texts(config, data, out / "training", None, options, progress)

@@ -122,7 +122,7 @@ class PrefixCache(Protocol):
         ...
 
     def repair_locks(self, locks: Mapping[Node, int]) -> int:
-        """Recompute the locks; return how many were wrong or not evictable."""
+        """Set the locks to these counts; return how many nodes were wrong."""
         ...
 
 

@@ -1,8 +1,9 @@
-"""Manages lower tiers: memories for KV that does not fit on the device.
+"""Decides which nodes of the prefix tree are copied to lower tiers (host memory, a store), and when.
 
-Eviction frees device pages at once, in the same order as without tiers. The next leaves in eviction
-order are written to the tiers ahead of time (`Residency.poll`). A slow or full tier therefore costs
-hits but never delays a request, and device pages belong to the tree until they are evicted.
+Eviction frees device pages at once, in the same order as without tiers. So that their KV is not
+lost, the leaves that are next in eviction order are written to a tier ahead of time
+(`Residency.poll`). A slow or full tier costs cache hits, but never delays a request. Loading KV back
+is in `loads`; moving the bytes is the work of the tiers (`features.tiers`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from sylvan.runtime.cache.types import (
 )
 
 MAX_DEMOTIONS = 65_536
-"""Maximum queue of nodes to write to a tier; the oldest excess nodes are not written."""
+"""Maximum number of nodes queued for a copy to the next lower tier; the oldest are dropped."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
 class Tier(Protocol):
-    """Control side of one tier below the device; it moves the KV itself.
+    """One tier below the device, as the prefix tree sees it; its worker half moves the bytes.
 
     Attributes:
-        place: The tier's place.
-        whole_prefixes: Whether a node is useful only together with its whole prefix.
+        place: Which tier it is.
+        whole_prefixes: Whether a node is useful only if its whole prefix is in this tier too.
     """
 
     place: Place
@@ -65,14 +66,13 @@ class Tier(Protocol):
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         """Start writing the KV of a node as write `number`; None if it cannot now.
 
-        The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
-        if that is the device, else from `NodeParts.lower[source]`. It reads after all steps
-        launched before, and reports completion to `poll` even if the source was reused meanwhile;
-        the copy is then dropped.
+        If `source` is the device, the tier reads `Node.pages`, `NodeParts.windows` and
+        `NodeParts.state`; otherwise `NodeParts.lower[source]`. It reads after all steps that were
+        launched before. `poll` reports completion even if the source was reused meanwhile; the tree
+        then drops the copy.
 
         Returns:
-            Where the tier will store the node. Pages of the first group are obligatory, except a
-              partial last page.
+            Where the tier will store the node. It must store all whole pages of the first group.
         """
         ...
 
@@ -86,13 +86,13 @@ class Tier(Protocol):
 
 
 class StoredPrefix(Protocol):
-    """A prefix found in a tier, written by another process.
+    """Part of a prompt that a tier was found to have, although this tree did not write it.
 
-    Each number is reported once, and only for newly known pages.
+    Its methods return numbers for use in a `Locator`; each is called at most once per page.
 
     Attributes:
-        first: First available page.
-        stop: Page after the last available one.
+        first: First page of the prompt that the tier has.
+        stop: Page after the last one.
     """
 
     first: int
@@ -113,12 +113,12 @@ class StoredPrefix(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierPolicy:
-    """How lower tiers are used.
+    """When KV is written to lower tiers, and when it is loaded.
 
     Attributes:
-        write_ahead_pages: Number of device pages, next to be evicted, to write to a lower tier
-          ahead of time. If this covers the device, everything is written once no request uses it.
-        min_load_tokens: Shorter prefixes are computed rather than loaded; at least 1.
+        write_ahead_pages: Number of device pages, in eviction order, that should have a copy in a
+          lower tier. If it covers the whole device, all KV is written once no request uses it.
+        min_load_tokens: Shorter prefixes are recomputed instead of loaded; at least 1.
     """
 
     write_ahead_pages: int
@@ -126,7 +126,7 @@ class TierPolicy:
 
 
 class Residency:
-    """Fills tiers, nearest first, and frees memory that is no longer needed."""
+    """Writes nodes to the tiers, the nearest first, and drops them there when a tier is full."""
 
     def __init__(
         self,
@@ -210,11 +210,11 @@ class Residency:
         return False
 
     def on_clear(self) -> None:
-        """Called before all nodes are forgotten because their KV became invalid."""
+        """Call this before the tree forgets all nodes because their KV became invalid."""
         self._invalidated.update(self._writes)
 
     def cached_in(self, places: Place, key: CacheKey, limit: int) -> int:
-        """Tokens in whole pages of `key`, at most `limit`, present in `places`; no changes."""
+        """Number of leading tokens of `key`, at most `limit` and in whole pages, in `places`."""
         found, nodes = 0, self._nodes
         root = nodes.roots.get(key.namespace)
         for node, count in walk(root, key, limit, nodes.page_size).path:
@@ -224,7 +224,7 @@ class Residency:
         return found
 
     def add_stored(self, key: CacheKey, place: Place, stored: StoredPrefix) -> bool:
-        """Add newly discovered pages of a tier to the tree.
+        """Add pages that a tier was found to have to the tree, so that requests can load them.
 
         Returns False, changing nothing, if the prefix before them is no longer cached.
         """
@@ -345,13 +345,13 @@ class Residency:
         return source is None or self._write(node, source, tier)
 
     def _stage(self, node: Node, completed: int) -> bool:
-        """Write a node before its eviction, together with its prefix."""
+        """Write a node and its prefix to a tier, because it is evicted soon."""
         if any(tier.whole_prefixes for tier in self._tiers.values()):
             return self.back_up(node, completed)
         return not self._is_wanted(node) or self._write_anywhere(node)
 
     def _add_stored_to_node(self, node: Node, place: Place, stored: StoredPrefix) -> None:
-        """Record that a tier holds a node, or more of it than known."""
+        """Record that a tier holds a node, or more of its KV groups than known."""
         parts, size = parts_of(node), self._nodes.page_size
         first, stop = node.start // size, node.stop // size
         known = parts.lower.get(place)
@@ -413,7 +413,7 @@ class Residency:
                 self._demoting[below].append(node)
 
     def _shrink_tier(self, place: Place, num_pages: int) -> None:
-        """Drop the least valuable nodes of a tier until `num_pages` pages are free."""
+        """Drop nodes of a tier, in eviction order, until `num_pages` pages are free."""
         heap, passed = self._heaps[place], list[Node]()
         while num_pages > 0 and (node := heap.pop()):
             if not _is_droppable(node, place):
@@ -430,7 +430,7 @@ class Residency:
 
 
 class _TierHeap:
-    """Heap of the nodes of one tier, least valuable first.
+    """The nodes of one tier in eviction order.
 
     For each node in the tier, the heap contains the node or one of its descendants.
     """
@@ -455,7 +455,7 @@ class _TierHeap:
             self._rebuild_at = 2 * len(self._heap) + _SLACK
 
     def pop(self) -> Node | None:
-        """Remove the least valuable node."""
+        """Remove and return the node to drop first."""
         while self._heap:
             *rank, number, node = heapq.heappop(self._heap)
             if not self._is_live(node, number):

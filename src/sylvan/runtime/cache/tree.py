@@ -199,7 +199,7 @@ class NodeTree:
             node = parent
 
     def repair_locks(self, locks: Mapping[Node, int]) -> int:
-        """Recompute locks, counters and the heap; return how many locks were wrong."""
+        """Set locks, counters and the heap to match `locks`; return how many locks were wrong."""
         wrong = self.evictable_pages = self.total_pages = 0
         for node in below(self.roots.values()):
             want = locks.get(node, 0)

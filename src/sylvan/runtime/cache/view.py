@@ -1,4 +1,4 @@
-"""Bounded, plain-data views of the prefix tree, for the API and the UI."""
+"""Describes the prefix tree as bounded plain data, for `/cache/...` and the UI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of sliding-window layers.
+"""Owns the KV pages of sliding-window layers.
 
 A request holds the pages of its window and frees older ones. Tree nodes keep window pages until the
 memory is needed. A hit of L tokens needs only the window before L, so pages that no hit at the end

@@ -1,6 +1,7 @@
-"""Table of supported features by kind of device, derived from the configuration rules.
+"""Tables of supported features by kind of device, for `sylvan chips` and the documentation.
 
-Nothing is loaded and no device is needed: an imagined machine has one of each kind.
+They are derived by checking configurations against an imagined machine with one device of each
+kind, so no device is needed and nothing is loaded.
 """
 
 from __future__ import annotations

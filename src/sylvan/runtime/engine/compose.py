@@ -1,4 +1,4 @@
-"""Builds the scheduler of a configuration over an executor. Loads no torch."""
+"""Builds a scheduler with its cache and capabilities over an existing executor. Loads no torch."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def resolved(config: Config) -> Config:
 
 
 def in_force(config: Config, runner: str, *, exact: bool) -> Config:
-    """Return the configuration with the resulting `deterministic` and `parallel.same_bits`.
+    """Return the configuration with the values of its best-effort settings that took effect.
 
-    They are best-effort settings.
+    These are `deterministic` and `parallel.same_bits`.
 
     Args:
         config: Resolved.

@@ -1,4 +1,4 @@
-"""Builds a scheduler over a saved program, without PyTorch."""
+"""Starts from the step program that an earlier start saved, without importing PyTorch."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class NodeAgent:
         return child
 
     async def _keep(self, run: int, children: list[ChildProcess]) -> None:
-        """Report to node 0 when the ranks are ready; when one ends, end the others and report it."""
+        """Report to node 0 that the ranks are ready; when one ends, end the others and report."""
         watching = asyncio.get_running_loop().create_task(self._watch(children))
         reason = ""
         try:

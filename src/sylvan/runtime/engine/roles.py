@@ -144,7 +144,7 @@ class DetokenizerObserver:
 
 @dataclass(frozen=True, slots=True)
 class RankObserver:
-    """Does little: the scheduler's process is in the same group, and its observer acts."""
+    """Does nothing: ranks restart with the scheduler's process, whose observer acts."""
 
     replica: Replica
 

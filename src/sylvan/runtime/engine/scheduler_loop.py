@@ -256,7 +256,7 @@ class SchedulerLoop:
                 self._refuse(request, "the scheduler failed on this request", 500)
 
     def _attempt(self, call: Callable[[], object], what: str) -> Exception | None:
-        """Execute what one client asked for; return its error, which affects only that client."""
+        """Run a call made for one client; return its error, which affects only that client."""
         outcome = outcome_of(call)
         if not isinstance(outcome, Exception):
             return None

@@ -1,4 +1,4 @@
-"""The API process's information about the served model."""
+"""Builds `ServedModelInfo`, the API process's information about the model."""
 
 from __future__ import annotations
 

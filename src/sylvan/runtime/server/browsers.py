@@ -1,4 +1,4 @@
-"""Tells calls of web pages from those of programs, by Host, Origin and fetch metadata.
+"""Distinguishes calls of web pages from those of programs, by Host, Origin and fetch metadata.
 
 A server without a key trusts every client that can reach it. So can a browser on the same machine,
 which runs pages of any site. Such a page reaches the server through a host name of its own (DNS

@@ -1,4 +1,4 @@
-"""The HTTP application of a server that has nothing but an encoder (`media.encoder_only`)."""
+"""The HTTP application of an encoder server (`media.encoder_only`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EncoderApp:
     Args:
         service: Encodes.
         item_bytes: Size of the largest item.
-        key: Key of callers; None: anybody may call.
+        key: Key that callers must send; None: no key is required.
     """
 
     def __init__(self, service: EncoderService, item_bytes: int, key: Secret | None) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics and budgets: every request passes here once, at its end.
+"""Prometheus metrics and tenants' budgets: each request is counted here once, at its end.
 
 Counts what the engine generated, whether or not a client stayed to read it: a client that
 disconnects from a stream is still charged for its tokens.

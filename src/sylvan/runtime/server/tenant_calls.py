@@ -37,7 +37,7 @@ class TenantCalls:
             return None
         if self._calls[name] >= self._limit:
             raise CapacityError(
-                f"{self._limit} calls of this key's tenant are under way (limits.calls_per_tenant).",
+                f"{self._limit} calls of this key's tenant are in flight (limits.calls_per_tenant).",
                 status=429,
                 setting="limits.calls_per_tenant",
             )

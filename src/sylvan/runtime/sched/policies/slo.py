@@ -27,8 +27,8 @@ class LeastSlack(Capability):
 
     Running requests: each token has a deadline, `tpot_ms` after the one before, counted from the
     first, so early tokens earn slack for later ones. A step computes only as many prompt tokens as
-    no deadline forbids. Requests that would miss their target even if steps were `BEST_CASE_FACTOR` times as
-    long do not limit prefill.
+    all deadlines allow. Requests that would miss their target even if steps took only
+    `BEST_CASE_FACTOR` of their time do not limit prefill.
 
     Both guards come from Scorpio (arXiv:2505.23022: least deadline first for first tokens, credits
     for later ones). Sizing prompt chunks by the time between tokens comes from Sarathi-Serve

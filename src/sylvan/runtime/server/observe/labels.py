@@ -104,5 +104,5 @@ def allowed_labels(found: object, allowed: Sequence[str]) -> Mapping[str, str]:
 
 
 def _text(given: object) -> str:
-    """A value as UTF-8 can have it: half of a surrogate pair would spoil the whole page."""
+    """Return a value without unpaired surrogates, which would make the whole page invalid UTF-8."""
     return str(given)[:_MAX_CHARS].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Metrics of requests: each request passes here once, at its end."""
+"""Metrics of requests: each request is counted here once, at its end."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ class _Chat(_AudioCall):
         super().__init__(call, form, task)
         if form.words:
             name = "timestamp_granularities"
-            message = f"{name}: this model tells no times of words; Whisper does."
+            message = f"{name}: this model reports no word times; Whisper does."
             raise RequestError(message, param=name)
 
     async def _window(

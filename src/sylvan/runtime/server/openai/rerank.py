@@ -17,7 +17,7 @@ from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.labels import read_labels
 
-_MARKS = 16  # most tokens around a query and a text
+_MARKS = 16  # maximum number of special tokens around a query and a text
 
 
 async def cohere(call: Call[CohereRerankBody]) -> Response:

@@ -17,12 +17,12 @@ from sylvan.runtime.server.security import Level
 
 POST = ("POST",)
 
-_NO_SENDING = "A server does not send its weights to others; start the other one with the same checkpoint."
+_NO_SENDING = "A server does not send its weights to others; start them with the same checkpoint."
 _NO_SLOWDOWN = "This server cannot be slowed down on purpose."
 _EXPERTS = "Rows of experts are always counted: see expert_load in /server_info."
 _SETTINGS = "Use /config to change settings while the server runs."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
-_WHOLE_AUDIO = "Audio is accepted as a whole only: use /v1/audio/transcriptions, or audio parts of messages."
+_WHOLE_AUDIO = "Audio is not streamed in: use /v1/audio/transcriptions, or audio parts of messages."
 _DECISIONS = "There is no decision API; use /v1/chat/completions with a grammar, or /v1/score."
 
 _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
