@@ -95,8 +95,8 @@ class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     formats: list[str] = msgspec.field(default_factory=list)
     names: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def demand(self, level: Level) -> None:
-        """Require a higher access level than the route does.
+    def require_level(self, level: Level) -> None:
+        """Check for a higher access level than that of the route.
 
         Raises:
             RequestError: The caller lacks it (401 or 403).

@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from starlette.responses import Response
 
-from sylvan.api.openai.vectors import RerankBody
+from sylvan.api.openai.embeddings import RerankBody
 from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.openai.vectors import caller_of
+from sylvan.runtime.server.openai.embeddings import caller_of
 from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.labels import read_labels

@@ -27,7 +27,7 @@ from sylvan.api.native import (
     RoleBody,
 )
 from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
-from sylvan.api.openai.vectors import EncodeBody
+from sylvan.api.openai.embeddings import EncodeBody
 from sylvan.api.spelling import grammars_in
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
@@ -67,7 +67,7 @@ from sylvan.runtime.server.native import (
     tokens,
     weights,
 )
-from sylvan.runtime.server.openai import vectors
+from sylvan.runtime.server.openai import embeddings
 from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened, own
 from sylvan.runtime.server.security import Level
 
@@ -106,14 +106,14 @@ _GENERATION = (
     ),
     Endpoint(
         path="/encode",
-        handler=vectors.encode,
+        handler=embeddings.encode,
         methods=("POST", "PUT"),
         body=EncodeBody,
         budgeted=True,
     ),
     Endpoint(
         path="/classify",
-        handler=vectors.classify_natively,
+        handler=embeddings.classify_natively,
         methods=("POST", "PUT"),
         body=EncodeBody,
         budgeted=True,

@@ -29,7 +29,7 @@ from sylvan.api.openai.responses import (
     ResponsesBody,
     ResponsesReply,
 )
-from sylvan.api.openai.vectors import (
+from sylvan.api.openai.embeddings import (
     ClassifyBody,
     ClassifyReply,
     EmbeddingsBody,
@@ -41,7 +41,7 @@ from sylvan.api.openai.vectors import (
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
 from sylvan.api.spelling import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
+from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, embeddings
 from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai
@@ -297,7 +297,7 @@ OPENAI = (
     openai("/v1/chat/render", handler=chat.render_chat, body=ChatBody, reply=RenderReply),
     openai(
         "/v1/embeddings",
-        handler=vectors.embeddings,
+        handler=embeddings.embeddings,
         body=EmbeddingsBody,
         reply=EmbeddingsReply,
         budgeted=True,
@@ -305,7 +305,7 @@ OPENAI = (
     ),
     openai(
         "/v1/classify",
-        handler=vectors.classify,
+        handler=embeddings.classify,
         body=ClassifyBody,
         reply=ClassifyReply,
         field_names=_TEXTS_FIELD_NAMES,
@@ -313,7 +313,7 @@ OPENAI = (
     ),
     openai(
         "/v1/score",
-        handler=vectors.score,
+        handler=embeddings.score,
         body=ScoreBody,
         reply=ScoreReply,
         budgeted=True,
@@ -321,7 +321,7 @@ OPENAI = (
     ),
     openai(
         "/v1/rerank",
-        handler=vectors.rerank,
+        handler=embeddings.rerank,
         methods=("POST", "PUT"),
         body=RerankBody,
         budgeted=True,

@@ -34,7 +34,7 @@ from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
 from sylvan.runtime.server.ollama import generation
 from sylvan.runtime.server.ollama import models as ollama_models
-from sylvan.runtime.server.ollama import vectors as ollama_vectors
+from sylvan.runtime.server.ollama import embeddings as ollama_embeddings
 from sylvan.runtime.server.ollama.options import option_fields
 from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
 
@@ -130,7 +130,7 @@ VENDORS = (
     ),
     _ollama(
         "/api/embed",
-        handler=ollama_vectors.embed,
+        handler=ollama_embeddings.embed,
         body=OllamaEmbedBody,
         reply=OllamaEmbedReply,
         budgeted=True,
@@ -138,7 +138,7 @@ VENDORS = (
     ),
     _ollama(
         "/api/embeddings",
-        handler=ollama_vectors.embeddings,
+        handler=ollama_embeddings.embeddings,
         body=OllamaEmbeddingsBody,
         reply=OllamaEmbeddingsReply,
         budgeted=True,

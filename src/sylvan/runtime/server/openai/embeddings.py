@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sylvan.api.openai.vectors import (
+from sylvan.api.openai.embeddings import (
     ClassifyBody,
     EmbeddingsBody,
     EncodeBody,
@@ -52,14 +52,14 @@ async def score(call: Call[ScoreBody]) -> Response:
 async def encode(call: Call[EncodeBody]) -> Response:
     """Embed texts, in the native format."""
     caller = caller_of(call)
-    caller.demand("embed", "both", "classify", what="vectors")
+    caller.require_task("embed", "both", "classify", what="vectors")
     return json_response(await cancel_on_disconnect(call.request, serving.encode(caller, call.body)))
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
     """Classify texts, in the native format."""
     caller = caller_of(call)
-    caller.demand("classify", what="classes")
+    caller.require_task("classify", what="classes")
     return json_response(await cancel_on_disconnect(call.request, serving.encode(caller, call.body)))
 
 
