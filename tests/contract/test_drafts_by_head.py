@@ -43,7 +43,7 @@ class Told(HeadSpeculation):
         self.trees: list[Proposal] = []
 
     def may_draft(self):
-        brought = list(self._brought)
+        brought = list(self._new_proposals)
         found = super().may_draft()
         for req in brought:
             proposal, known = self._proposals[req]

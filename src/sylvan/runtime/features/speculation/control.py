@@ -166,7 +166,7 @@ class Speculation(Capability):
 
     def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
         """Record the time and the result of a lookup."""
-        self._looks.looked(seconds, in_vain=not pays)
+        self._looks.looked(seconds, futile=not pays)
         self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
         self._paying += pays - followed.pays
@@ -176,13 +176,13 @@ class Speculation(Capability):
         """Compare the last proposal with the actual tokens, make a new one; return drafts."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
-            came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
+            actual = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
             if followed.pays:
-                self._looks.won(len(came) - 1)
+                self._looks.record_accepted(len(actual) - 1)
             if last.parents:
-                record_tree(followed.acceptance, last.tokens, last.parents, came)
+                record_tree(followed.acceptance, last.tokens, last.parents, actual)
             else:
-                record_chain(followed.acceptance, last.each_grade(), last.tokens, came)
+                record_chain(followed.acceptance, last.each_grade(), last.tokens, actual)
         followed.proposal, followed.length = self._propose(req, limit), length
         count = len(followed.proposal.tokens)
         if not count:

@@ -60,11 +60,11 @@ class CommonDepth:
     ) -> None:
         """Compare drafts, made when this many tokens were known, with the actual tokens."""
         if req in self._followed and req.tokens.length > known:
-            came = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
+            actual = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
             if parents:
-                record_tree(self._followed[req], tokens, parents, came)
+                record_tree(self._followed[req], tokens, parents, actual)
             else:
-                record_chain(self._followed[req], rising(0, len(tokens)), tokens, came)
+                record_chain(self._followed[req], rising(0, len(tokens)), tokens, actual)
 
     def drafted(self, depth: int, rows: int) -> None:
         """Record the rows that drafts of this depth took for one request."""

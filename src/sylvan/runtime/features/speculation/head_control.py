@@ -55,7 +55,7 @@ class HeadSpeculation(Capability):
         self._depth = CommonDepth(limit, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether to verify what the step in flight drafts
-        self._brought: dict[Req, Proposal] = {}  # of the newest step
+        self._new_proposals: dict[Req, Proposal] = {}  # of the newest step
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
     @property
@@ -70,9 +70,9 @@ class HeadSpeculation(Capability):
             if req.tokens.length > known:
                 self._depth.record(req, proposal.tokens, known, proposal.parents)
                 del self._proposals[req]
-        for req, proposal in self._brought.items():
+        for req, proposal in self._new_proposals.items():
             self._proposals[req] = proposal, req.tokens.length
-        self._brought.clear()
+        self._new_proposals.clear()
         return self._verifies and bool(self._proposals)
 
     def draft(self, req: Req, limit: int) -> Draft | None:
@@ -135,13 +135,13 @@ class HeadSpeculation(Capability):
                 self._failed(str(error))
             else:
                 if proposal.tokens:
-                    self._brought[batch.slices[index].req] = proposal
+                    self._new_proposals[batch.slices[index].req] = proposal
                     self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
 
     def on_finish(self, req: Req) -> None:
         self._depth.forget(req)
         self._proposals.pop(req, None)
-        self._brought.pop(req, None)
+        self._new_proposals.pop(req, None)
 
     def _failed(self, why: str) -> None:
         self.counts.failures += 1

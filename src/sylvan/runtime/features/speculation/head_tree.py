@@ -60,7 +60,7 @@ class _Growing:
         self.front = sorted(self.front, key=lambda node: -self.nodes[node].score)[:width]
 
 
-class TreeGuesser:
+class TreeDrafter:
     """Drafts trees for a few requests at once.
 
     Args:

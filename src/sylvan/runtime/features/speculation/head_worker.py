@@ -24,7 +24,7 @@ from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
 from sylvan.runtime.executor.options import Draw
 from sylvan.runtime.executor.verify import path_of
-from sylvan.runtime.features.speculation.head_tree import TreeGuesser
+from sylvan.runtime.features.speculation.head_tree import TreeDrafter
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
@@ -99,7 +99,7 @@ class RunnableHead:
     read_layers: tuple[int, ...]
     token_ids: torch.Tensor | None
     vocab_size: int
-    trees: TreeGuesser | None = None
+    trees: TreeDrafter | None = None
 
 
 class HeadWorker(CapabilityWorker):

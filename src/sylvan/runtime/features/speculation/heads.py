@@ -19,7 +19,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.head_program import DraftHeadModule, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelContext
-from sylvan.runtime.features.speculation.head_tree import TreeGuesser
+from sylvan.runtime.features.speculation.head_tree import TreeDrafter
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
 from sylvan.runtime.layers.mesh import ONE_RANK
@@ -119,7 +119,7 @@ def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, context: ModelConte
     trees = None
     if paths:
         first = first_spare + spare * context.limits.max_reqs
-        trees = TreeGuesser(batch, first, tail, shape, limit)
+        trees = TreeDrafter(batch, first, tail, shape, limit)
     program = HeadProgram(
         loaded.head, loaded.columns, batch, load_library(), context.build.dtype, loaded.index
     )
