@@ -189,9 +189,9 @@ class DecodeRole(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
-        apart = request.bootstrap.role == "prefill" or request.lora is not None
+        cannot_fetch = request.bootstrap.role == "prefill" or request.lora is not None
         seen = self._retracted.get(req.rid, 0)
-        if apart or not req.may_load or req.pending or req.retractions <= seen:
+        if cannot_fetch or not req.may_load or req.pending or req.retractions <= seen:
             return
         self._retracted[req.rid] = req.retractions
         rendezvous, room = request.bootstrap, secrets.randbits(62)

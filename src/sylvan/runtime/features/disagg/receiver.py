@@ -507,7 +507,7 @@ def _expected(message: Message, kind: type[M]) -> M:
     if isinstance(message, Failed):
         raise ChannelError(message.reason)
     if not isinstance(message, kind):
-        raise ChannelError(f"{type(message).__name__} is not what was awaited")
+        raise ChannelError(f"unexpected message {type(message).__name__}")
     return message
 
 

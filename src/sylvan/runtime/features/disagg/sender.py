@@ -253,8 +253,8 @@ class Sender:
                 raise  # the server is shutting down
             error = withdrawn
             await _last_message(channel, Failed(error))
-        except _ElsewhereError as elsewhere:
-            await _last_message(channel, Redirect(elsewhere.port))
+        except _WrongServerError as wrong:
+            await _last_message(channel, Redirect(wrong.port))
         except _DeniedError as denied:
             error = str(denied)
             logger.warning("a decode server was rejected: %s", denied)
@@ -277,7 +277,7 @@ class Sender:
         await channel.send(encode(hello))
         ask = decode((await channel.receive())[0])
         if not isinstance(ask, Ask):
-            raise ChannelError(f"{type(ask).__name__} is not what was awaited")
+            raise ChannelError(f"unexpected message {type(ask).__name__}")
         if ask.protocol != PROTOCOL:
             theirs, ours = ask.protocol, PROTOCOL
             raise _DeniedError(f"protocol {theirs} of the decode server is not {ours}")
@@ -289,7 +289,7 @@ class Sender:
             raise _DeniedError(f"the decode server is of another version: {error}") from None
         ours, (size, rank) = self._identity.shards, theirs.shards
         if ours != (size, rank) and size == len(self.rank_ports) and 0 <= rank < size:
-            raise _ElsewhereError(self.rank_ports[rank])
+            raise _WrongServerError(self.rank_ports[rank])
         if differences := theirs.differences(self._identity):
             reason = f"prefill and decode server differ: {'; '.join(differences)}"
             room = self._rooms.get(ask.room)
@@ -402,7 +402,7 @@ class Sender:
 
 def _wanted(message: Message) -> RequestPages:
     if not isinstance(message, RequestPages) or message.first < 0:
-        raise ChannelError(f"{type(message).__name__} is not what was awaited")
+        raise ChannelError(f"unexpected message {type(message).__name__}")
     return message
 
 
@@ -410,8 +410,8 @@ class _DeniedError(Exception):
     """The peer is rejected, with a reason."""
 
 
-class _ElsewhereError(Exception):
-    """Another rank has what this peer wants."""
+class _WrongServerError(Exception):
+    """Another rank's server, at `port`, has what this peer wants."""
 
     def __init__(self, port: int) -> None:
         super().__init__()

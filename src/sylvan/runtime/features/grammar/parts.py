@@ -15,7 +15,7 @@ from sylvan.runtime.features.grammar.cache import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.compiler.client import (
     CompilerStats,
     GrammarCompiler,
-    Setup,
+    CompilerSetup,
 )
 from sylvan.runtime.features.grammar.control import GrammarControl
 from sylvan.runtime.features.grammar.data import Matchers
@@ -86,8 +86,8 @@ def grammar_parts(
     if name == "none":  # thinking budgets need no library
         return GrammarParts(NoGrammar(), matchers, grammars, loaders)
 
-    def setup() -> Setup:
-        return Setup(loaders(), _store(config, name, vocabulary()))
+    def setup() -> CompilerSetup:
+        return CompilerSetup(loaders(), _store(config, name, vocabulary()))
 
     compiler = GrammarCompiler(name, setup, limits)
     control = GrammarControl(compiler)

@@ -119,8 +119,8 @@ def _checked(
         rows, limits, angles = inputs
         cuts = list(itertools.pairwise(limits))
         made = programs.run(0, rows, cuts, angles)
-        change, apart = expected.float() - rows.float(), made.float() - expected.float()
-        if apart.norm() <= _BOUNDS[dtype] * change.norm():
+        change, error = expected.float() - rows.float(), made.float() - expected.float()
+        if error.norm() <= _BOUNDS[dtype] * change.norm():
             agreed.append((own, rotated))
     if len({rotated for _, rotated in agreed}) > 1:
         # The number of rotated columns equals that of the angles, which only calls show.

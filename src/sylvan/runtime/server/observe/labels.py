@@ -27,8 +27,8 @@ _TAKEN = frozenset(
 
 
 @dataclass(slots=True)
-class Bounded:
-    """Bounded values of one label: the first ones seen, and `other` for the rest.
+class BoundedValues:
+    """The values of one label, limited in number: the first ones seen, and `other` for the rest.
 
     Args:
         limit: Number of distinct values.
@@ -69,7 +69,7 @@ class MetricLabels:
             raise ConfigError(f"observe.custom_labels: {min(doubles)} is in metric_labels, too")
         self.base = {**base, **extra}
         self.custom = tuple(custom)
-        self._values = {name: Bounded() for name in custom}
+        self._values = {name: BoundedValues() for name in custom}
 
     @property
     def names(self) -> tuple[str, ...]:

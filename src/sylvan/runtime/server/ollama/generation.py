@@ -165,9 +165,9 @@ async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> R
     if call.body.stream is not False:
         chunks = await await_first_chunk(call.request, _lines(form, turn), _error_line)
         return EventStream(chunks, "application/x-ndjson")
-    [outcome] = await cancel_on_disconnect(call.request, turn.whole())
-    content = form.content(outcome.answer, await turn.text_logprobs(outcome))
-    return json_response({**content, **form.end(outcome.usage, outcome.finish)})
+    [finished] = await cancel_on_disconnect(call.request, turn.whole())
+    content = form.content(finished.answer, await turn.text_logprobs(finished))
+    return json_response({**content, **form.end(finished.usage, finished.finish)})
 
 
 async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:

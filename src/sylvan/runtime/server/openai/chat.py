@@ -33,7 +33,7 @@ from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_
 from sylvan.runtime.server.openai.sglext import ResponseExtras
 from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
 from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
-from sylvan.runtime.serving.answers import AnswerRun, Outcome, Update
+from sylvan.runtime.serving.answers import AnswerRun, FinishedAnswer, Update
 from sylvan.runtime.serving.conversation import Conversation, Prepared, RequestFacts, render
 from sylvan.runtime.serving.samples import Sample
 from sylvan.runtime.tokenizer.types import SampleDelta
@@ -150,21 +150,21 @@ class _ChatCall:
         """Return the answer of a call without streaming."""
         prepared = await self._run.prepared()
         self._extras.add_prompt(prepared.prompt.input_ids)
-        outcomes = await self._run.whole()
+        finished_samples = await self._run.whole()
         choices = []
-        for i, outcome in enumerate(outcomes):
-            self._usage_counter.update(0, outcome.sample.last_delta(i))
-            self._usage_counter.set_reasoning(i, outcome.reasoning_tokens)
-            self._extras.add(i, outcome.sample.token_ids, outcome.usage)
-            choices.append(self._choice(i, outcome, prepared))
+        for i, finished in enumerate(finished_samples):
+            self._usage_counter.update(0, finished.sample.last_delta(i))
+            self._usage_counter.set_reasoning(i, finished.reasoning_tokens)
+            self._extras.add(i, finished.sample.token_ids, finished.usage)
+            choices.append(self._choice(i, finished, prepared))
         usage = self._usage_counter.reply()
-        made = (v for outcome in outcomes for v in outcome.sample.weight_versions)
+        made = (v for finished in finished_samples for v in finished.sample.weight_versions)
         metadata = weight_metadata(self._context, tuple(dict.fromkeys(made)))
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
         return {**reply, **self._extras.reply()}
 
-    def _choice(self, index: int, outcome: Outcome, prepared: Prepared) -> dict[str, Any]:
-        answer, sample = outcome.answer, outcome.sample
+    def _choice(self, index: int, finished: FinishedAnswer, prepared: Prepared) -> dict[str, Any]:
+        answer, sample = finished.answer, finished.sample
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,
@@ -184,7 +184,7 @@ class _ChatCall:
             "finish_reason": finish_name(
                 sample.finish, calls=bool(answer.calls), is_legacy=self.is_legacy
             ),
-            "matched_stop": outcome.finish.matched,
+            "matched_stop": finished.finish.matched,
         }
         if self._body.return_prompt_token_ids:
             choice["prompt_token_ids"] = prepared.prompt.input_ids
@@ -195,7 +195,7 @@ class _ChatCall:
                 self._context,
                 sample,
                 prepared.input.logprobs,
-                reasoning_tokens=outcome.reasoning_tokens,
+                reasoning_tokens=finished.reasoning_tokens,
                 began_s=self._began_s,
             )
         return choice

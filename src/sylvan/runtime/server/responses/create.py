@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 async def create(call: Call[ResponsesBody]) -> Response:
     """Create a response."""
-    job = Job(call)
+    job = ResponseJob(call)
     if call.body.background:
         return json_response(job.start())
     if call.body.stream:
@@ -111,7 +111,7 @@ def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse
     return found
 
 
-class Job:
+class ResponseJob:
     """One response in progress.
 
     Attributes:
@@ -174,11 +174,11 @@ class Job:
     async def run(self) -> dict[str, Any]:
         """Return the complete response."""
         await self._fit()
-        [outcome] = await self._turn.whole()
-        status = _status(outcome.finish)
-        logprobs = await self._turn.text_logprobs(outcome)
-        items = output_items(outcome.answer, status, self._style, logprobs)
-        usage = _usage(outcome.usage, outcome.reasoning_tokens)
+        [finished] = await self._turn.whole()
+        status = _status(finished.finish)
+        logprobs = await self._turn.text_logprobs(finished)
+        items = output_items(finished.answer, status, self._style, logprobs)
+        usage = _usage(finished.usage, finished.reasoning_tokens)
         reply = self._reply(status, items, usage)
         self._put(reply)
         return reply

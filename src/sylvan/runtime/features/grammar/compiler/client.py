@@ -56,7 +56,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class CompilerSetup:
     """The loader of compiled grammars; `store` caches them on disk, if enabled."""
 
     loaders: Loaders
@@ -89,9 +89,9 @@ class GrammarCompiler:
         limits: Limits of compiling one grammar.
     """
 
-    def __init__(self, name: str, setup: Callable[[], Setup], limits: Limits) -> None:
+    def __init__(self, name: str, setup: Callable[[], CompilerSetup], limits: Limits) -> None:
         self._name, self._make_setup, self._limits = name, setup, limits
-        self._setup: Setup | None = None
+        self._setup: CompilerSetup | None = None
         self._kinds: TokenKinds | None = None  # created with the first guarded schema
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
@@ -263,7 +263,7 @@ class GrammarCompiler:
         self._cache.put(ticket.digest, reason, len(reason))
         ticket.fail(RequestError(reason, param=ticket.spec.kind))
 
-    def _ready(self) -> Setup:
+    def _ready(self) -> CompilerSetup:
         if self._setup is None:
             self._setup = self._make_setup()
         return self._setup

@@ -298,7 +298,7 @@ def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
     for part in parts:
         if part is True or part == {}:
             continue
-        if _is_apart(node, part):
+        if _constrain_disjoint(node, part):
             node = {**node, **part}
         else:
             kept.append(part)
@@ -307,7 +307,7 @@ def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
     return node
 
 
-def _is_apart(node: Schema, part: Schema) -> bool:
+def _constrain_disjoint(node: Schema, part: Schema) -> bool:
     """Whether two schemas constrain disjoint keywords, so that they can be merged."""
     mine, others = node.keys() - _ANNOTATIONS, part.keys() - _ANNOTATIONS
     return (
