@@ -26,7 +26,7 @@ import torch
 
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     Expose,
     JoinRoom,
     PagesRequested,

@@ -10,7 +10,7 @@ import pytest
 from sylvan.protocol.requests import GenerateRequest, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.libraries import installed_backends
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots

@@ -11,7 +11,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import StoreSpec
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from sylvan.api.openai.chat import ChatTool
-from sylvan.api.openai.embeddings import MAX_INPUTS
+from sylvan.api.openai.vectors import MAX_INPUTS
 from sylvan.api.request_fields import Name
 from sylvan.api.validation import WireModel
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from sylvan.api.openai.embeddings import EmbeddingsBody
+from sylvan.api.openai.vectors import EmbeddingsBody
 from sylvan.api.validation import parse
 from sylvan.gateway.errors import UpstreamError
 from sylvan.gateway.grpc.bodies.common import check_passed

@@ -52,10 +52,10 @@ from sylvan.runtime.features.diffusion.build import (
 )
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.grammar.build import Grammar, with_worker
-from sylvan.runtime.features.grammar.parts import GrammarParts
+from sylvan.runtime.features.grammar.build_control import GrammarParts
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
 from sylvan.runtime.features.lora.build import lora_worker
-from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.lora.adapters import LoraAdapters
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts
@@ -115,7 +115,7 @@ def build_scheduler(
     mesh = ranks.start(config) if ranks else one_rank(config)
     _warn_of_no_kernels(config)
     grammar = _grammar(config)
-    lora = LoraServing(config.lora) if config.lora else None
+    lora = LoraAdapters(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
     disagg = _disagg(config)
     pdmux = PdMuxParts(config.pdmux)

@@ -26,7 +26,7 @@ from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
-from sylvan.runtime.features.grammar.parts import GrammarParts, grammar_parts
+from sylvan.runtime.features.grammar.build_control import GrammarParts, grammar_parts
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sylvan.api.native import GenerateBody, RequestBodyLimits
-from sylvan.api.openai.embeddings import EncodeBody, RerankBody, ScoreBody
+from sylvan.api.openai.vectors import EncodeBody, RerankBody, ScoreBody
 from sylvan.api.validation import WireModel, parse
 from sylvan.api.weights import (
     DiskBody,

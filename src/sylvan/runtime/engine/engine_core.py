@@ -11,7 +11,7 @@ from sylvan.config.parallel import ParallelConfig
 from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.lora.adapters import LoraAdapters
 from sylvan.runtime.features.speculation.corpus import GivenCorpora
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -56,7 +56,7 @@ class EngineCore:
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     draft_seconds_saved: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION
-    lora: LoraServing | None = None
+    lora: LoraAdapters | None = None
     corpora: GivenCorpora | None = None
     stores: Stores | None = None
     parallel: ParallelConfig | None = None

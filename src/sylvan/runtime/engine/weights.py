@@ -35,7 +35,7 @@ from sylvan.protocol.commands import (
 )
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import ControlReply
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """PyTorch tensors by name."""

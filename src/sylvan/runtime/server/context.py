@@ -30,7 +30,7 @@ from sylvan.runtime.serving.pairing import Role
 from sylvan.runtime.serving.service import GenerationService, make_service, wall_clock
 from sylvan.runtime.serving.sessions import SessionStore
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.parsers import Parsers
 from sylvan.utils.clock import Clock, monotonic

@@ -37,7 +37,7 @@ from sylvan.runtime.server.body import (
     check_content_type,
 )
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.formats import unknown_formats
+from sylvan.runtime.server.schema_formats import unknown_formats
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
 from sylvan.runtime.server.security import CallRefusal, Gate, Level

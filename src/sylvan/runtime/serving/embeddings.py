@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sylvan.api.native_reply import finish_reason, timing_keys
-from sylvan.api.openai.embeddings import ClassifyBody, EmbeddingsBody, EncodeBody, MediaInput
+from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, MediaInput
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import VectorForm

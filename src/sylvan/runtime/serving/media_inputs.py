@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sylvan.api.media import split_media
-from sylvan.api.openai.embeddings import MediaInput
+from sylvan.api.openai.vectors import MediaInput
 from sylvan.media.source import MediaSource
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.serving.retrieval import RetrievalPrompts

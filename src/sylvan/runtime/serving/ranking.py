@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from sylvan.api.openai.embeddings import MediaInput, RerankBody, ScoreBody
+from sylvan.api.openai.vectors import MediaInput, RerankBody, ScoreBody
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions, VectorForm

@@ -31,11 +31,11 @@ from sylvan.runtime.tokenizer.embeds import (
     check_generates,
     vector_of,
 )
-from sylvan.runtime.tokenizer.encoded import DECODER_PROMPT, encoded_prompt
+from sylvan.runtime.tokenizer.encoder_prompts import DECODER_PROMPT, encoded_prompt
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.media import MediaPreparer
-from sylvan.runtime.tokenizer.past import take_over
+from sylvan.runtime.tokenizer.continuation import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
@@ -47,7 +47,7 @@ from sylvan.runtime.tokenizer.types import (
     State,
     Vector,
 )
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool

@@ -12,7 +12,7 @@ from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
 from sylvan.runtime.tokenizer.fan_out import command_for, merged_load, merged_reply
 from sylvan.runtime.tokenizer.live import LiveRequest, LiveTable
-from sylvan.runtime.tokenizer.routing import ReplicaPolicy, ReplicaRoundRobin
+from sylvan.runtime.tokenizer.replica_policy import ReplicaPolicy, ReplicaRoundRobin
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
 from sylvan.runtime.tokenizer.types import ServedModelInfo, State
 from sylvan.transport.api import ChannelFullError

@@ -28,7 +28,7 @@ from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.shape import KVLayout
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker

@@ -14,7 +14,7 @@ from sylvan.protocol.requests import Bootstrap, GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.disagg.counts import TransferStats
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     DecodeEvents,
     DecodeWork,
     JoinRoom,
@@ -28,7 +28,7 @@ from sylvan.runtime.features.disagg.data import (
     TransferFailed,
 )
 from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.shape import KVLayout
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic

@@ -18,7 +18,7 @@ import numpy as np
 
 from sylvan.runtime.core.memory import Checksums, PageMemory, Transfer
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     DecodeEvents,
     DecodeWork,
     JoinRoom,
@@ -32,8 +32,8 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
     TransferFailed,
 )
-from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
-from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
+from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,

@@ -18,7 +18,7 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     Expose,
     PagesRequested,
     PrefillEvents,
@@ -28,8 +28,8 @@ from sylvan.runtime.features.disagg.data import (
     Sent,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
-from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
+from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     DecodeWork,
     Leave,
     PrefillAgain,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.types import common_prefix_len
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.pdmux.data import (
+from sylvan.runtime.features.pdmux.work import (
     Advance,
     Fill,
     Filled,

@@ -25,7 +25,7 @@ from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import StoreSpec
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.host_memory import HostSize, lay_out
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy

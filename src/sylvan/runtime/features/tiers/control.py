@@ -1,4 +1,4 @@
-"""Control half: when KV is written to lower tiers, and what is loaded for waiting requests."""
+"""Control half: fetches and loads KV for waiting requests; `cache.residency` decides on writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.tiers.breaker import Breaker
 from sylvan.runtime.features.tiers.cost import LoadCost
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.work import (
     Events,
     Exported,
     Fetch,

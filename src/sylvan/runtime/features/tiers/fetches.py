@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.features.tiers.data import Fetch, Fetched
+from sylvan.runtime.features.tiers.work import Fetch, Fetched
 from sylvan.runtime.features.tiers.lookup import Found, look_up
 from sylvan.runtime.features.tiers.opened import OpenedStore
 from sylvan.runtime.features.tiers.staging import Staging

@@ -9,7 +9,7 @@ import numpy as np
 
 from sylvan.runtime.cache.types import ABSENT, Load, Locator, Node, Place, TierIds
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import HostPage, Save
+from sylvan.runtime.features.tiers.work import HostPage, Save
 from sylvan.runtime.features.tiers.tier import Layout, lying_in
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory, Transfer
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
     Commit,

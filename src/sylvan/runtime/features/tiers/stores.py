@@ -20,7 +20,7 @@ from sylvan.protocol.tiers import (
     TierCommand,
     TierLoad,
 )
-from sylvan.runtime.features.tiers.data import Attached, Cleared, Event, StoreSpec
+from sylvan.runtime.features.tiers.work import Attached, Cleared, Event, StoreSpec
 from sylvan.runtime.features.tiers.keys import PageNames
 from sylvan.runtime.features.tiers.tier import StorageTier
 from sylvan.runtime.storage.api import StoreLimits

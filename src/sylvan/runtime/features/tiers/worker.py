@@ -12,7 +12,7 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.features.tiers.control import KVTiers
-from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
+from sylvan.runtime.features.tiers.work import StoreSpec, TiersWork
 from sylvan.runtime.features.tiers.host_memory import HostLayout
 from sylvan.runtime.features.tiers.mover import REPORT_S, Mover
 from sylvan.runtime.features.tiers.rank_agreement import TierAgreement, suffix_of

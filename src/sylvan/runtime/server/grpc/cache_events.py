@@ -15,7 +15,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.grpc import about
+from sylvan.runtime.server.grpc import info_methods
 
 HIGH_WATER = 100_000
 """Messages queued for a slow client; further ones are dropped, which shows as a gap in numbers."""
@@ -163,7 +163,7 @@ def _event(number: int, event: Mapping[str, Any]) -> common.KvCacheEvent:
 
 
 def _load(context: Context, start: int) -> common.KvEventBatch:
-    row = about.loads(context, pb.GetLoadsRequest()).loads[0]
+    row = info_methods.loads(context, pb.GetLoadsRequest()).loads[0]
     return common.KvEventBatch(
         sequence_number=start,
         timestamp=context.wall(),

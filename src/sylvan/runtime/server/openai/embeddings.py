@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sylvan.api.openai.embeddings import (
+from sylvan.api.openai.vectors import (
     ClassifyBody,
     EmbeddingsBody,
     EncodeBody,

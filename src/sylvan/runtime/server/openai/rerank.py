@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from starlette.responses import Response
 
-from sylvan.api.openai.embeddings import RerankBody
+from sylvan.api.openai.vectors import RerankBody
 from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response

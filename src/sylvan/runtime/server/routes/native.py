@@ -27,7 +27,7 @@ from sylvan.api.native import (
     RoleBody,
 )
 from sylvan.api.observe import LoggingBody, ProfileBody, StepsQuery, TraceLevelQuery, TracesQuery
-from sylvan.api.openai.embeddings import EncodeBody
+from sylvan.api.openai.vectors import EncodeBody
 from sylvan.api.spelling import grammars_in
 from sylvan.api.tiers import StoreBody
 from sylvan.api.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
@@ -59,10 +59,10 @@ from sylvan.runtime.server.native import (
     generate,
     health,
     info,
-    live,
     observe,
     parse,
     sessions,
+    settings,
     tiers,
     tokens,
     weights,
@@ -246,19 +246,19 @@ _OBSERVE = (
         media_type="text/plain",
         tag="Observe",
     ),
-    admin("/config", handler=live.show, methods=GET),
+    admin("/config", handler=settings.show, methods=GET),
     admin(
         "/config",
-        handler=live.change,
+        handler=settings.change,
         methods=("PATCH",),
         body=SettingsBody,
         query=DryRunQuery,
         statuses=(501,),
     ),
-    admin("/config/reload", handler=live.reload, query=DryRunQuery, statuses=(501,)),
+    admin("/config/reload", handler=settings.reload, query=DryRunQuery, statuses=(501,)),
     admin(
         "/config/revert",
-        handler=live.revert,
+        handler=settings.revert,
         body=RevertBody,
         query=DryRunQuery,
         statuses=(501,),

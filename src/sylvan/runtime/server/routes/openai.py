@@ -29,7 +29,7 @@ from sylvan.api.openai.responses import (
     ResponsesBody,
     ResponsesReply,
 )
-from sylvan.api.openai.embeddings import (
+from sylvan.api.openai.vectors import (
     ClassifyBody,
     ClassifyReply,
     EmbeddingsBody,

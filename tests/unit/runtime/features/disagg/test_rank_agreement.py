@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     LeaveDone,
     PagesRequested,
     Progress,

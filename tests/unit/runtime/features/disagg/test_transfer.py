@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sylvan.runtime.features.disagg.attach import Attach
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     Expose,
     JoinRoom,
     Leave,

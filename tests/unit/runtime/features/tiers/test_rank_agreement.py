@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
     Exported,

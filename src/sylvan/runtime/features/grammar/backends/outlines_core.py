@@ -18,7 +18,7 @@ from sylvan.runtime.features.grammar.api import (
     fill_each,
 )
 from sylvan.runtime.features.grammar.dialect import Dialect, supported_keywords
-from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.error_location import blame
 from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError

@@ -24,7 +24,7 @@ from sylvan.runtime.features.grammar.compiler.pool import (
 )
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
-from sylvan.runtime.features.grammar.guard.watcher import watcher
+from sylvan.runtime.features.grammar.guard.watch_factory import watch_factory
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
@@ -253,7 +253,7 @@ class GrammarCompiler:
         """Build the guard for the rest of a schema; None if the grammar enforces all of it."""
         if not result.lost:
             return None
-        watch = watcher(spec, result.lost)
+        watch = watch_factory(spec, result.lost)
         if self._kinds is None:
             self._kinds = TokenKinds(self._ready().loaders.vocabulary)
         return GuardedGrammar(grammar, watch, self._kinds)

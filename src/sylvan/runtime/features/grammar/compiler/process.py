@@ -39,7 +39,7 @@ from sylvan.runtime.features.grammar.compiler.pool import (
 )
 from sylvan.runtime.features.grammar.counts import check_counts
 from sylvan.runtime.features.grammar.guard.relax import compile_guarded
-from sylvan.runtime.features.grammar.guard.watcher import watcher
+from sylvan.runtime.features.grammar.guard.watch_factory import watch_factory
 from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.limits import Limits, limit_memory
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
@@ -262,7 +262,7 @@ def _compile(backend: GrammarBackend, vocabulary: Vocabulary, order: CompileOrde
         check_depth(spec)
         compiled, lost = compile_guarded(spec, lambda s: _compiled(backend, vocabulary, s))
         if lost:
-            watcher(spec, lost)
+            watch_factory(spec, lost)
         data = compiled.dump()
     except RequestError as error:
         return CompileResult(id=order.id, reason=str(error))

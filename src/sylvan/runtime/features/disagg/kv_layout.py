@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.features.disagg.data import PageSet
+from sylvan.runtime.features.disagg.work import PageSet
 
 
 @dataclass(frozen=True, slots=True)

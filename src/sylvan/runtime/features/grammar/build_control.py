@@ -18,7 +18,7 @@ from sylvan.runtime.features.grammar.compiler.client import (
     CompilerSetup,
 )
 from sylvan.runtime.features.grammar.control import GrammarControl
-from sylvan.runtime.features.grammar.data import Matchers
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders

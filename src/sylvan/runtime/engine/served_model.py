@@ -12,7 +12,7 @@ from sylvan.runtime.tokenizer.types import ServedModelInfo, Task
 from sylvan.text.tokenizer import Tokenizer
 
 
-def served_facts(
+def served_model_info(
     config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
 ) -> ServedModelInfo:
     """Build it from the scheduler's report."""
