@@ -74,7 +74,7 @@ def context_tree(
 def _answer_tokens(
     texts: Sequence[tuple[IntArray, int]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all tokens, positions of answer tokens, and how many tokens precede each in its text."""
+    """Return all tokens, positions of answer tokens, and numbers of tokens before them in texts."""
     lengths = np.array([len(text) for text, _ in texts], np.int64)
     starts = np.cumsum(lengths) - lengths
     empty = np.empty(0, np.int64)

@@ -226,8 +226,8 @@ def _check_same_run(work: Path, config: Config, data: Path, options: DraftTrainO
     differing = [name for name in run if before.get(name) != run[name]]
     if differing:
         raise ConfigError(
-            f"{work} holds a training run with different {differing[0]} ({before.get(differing[0])}); "
-            "remove it, or choose another directory with --out"
+            f"{work} holds a training run with different {differing[0]} "
+            f"({before.get(differing[0])}); remove it, or choose another directory with --out"
         )
 
 
@@ -250,7 +250,8 @@ def _generate_all(
 
     def on_texts(first: int, texts: Sequence[TrainingText]) -> None:
         save(name(done + first), texts)
-        progress(f"{min(done + first + TEXTS_PER_FILE, len(prompts))} of {len(prompts)} prompts answered")
+        answered = min(done + first + TEXTS_PER_FILE, len(prompts))
+        progress(f"{answered} of {len(prompts)} prompts answered")
 
     if done < len(prompts):
         generate_answers(config, prompts[done:], layers, options.answer_tokens, on_texts)

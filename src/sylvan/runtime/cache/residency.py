@@ -1,9 +1,9 @@
-"""Decides which nodes of the prefix tree are copied to lower tiers (host memory, a store), and when.
+"""Decides when nodes of the prefix tree are copied to lower tiers: host memory, or a store.
 
 Eviction frees device pages at once, in the same order as without tiers. So that their KV is not
 lost, the leaves that are next in eviction order are written to a tier ahead of time
-(`Residency.poll`). A slow or full tier costs cache hits, but never delays a request. Loading KV back
-is in `loads`; moving the bytes is the work of the tiers (`features.tiers`).
+(`Residency.poll`). A slow or full tier costs cache hits, but never delays a request. Loading KV
+back is in `loads`; the tiers move the bytes (`features.tiers`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class TenantCalls:
             return None
         if self._calls[name] >= self._limit:
             raise CapacityError(
-                f"{self._limit} calls of this key's tenant are in flight (limits.calls_per_tenant).",
+                f"{self._limit} calls of this key's tenant are in flight "
+                "(limits.calls_per_tenant).",
                 status=429,
                 setting="limits.calls_per_tenant",
             )

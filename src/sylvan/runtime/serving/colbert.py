@@ -1,4 +1,4 @@
-"""Prepares texts for late-interaction models (ColBERT, arXiv:2004.12832), by the checkpoint's rules.
+"""Prepares texts for late-interaction models (ColBERT, arXiv:2004.12832) as the checkpoint says.
 
 A marker token after the first token tells queries from documents. Queries are padded with mask
 tokens, whose vectors count too (query expansion); vectors of punctuation in documents are dropped.

@@ -108,8 +108,10 @@ def _check_texts(body: RerankBody) -> None:
     given = {"query": body.query} | {f"documents[{i}]": d for i, d in enumerate(body.documents)}
     for path, item in given.items():
         if isinstance(item, MediaInput):
-            message = f"{path}: this model ranks texts only; ranking media needs an embedding model."
-            raise RequestError(message, param=path)
+            raise RequestError(
+                f"{path}: this model ranks texts only; ranking media needs an embedding model.",
+                param=path,
+            )
 
 
 async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[ScoredDocument]:

@@ -83,8 +83,8 @@ def lay_out(
     limit = int(FREE_SHARE * available_bytes)
     if layout.num_bytes > limit:
         raise ConfigError(
-            f"{name}={given} takes {layout.num_bytes:,} bytes of host memory; at most {limit:,} may "
-            f"be used ({FREE_SHARE:.0%} of what is free)"
+            f"{name}={given} takes {layout.num_bytes:,} bytes of host memory; at most {limit:,} "
+            f"may be used ({FREE_SHARE:.0%} of what is free)"
         )
     return layout
 
