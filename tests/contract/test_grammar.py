@@ -792,4 +792,4 @@ def test_what_the_first_library_cannot_do_the_second_does() -> None:
 
 
 def test_a_vocabulary_knows_what_is_no_text() -> None:
-    assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().untextual().tolist())
+    assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().non_text_ids().tolist())

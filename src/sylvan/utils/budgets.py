@@ -89,7 +89,7 @@ class Budgets:
         if budget := self._tokens.get(tenant):
             budget.spend(tokens)
 
-    def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
+    def add_remote_usage(self, tenant: str, requests: int, tokens: int) -> None:
         """Count what a tenant used of its budget in another process."""
         for budgets, amount in ((self._requests, requests), (self._tokens, tokens)):
             if budget := budgets.get(tenant):

@@ -163,12 +163,12 @@ class CachesByRank:
         """Choose the group for a new request."""
         need, fewest = len(key.tokens) + self.page_size, min(self._held)
 
-        def merit(rank: int) -> tuple[bool, bool, int, int, int]:
+        def rank_order(rank: int) -> tuple[bool, bool, int, int, int]:
             part, held = self.parts[rank], self._held[rank]
             cached, room = part.peek(_fresh(key), limit), part.available_tokens
             return room >= need - cached, held <= fewest + _SPREAD, cached, -held, room
 
-        return max(range(len(self.parts)), key=merit)
+        return max(range(len(self.parts)), key=rank_order)
 
 
 KVMemory = KVCacheManager | CachesByRank

@@ -126,7 +126,7 @@ class NodeTree:
             node = node.parent
         return node if node.stop == stop else self.split(node, stop - node.start)
 
-    def shorten(self, leaf: Node, count: int) -> IntArray:
+    def truncate(self, leaf: Node, count: int) -> IntArray:
         """Free the last `count` device pages of an unlocked leaf; remove it if none are left."""
         if self.tiered:
             return self._give_up(leaf, count)

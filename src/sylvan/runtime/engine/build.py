@@ -28,7 +28,7 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.compose import (
     compose_scheduler,
     grammar_of,
-    in_force,
+    effective_config,
     number,
     resolved,
     scheduler_limits,
@@ -137,7 +137,7 @@ def build_scheduler(
     if model.num_pages:  # share of device memory, known only now
         tokens = (model.num_pages - 1) * number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
-    config = in_force(config, model.runner, exact=model.exact)
+    config = effective_config(config, model.runner, exact=model.exact)
     if tiers is not None:
         tiers.open(given, model, model_dir(config.model))
     disagg.open(_identity(config, model))

@@ -72,7 +72,7 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def in_force(config: Config, runner: str, *, exact: bool) -> Config:
+def effective_config(config: Config, runner: str, *, exact: bool) -> Config:
     """Return the configuration with the values of its best-effort settings that took effect.
 
     These are `deterministic` and `parallel.same_bits`.

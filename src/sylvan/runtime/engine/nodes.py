@@ -241,7 +241,7 @@ class NodeHub:
                 pass
 
     def _join(self, peer: bytes, asked: JoinNode) -> None:
-        why = self._objection(asked)
+        why = self._reason_to_refuse(asked)
         state = self._nodes.get(asked.node)
         if why or state is None:
             logger.warning("%s, node %d, cannot join: %s", asked.host, asked.node, why)
@@ -258,7 +258,7 @@ class NodeHub:
         logger.info("node %d has joined: %s", asked.node, asked.host)
         self._start_if_possible(state)
 
-    def _objection(self, asked: JoinNode) -> str:
+    def _reason_to_refuse(self, asked: JoinNode) -> str:
         """Return why a machine cannot join; empty if it can."""
         nodes, node = self._config.parallel.nodes, asked.node
         differing = _differing(self._config, asked.settings)

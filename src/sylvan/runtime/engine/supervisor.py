@@ -300,7 +300,7 @@ class Supervisor:
         while True:
             first = asyncio.FIRST_COMPLETED
             await asyncio.wait([slot.child.ended for slot in group], return_when=first)
-            forgiven = {slot.name for slot in group if self._faults.forgive(slot.name)}
+            forgiven = {slot.name for slot in group if self._faults.was_injected(slot.name)}
             for slot in group:  # at once: from now on requests wait for the next processes
                 _observer(slot).on_lost(injected=bool(forgiven))
             await self._end(group)

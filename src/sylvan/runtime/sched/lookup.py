@@ -61,7 +61,7 @@ class Lookup:
             if root is not None and key.first in root.children:
                 yield req
 
-    def gains_from(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
+    def could_share_more(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
         """Whether `req` could reuse much more of a running request's prompt than is cached."""
         key, known = self.key(req), None
         for leader in leaders:

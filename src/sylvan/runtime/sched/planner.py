@@ -359,7 +359,7 @@ class Planner:
         """Whether a running prompt is computing an uncached prefix that `req` shares."""
         if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
             return False
-        return self._lookup.gains_from(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
+        return self._lookup.could_share_more(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
 
     def _start(self, req: Req, verdict: Verdict) -> bool:
         """Allocate memory for `req` and plan its first slice or load; False if memory is short."""

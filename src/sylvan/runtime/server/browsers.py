@@ -64,7 +64,7 @@ def checked_hosts(settings: ServerSettings) -> Collection[str] | None:
     return settings.allowed_hosts if settings.allowed_hosts or settings.trusting else None
 
 
-def is_foreign(headers: Headers, origins: Collection[str]) -> bool:
+def is_cross_origin(headers: Headers, origins: Collection[str]) -> bool:
     """Whether a page of another origin makes this call, according to the browser's headers.
 
     Args:

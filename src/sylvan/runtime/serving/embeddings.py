@@ -120,7 +120,7 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
         vectors = await caller.vectors(inputs)
     if form == "weights":
         hidden = caller.manager.tokenizer.special_ids
-        written = [_words(v, hidden) for v in vectors]
+        written = [_term_weights(v, hidden) for v in vectors]
     else:
         written = [_written(v.values, body) for v in vectors]
     return {
@@ -389,7 +389,7 @@ def _form(facts: ServedModelInfo, body: EmbeddingsBody) -> VectorForm | None:
     return "weights" if sparse and "weights" in facts.forms else None
 
 
-def _words(vector: Vector, hidden: Collection[int]) -> Reply:
+def _term_weights(vector: Vector, hidden: Collection[int]) -> Reply:
     """Return the largest weight of each token ID in a text, without special tokens."""
     found: dict[int, float] = {}
     for token, weight in zip(vector.input_ids, vector.values.tolist(), strict=True):

@@ -89,7 +89,7 @@ async def rerank(
     return [
         {
             "score": found[i].score,
-            **(_shown(body.documents[i]) if with_text else {}),
+            **(_document_text(body.documents[i]) if with_text else {}),
             "index": i,
             "meta_info": found[i].meta,
         }
@@ -97,7 +97,7 @@ async def rerank(
     ]
 
 
-def _shown(document: str | MediaInput) -> Reply:
+def _document_text(document: str | MediaInput) -> Reply:
     """Return the text of a document, for the answer; its media are not sent back."""
     text = document.text if isinstance(document, MediaInput) else document
     return {} if text is None else {"document": text}

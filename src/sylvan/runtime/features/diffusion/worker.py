@@ -257,7 +257,7 @@ class DiffusionWorker(CapabilityWorker):
             some = slice(row, row + count)
             wrong = (drawn.errors[r] for r in range(row, row + count) if r in drawn.errors)
             part.error = next(wrong, "")
-            quota = self._quota(part)
+            quota = self._num_to_fill(part)
             kept = chosen(chances_S[some], quota, part.schedule.confidence, order_S[some])
             for place in kept.tolist():
                 at = int(part.open[place])
@@ -268,7 +268,7 @@ class DiffusionWorker(CapabilityWorker):
             part.step += 1
             row += count
 
-    def _quota(self, part: Filling) -> int:
+    def _num_to_fill(self, part: Filling) -> int:
         """How many places of a part are filled now; passes that would fill none are left out."""
         if not self._shape.last_time:
             return part.schedule.quota(part.size if self._shape.whole else self._block, part.step)

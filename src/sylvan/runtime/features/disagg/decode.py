@@ -141,7 +141,7 @@ class DecodeRole(Capability):
         for found in tuple(self._by_job.values()):
             if not found.leaving and now - found.touched_s >= self._timeout_s:
                 reason = f"the prefill server sent nothing for {self._timeout_s:g} s"
-                self._lose(found, reason)
+                self._fail(found, reason)
                 self._leave(found)
 
     def wants_step(self) -> bool:
@@ -289,7 +289,7 @@ class DecodeRole(Capability):
                 self.counts.refused += 1
                 found.error = f"disaggregated prefill was rejected: {reason}"
             case TransferFailed(reason=reason):
-                self._lose(found, reason)
+                self._fail(found, reason)
             case LeaveDone():
                 pass
         self._end(found)
@@ -324,7 +324,7 @@ class DecodeRole(Capability):
             del self._by_rid[rid]
             self._port.load_failed(rid)
 
-    def _lose(self, found: _Incoming, reason: str) -> None:
+    def _fail(self, found: _Incoming, reason: str) -> None:
         found.failed = True
         logger.warning("KV of request %s does not arrive: %s", found.req.rid, reason)
         if not self._falls_back:

@@ -242,8 +242,8 @@ class Sender:
         error = "the server ends"
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                ask, accepted = await self._let_in(channel)
-            number = await self._claim(ask)
+                ask, accepted = await self._handshake(channel)
+            number = await self._reserve_room(ask)
             await channel.send(encode(accepted))
             want = _wanted(decode((await channel.receive())[0]))
             error = await self._send(channel, self._rooms[number], want)
@@ -272,7 +272,7 @@ class Sender:
             if number is not None:
                 self._forget(number, error)
 
-    async def _let_in(self, channel: Channel) -> tuple[Ask, Accepted]:
+    async def _handshake(self, channel: Channel) -> tuple[Ask, Accepted]:
         hello = Hello(PROTOCOL, secrets.token_bytes(NONCE_BYTES))
         await channel.send(encode(hello))
         ask = decode((await channel.receive())[0])
@@ -298,7 +298,7 @@ class Sender:
             raise _DeniedError(reason)
         return ask, Accepted(proof(self._secret, b"prefill", hello, ask), self._offers)
 
-    async def _claim(self, ask: Ask) -> int:
+    async def _reserve_room(self, ask: Ask) -> int:
         """Reserve the room that a decode server asks for."""
         if withdrawn := self._used.get(ask.room):
             raise _GoneError(withdrawn)
@@ -332,13 +332,13 @@ class Sender:
         try:
             last = False
             while not last:
-                part = await _unless(answer, room.queue.get())
+                part = await _unless_peer_speaks(answer, room.queue.get())
                 if isinstance(part, _Part):
                     message = encode(part.message)
-                    await _unless(answer, channel.send(message, [part.buffer]))
+                    await _unless_peer_speaks(answer, channel.send(message, [part.buffer]))
                     self._report(Sent(room.job, part.buffer.nbytes))
                     continue
-                await _unless(answer, self._send_pages(channel, room, part))
+                await _unless_peer_speaks(answer, self._send_pages(channel, room, part))
                 last = part.last
             said = decode((await answer)[0])
             if not isinstance(said, Done):
@@ -422,7 +422,7 @@ class _GoneError(Exception):
     """The request of a room ended before a decode server connected."""
 
 
-async def _unless(
+async def _unless_peer_speaks(
     answer: asyncio.Future[tuple[bytes, Sequence[Buffer]]], work: Coroutine[Any, Any, Value]
 ) -> Value:
     """Await something, but stop if the peer speaks or disconnects, which it should not do yet."""

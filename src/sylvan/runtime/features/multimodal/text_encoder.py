@@ -56,10 +56,10 @@ class PromptEncoder:
         ids_1N = torch.from_numpy(np.ascontiguousarray(features[TEXT_IDS], np.int64))[None]
         if (pixels := features.get(PIXELS)) is None:
             return [self._encoder(input_ids=ids_1N).last_hidden_state[0]]
-        x_1ND = self._seeing(ids_1N, torch.from_numpy(np.ascontiguousarray(pixels)))
+        x_1ND = self._with_images(ids_1N, torch.from_numpy(np.ascontiguousarray(pixels)))
         return [self._encoder(inputs_embeds=x_1ND).last_hidden_state[0]]
 
-    def _seeing(self, ids_1N: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+    def _with_images(self, ids_1N: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
         """Return the embeddings of a text, with those of its images at their placeholders."""
         model: Any = self._model
         x_1ND = model.get_input_embeddings()(ids_1N)

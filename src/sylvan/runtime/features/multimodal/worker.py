@@ -112,7 +112,7 @@ class MultimodalWorker(CapabilityWorker):
             for layer, vectors in zip(self._layers, self._encoded(part.key), strict=False)
         )
         if work.positions is not None:
-            batch.rotary_positions = self._placed(step, work.positions)
+            batch.rotary_positions = self._table_positions(step, work.positions)
         media = self._model_context.config.media
         if media is not None and media.cross:
             batch.cross = self._spans(work.cross, self._watched(step, work))
@@ -223,7 +223,7 @@ class MultimodalWorker(CapabilityWorker):
             encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
-    def _placed(self, step: StepContext, found: RowPositions) -> np.ndarray:
+    def _table_positions(self, step: StepContext, found: RowPositions) -> np.ndarray:
         """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
         count, first = len(found.rows), self._model_context.build.length

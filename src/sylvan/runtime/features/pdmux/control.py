@@ -94,7 +94,7 @@ class PrefillBetween(Capability):
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         self._chosen.discard(req.rid)
         decodes = any(other.computed >= other.prompt_len for other in admitted)
-        if not self._suits(req) or not (decodes or self._by_number):
+        if not self._is_eligible(req) or not (decodes or self._by_number):
             return Verdict.READY
         if len(self._by_number) >= MOST_JOBS or self._shares_a_start(req):
             return Verdict.WAIT
@@ -131,7 +131,7 @@ class PrefillBetween(Capability):
 
     # ---- inside
 
-    def _suits(self, req: Req) -> bool:
+    def _is_eligible(self, req: Req) -> bool:
         """Whether the request needs only the KV of its prompt."""
         request = req.request
         if not isinstance(request, GenerateRequest) or req.retractions or not req.may_load:

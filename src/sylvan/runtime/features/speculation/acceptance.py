@@ -77,7 +77,7 @@ class Acceptance:
 
 
 def record_tree(
-    acceptance: Acceptance, guesses: Sequence[int], parents: Sequence[int], actual: Sequence[int]
+    acceptance: Acceptance, drafts: Sequence[int], parents: Sequence[int], actual: Sequence[int]
 ) -> None:
     """Record how deep a tree of drafts was accepted, counting any draft at each depth."""
     last = -1
@@ -85,7 +85,7 @@ def record_tree(
         level = [i for i, parent in enumerate(parents) if parent == last]
         if not level:
             return
-        right = next((i for i in level if guesses[i] == token), None)
+        right = next((i for i in level if drafts[i] == token), None)
         acceptance.record(min(depth, GRADES - 1), right=right is not None)
         if right is None:
             return
@@ -93,10 +93,10 @@ def record_tree(
 
 
 def record_chain(
-    acceptance: Acceptance, grades: Sequence[int], guesses: Sequence[int], actual: Sequence[int]
+    acceptance: Acceptance, grades: Sequence[int], drafts: Sequence[int], actual: Sequence[int]
 ) -> None:
     """Record which drafts were accepted, up to the first rejected one, from the actual tokens."""
-    for grade, guess, token in zip(grades, guesses, actual, strict=False):
-        acceptance.record(grade, right=guess == token)
-        if guess != token:
+    for grade, draft, token in zip(grades, drafts, actual, strict=False):
+        acceptance.record(grade, right=draft == token)
+        if draft != token:
             return

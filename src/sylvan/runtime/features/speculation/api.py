@@ -114,13 +114,13 @@ def check(proposal: Proposal, limit: int, vocab_size: int) -> None:
     """
     tokens = proposal.tokens
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
+        raise ValueError(f"drafts must be ids in 0..{vocab_size - 1}, not {tokens}")
     parents = proposal.parents
     if parents and (
         len(parents) != len(tokens) or not all(-1 <= p < i for i, p in enumerate(parents))
     ):
-        raise ValueError(f"{parents} are no parents of {len(tokens)} guesses")
+        raise ValueError(f"{parents} are no parents of {len(tokens)} drafts")
     if proposal.grades and len(proposal.grades) != len(tokens):
-        raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} guesses")
+        raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} drafts")
     if len(tokens) > limit or min(proposal.grade, *proposal.grades, 0) < 0:
-        raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {limit} fit")
+        raise ValueError(f"{len(tokens)} drafts of grade {proposal.grade}, at most {limit} fit")

@@ -135,13 +135,13 @@ class Speculation(Capability):
         if followed is None:
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
         count = 0
-        if self._step >= followed.look_at and (followed.pays or self._may_look):
+        if self._step >= followed.look_at and (followed.pays or self._may_look_up):
             begun_s = self._clock() if self._adaptive else 0.0
             reach = followed.reach if self._adaptive else self._limit
             count = self._look(req, followed, min(limit, self._limit, reach))
             if self._adaptive:
                 followed.reach = count + REACH
-                self._looked(followed, self._clock() - begun_s, pays=count > 0)
+                self._record_lookup(followed, self._clock() - begun_s, pays=count > 0)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
@@ -152,21 +152,21 @@ class Speculation(Capability):
     @property
     def _worth_planning(self) -> bool:
         """Whether to plan a step with drafts, which takes longer."""
-        return self._timer.may_guess and (self._paying > 0 or self._looks.worth_it)
+        return self._timer.drafting_pays and (self._paying > 0 or self._looks.worth_it)
 
     @property
-    def _passes_over(self) -> bool:
+    def _is_untimed(self) -> bool:
         """Whether the step is not timed: all of its requests are plain."""
         return self._idle >= TIMED and self._idle % TIMED_EVERY >= TIMED
 
     @property
-    def _may_look(self) -> bool:
+    def _may_look_up(self) -> bool:
         """Whether another lookup may be in vain."""
         return not self._adaptive or self._looks.allowed
 
-    def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
+    def _record_lookup(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
         """Record the time and the result of a lookup."""
-        self._looks.looked(seconds, futile=not pays)
+        self._looks.record_lookup(seconds, futile=not pays)
         self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
         self._paying += pays - followed.pays
@@ -205,7 +205,7 @@ class Speculation(Capability):
         if not self._costs.known:
             return 1
         step_s = self._costs.seconds(self._timer.num_reqs)
-        wanted = self._looks.look_s * self._timer.num_reqs / (STEPS_SHARE * step_s)
+        wanted = self._looks.lookup_s * self._timer.num_reqs / (STEPS_SHARE * step_s)
         pause = 1
         while pause < min(wanted, LONGEST_PAUSE):
             pause *= 2
@@ -237,13 +237,13 @@ class Speculation(Capability):
         self._last = batch.slices
         if self._adaptive and not self._idle and not self._paying:
             self._looks.planned(self._clock() - self._planned_s - self._looking_s)
-        if self._adaptive and not self._passes_over:
+        if self._adaptive and not self._is_untimed:
             self._timer.begin(batch)
         else:
-            self._timer.pass_over()
+            self._timer.skip_timing()
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        if not self._passes_over:
+        if not self._is_untimed:
             self._timer.end()
             self._looks.step(1 if self._idle < TIMED else TIMED_EVERY // TIMED)
 

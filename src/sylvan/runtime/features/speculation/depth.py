@@ -36,7 +36,7 @@ class CommonDepth:
         self._limit, self._adaptive = limit, adaptive
         self._costs = StepCosts()
         self.timer = StepTimer(self._costs, clock)
-        self._guess_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
+        self._draft_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
         self._of_all = Acceptance()
         self._rows = [float(depth * width) for depth in range(limit + 1)]  # by depth
         self._followed: dict[Req, Acceptance] = {}
@@ -70,22 +70,22 @@ class CommonDepth:
         """Record the rows that drafts of this depth took for one request."""
         self._rows[depth] += (rows - self._rows[depth]) / 8
 
-    def took(self, seconds: float, guesses: int) -> None:
+    def record_draft_time(self, seconds: float, depth: int) -> None:
         """Record the time of drafting to this depth for all requests that wanted some."""
-        self._guess_s.append(seconds / guesses)
+        self._draft_s.append(seconds / depth)
 
     def of(self, reqs: Sequence[Req]) -> int:
         """Return the number of drafts for each request that maximises tokens per second."""
         if not self._adaptive:
             return self._limit
-        if not (self._costs.known and self._guess_s and self.timer.may_guess):
+        if not (self._costs.known and self._draft_s and self.timer.drafting_pays):
             return 0
         # the first drafting includes reading the prompt, so it does not predict the next time
-        guess_s = sorted(self._guess_s)[(len(self._guess_s) - 1) // 2]
+        draft_s = sorted(self._draft_s)[(len(self._draft_s) - 1) // 2]
         expected = [self._followed[req].expected(0, self._limit) for req in reqs]
         rates = [
             sum(tokens[depth] for tokens in expected)
-            / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * guess_s)
+            / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * draft_s)
             for depth in range(self._limit + 1)
         ]
         best = max(range(self._limit + 1), key=rates.__getitem__)
@@ -104,7 +104,7 @@ class Pauses:
         self._step += 1
         return self._step >= self._wake
 
-    def looked(self, *, pays: bool) -> None:
+    def record_retry(self, *, pays: bool) -> None:
         """Record the result of a retry."""
         self._pause = 1 if pays else min(2 * self._pause, LONGEST_PAUSE)
         self._wake = self._step + self._pause

@@ -51,7 +51,7 @@ class HeadSpeculation(Capability):
     ) -> None:
         self.counts = SpeculationCounts()
         self._vocab_size = vocab_size
-        self._most_guesses = max(limit, shape.nodes)
+        self._max_drafts = max(limit, shape.nodes)
         self._depth = CommonDepth(limit, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether to verify what the step in flight drafts
@@ -93,7 +93,7 @@ class HeadSpeculation(Capability):
             depth = self._depth.of([pieces[i].req for i in asking]) if asking else 0
             if asking:
                 self._verifies = depth > 0
-                self._pauses.looked(pays=self._verifies)
+                self._pauses.record_retry(pays=self._verifies)
             for i in asking if depth else asking[:TRIED]:
                 depths[i] = min(depth or 1, self._room(pieces[i]))
         else:
@@ -114,29 +114,29 @@ class HeadSpeculation(Capability):
         self._depth.timer.begin(batch)
 
     def on_result(self, batch: Batch, report: HeadReport | None) -> None:
-        self._depth.timer.end(report.guess_s if report else 0.0)
+        self._depth.timer.end(report.draft_s if report else 0.0)
         if report is None:
             return
         if report.failure:
             self._failed(report.failure)
-        if not report.guesses:
+        if not report.drafts:
             return
         self.counts.looks += 1
         proposals = {
             index: Proposal(tuple(tokens), parents=tuple(report.parents.get(index, ())))
-            for index, tokens in report.guesses.items()
+            for index, tokens in report.drafts.items()
         }
         depths = [depth_of(proposal) for proposal in proposals.values()]
-        self._depth.took(report.guess_s, max(1, *depths))
+        self._depth.record_draft_time(report.draft_s, max(1, *depths))
         for (index, proposal), depth in zip(proposals.items(), depths, strict=True):
             try:
-                check(proposal, self._most_guesses, self._vocab_size)
+                check(proposal, self._max_drafts, self._vocab_size)
             except FAILURES as error:
                 self._failed(str(error))
             else:
                 if proposal.tokens:
                     self._new_proposals[batch.slices[index].req] = proposal
-                    self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
+                    self._depth.drafted(depth, proposal.draft(self._max_drafts).rows)
 
     def on_finish(self, req: Req) -> None:
         self._depth.forget(req)

@@ -79,7 +79,7 @@ class TreeDrafter:
         self._batch, self._first_page, self._pages = batch, first_page, pages
         self._shape, self._half = shape, limit * shape.width
 
-    def guess(
+    def grow(
         self,
         asking: Sequence[tuple[int, int, int]],
         first: tuple[torch.Tensor, torch.Tensor],
@@ -118,7 +118,7 @@ class TreeDrafter:
                 sources += [tree.vectors[p] if p >= 0 else at for p in parents]
             if not going:
                 break
-            rows = self._lay_out(going, level)
+            rows = self._assign_pages(going, level)
             ids = np.array([tree.nodes[node].token for tree, node in going], np.int32)
             at = np.array([tree.base + level - 1 for tree, _ in going], np.int32)
             logits_FW, hidden_FD = run_head(hidden_FD[torch.tensor(sources)], ids, rows, at)
@@ -127,7 +127,7 @@ class TreeDrafter:
             grown = going
         return [ranked(tree.nodes, self._shape.nodes) for tree in trees]
 
-    def _lay_out(self, going: Sequence[tuple[_Growing, int]], level: int) -> IntArray:
+    def _assign_pages(self, going: Sequence[tuple[_Growing, int]], level: int) -> IntArray:
         """Assign pages to the expanded nodes, and copy their parents' KV."""
         table_SP, size = self._batch.host.page_tables[0], self._batch.kv.page_size
         offset = level % 2 * self._half

@@ -32,7 +32,7 @@ class LookupBudget:
         self._spent = 0  # lookups before anything is known about steps
 
     @property
-    def look_s(self) -> float:
+    def lookup_s(self) -> float:
         """Seconds of a lookup."""
         return self._look_s
 
@@ -53,7 +53,7 @@ class LookupBudget:
         if self._costs.known and self._saved_s < self._most_s:
             self._saved_s += count * STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
 
-    def looked(self, seconds: float, *, futile: bool) -> None:
+    def record_lookup(self, seconds: float, *, futile: bool) -> None:
         """Record the time of a lookup."""
         self._look_s += (seconds - self._look_s) / 8
         if futile:

@@ -71,7 +71,7 @@ class ModelSpeculation(Capability):
         if not reqs:
             return False
         depth = self._depth.of(reqs)
-        self._pauses.looked(pays=depth > 0)
+        self._pauses.record_retry(pays=depth > 0)
         if depth:
             self._write(reqs, depth)
         else:  # drafts to compare with the actual tokens
@@ -105,7 +105,7 @@ class ModelSpeculation(Capability):
                 logger.exception("the draft model failed; further failures are only counted")
         seconds = self._clock() - begun_s
         self._depth.timer.other_work(seconds)
-        self._depth.took(seconds, max(counts.values()))
+        self._depth.record_draft_time(seconds, max(counts.values()))
 
     # ---- results
 

@@ -74,7 +74,7 @@ class NgramDrafter:
         tokens: list[int] = []
         grades: list[int] = []
         for at in range(limit):
-            token, share = contexts.guess(text)
+            token, share = contexts.predict(text)
             grade = share_grade(share)
             if at < len(copied):
                 if (

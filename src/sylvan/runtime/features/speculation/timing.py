@@ -35,7 +35,7 @@ class StepTimer:
         self._verified: list[tuple[Req, int]] = []  # and the accepted drafts of each by then
 
     @property
-    def may_guess(self) -> bool:
+    def drafting_pays(self) -> bool:
         """Whether drafting has paid off overall, for as many requests as the last step had."""
         return self._number + 1 >= self._balances.of(self.num_reqs).until
 
@@ -63,7 +63,7 @@ class StepTimer:
             self._begun = rows, self._clock(), False
         return True
 
-    def pass_over(self) -> None:
+    def skip_timing(self) -> None:
         """Record that an untimed step is launched."""
         self._begun = self._ended_s = None
         self._number += 1
@@ -87,10 +87,10 @@ class StepTimer:
                 self.saved_s -= took_s - self._costs.seconds(self.num_reqs)
             if follows or not self._costs.measured(rows):
                 self._costs.record(rows, took_s)
-            self._weigh(rows, took_s, self._besides_s + besides_s, follows=follows)
+            self._record_balance(rows, took_s, self._besides_s + besides_s, follows=follows)
         self._besides_s, self.looked = 0.0, False
 
-    def _weigh(self, rows: int, took_s: float, besides_s: float, *, follows: bool) -> None:
+    def _record_balance(self, rows: int, took_s: float, besides_s: float, *, follows: bool) -> None:
         balance = self._balances.of(self.num_reqs)
         if follows and (self.looked or besides_s or rows > self.num_reqs):
             balance.record_drafting(took_s + besides_s, self._number)

@@ -45,13 +45,13 @@ class LeastSlack(Capability):
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         now = self._clock()
-        slack = {r.order: self._slack(r, now) for r in waiting[:WINDOW]}
+        slack = {r.order: self._slack_s(r, now) for r in waiting[:WINDOW]}
         ranked = sorted(waiting[:WINDOW], key=lambda r: (slack[r.order] < 0, slack[r.order]))
         return [*ranked, *waiting[WINDOW:]]
 
     def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
         now = self._clock()
-        spare = min((self._spare(r, now) for r in running if r.priority >= priority), default=inf)
+        spare = min((self._spare_s(r, now) for r in running if r.priority >= priority), default=inf)
         return sys.maxsize if spare == inf else max(0, int(spare / self._token_s))
 
     def on_batch(self, batch: Batch) -> None:
@@ -84,13 +84,13 @@ class LeastSlack(Capability):
         seconds, tokens = self._prompts
         return max(seconds / tokens, 1e-9)
 
-    def _slack(self, req: Req, now: float) -> float:
+    def _slack_s(self, req: Req, now: float) -> float:
         request = req.request
         target = request.ttft_ms if isinstance(request, GenerateRequest) else None
         due = req.arrived_s + (DEFAULT_TTFT_MS if target is None else target) / 1e3
         return due - now - (req.num_tokens - self._cached_tokens(req)) * self._token_s
 
-    def _spare(self, req: Req, now: float) -> float:
+    def _spare_s(self, req: Req, now: float) -> float:
         """Seconds beyond a decode step that the next step may take with `req` still on target."""
         request, left = req.request, req.max_tokens - req.num_tokens
         if not isinstance(request, GenerateRequest) or request.tpot_ms is None:

@@ -316,9 +316,9 @@ class ResponseJob:
             "service_tier": "auto",
             "store": self._keep,
             "temperature": body.temperature,
-            "text": _dumped(body.text) or {"format": {"type": "text"}},
-            "tool_choice": choice if isinstance(choice, str) else _dumped(choice),
-            "tools": [_dumped(tool) for tool in body.tools or ()],
+            "text": _json_or_none(body.text) or {"format": {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else _json_or_none(choice),
+            "tools": [_json_or_none(tool) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "max_tool_calls": body.max_tool_calls,
             "top_p": body.top_p,
@@ -328,7 +328,7 @@ class ResponseJob:
         }
 
 
-def _dumped(model: Any) -> Any:
+def _json_or_none(model: Any) -> Any:
     return None if model is None else model.model_dump(by_alias=True, exclude_none=True)
 
 

@@ -175,11 +175,11 @@ def test_numbers_end_where_the_tag_ends():
 def test_text_outside_is_settled_and_cannot_be_written_in_another_way():
     made = watch(triggered(tag("<a>")))
     made.write(b"hello <a>")
-    assert made.held_from is None
+    assert made.undecided_from is None
     assert made.in_string
     made.write(b" [1, ")
-    assert made.held_from == len("hello <a> ")
+    assert made.undecided_from == len("hello <a> ")
     assert not made.in_string
     made.write(b"2]</x>")
-    assert made.held_from is None
+    assert made.undecided_from is None
     assert made.length == len("hello <a> [1, 2]</x>")

@@ -57,7 +57,7 @@ def test_what_is_expected_of_a_chain_ends_where_a_guess_is_wrong():
 
 def test_guesses_behind_a_wrong_one_say_nothing():
     found = Acceptance()
-    record_chain(found, range(2, 6), guesses=(5, 6, 7, 8), actual=(5, 9, 7, 8))
+    record_chain(found, range(2, 6), drafts=(5, 6, 7, 8), actual=(5, 9, 7, 8))
 
     assert found._right[:5] == [0, 0, 1, 0, 0]
     assert found._tried[:5] == [0, 0, 1, 1, 0]

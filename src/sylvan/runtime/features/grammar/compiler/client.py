@@ -96,7 +96,7 @@ class GrammarCompiler:
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
         self._underway: dict[str, Ticket] = {}  # by digest; owned by the requesting thread
-        self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_lower_priority)
         self._waiting = ThreadPoolExecutor(_ISOLATED_LOADS, "sylvan-grammar-load")
         self._pool = CompilePool(self._preparation)
         self._stats = CompilerStats()
@@ -278,7 +278,7 @@ def _report(ticket: Ticket, future: Future[None]) -> None:
         ticket.fail(RequestError(message, param=ticket.spec.kind, status=500))
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority below decoding, if the system supports that."""
     if sys.platform == "linux":
         thread = threading.get_native_id()

@@ -104,7 +104,7 @@ class Compiler:
         decoder = msgspec.msgpack.Decoder(Order)
         self._selector.register(orders, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(self._poll_timeout_s()):
                 if key.fileobj is not orders:
                     self._read(self._children[key.fd])
                     continue
@@ -136,12 +136,12 @@ class Compiler:
                 try:
                     self._fork(queue[0], slow)
                 except OSError as error:
-                    self._put_off(error)
+                    self._retry_later(error)
                     return
                 self._refused_s = 0.0
                 queue.popleft()
 
-    def _put_off(self, error: OSError) -> None:
+    def _retry_later(self, error: OSError) -> None:
         """Retry later: the system has no process or pipe available."""
         now = time.monotonic()
         self._refused_s = self._refused_s or now
@@ -205,7 +205,7 @@ class Compiler:
             frame = bytes(child.data)
         _write(self._out, frame)
 
-    def _patience_s(self) -> float | None:
+    def _poll_timeout_s(self) -> float | None:
         if self._refused_s:
             return _FORK_AGAIN_S
         if not self._children:
@@ -292,7 +292,7 @@ def _compiled(
     matcher = compiled.matcher()
     row = np.zeros(vocabulary.words, np.int32)
     choice = not matcher.fill_mask(row) or bool(row.any())
-    reason = matcher.error() or _stuck(matcher, row, vocabulary.eos_ids)
+    reason = matcher.error() or _early_limit(matcher, row, vocabulary.eos_ids)
     if not reason and not choice and not matcher.is_accepting():
         reason = "it matches no text at all"
     size = len(compiled.dump())
@@ -304,7 +304,7 @@ def _compiled(
     return compiled
 
 
-def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
+def _early_limit(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
     """Return why an output would reach a library limit within its first tokens; empty if not.
 
     Libraries that create states lazily compile regexes of exponential size instantly.

@@ -83,9 +83,9 @@ class OutputGuard:
         """
         for token in tokens:
             if (violation := self._follow(token)) is not None:
-                return self._go_back(violation)
+                return self._roll_back(violation)
         if complete and (violation := self._watch.end()) is not None:
-            return self._go_back(violation)
+            return self._roll_back(violation)
         self._release_checked()
         return Review(self._first + len(self._tokens), self._floor)
 
@@ -129,10 +129,10 @@ class OutputGuard:
     def _release_checked(self) -> None:
         """Release the text before the first value that may still violate the schema."""
         length = self._first + len(self._tokens)
-        held_from = self._watch.held_from
-        checked = length if held_from is None else self._position_of(held_from)
+        undecided_from = self._watch.undecided_from
+        checked = length if undecided_from is None else self._position_of(undecided_from)
         self._floor = max(self._floor, min(checked, length), length - MAX_HELD)
-        if held_from is None:
+        if undecided_from is None:
             self._tries.clear()
         self._banned_at = {at: ids for at, ids in self._banned_at.items() if at >= self._floor}
         self._ban_next()
@@ -143,7 +143,7 @@ class OutputGuard:
 
     # ---- back
 
-    def _go_back(self, violation: Violation) -> Review:
+    def _roll_back(self, violation: Violation) -> Review:
         self._total += 1
         if self._total > MAX_TRIES:
             raise self._failure(violation, f"after {MAX_TRIES} tries")
@@ -183,7 +183,7 @@ class OutputGuard:
             return frozenset({token})
         begin = self._byte_ends[place - 1] if place else 0
         brought_it = violation.at == begin + kinds.blanks_before(token)
-        return kinds.blank | (kinds.closing_like(token) if brought_it else {token})
+        return kinds.blank | (kinds.equivalent_closers(token) if brought_it else {token})
 
     def _last_alternative(self, position: int, violation: Violation) -> int | None:
         """Return the last position up to there where another token is possible, or None."""

@@ -180,8 +180,8 @@ class TagWatch:
         return self._inner is None or self._inner.in_string
 
     @property
-    def held_from(self) -> int | None:
-        within_json = self._inner.held_from if self._inner is not None else None
+    def undecided_from(self) -> int | None:
+        within_json = self._inner.undecided_from if self._inner is not None else None
         return None if within_json is None else within_json + self._offset
 
     def write(self, text: bytes, *, check: bool = True) -> Violation | None:

@@ -72,7 +72,7 @@ class JsonWatch:
         return bool(self._scalar) and not self.in_string and not self._open
 
     @property
-    def held_from(self) -> int | None:
+    def undecided_from(self) -> int | None:
         """Return the start of the outermost open value that may still violate the schema."""
         for container in self._open:
             if container.place.guarded:
@@ -186,7 +186,7 @@ class JsonWatch:
             self.done = True
             reason = reason or (conditions.check_whole(value) if self._checks else "")
         if reason:
-            return self._breach(reason, start, parts)
+            return self._violation(reason, start, parts)
         if not self._open:
             return None
         within = self._open[-1]
@@ -204,9 +204,9 @@ class JsonWatch:
         if not reason:
             return None
         self._open.pop()
-        return self._breach(reason, within.start, within.parts)
+        return self._violation(reason, within.start, within.parts)
 
-    def _breach(self, reason: str, start: int, parts: list[int]) -> Violation:
+    def _violation(self, reason: str, start: int, parts: list[int]) -> Violation:
         starts = [*_some(parts), start]
         for container in reversed(self._open):
             starts += [*_some(container.parts), container.start]
