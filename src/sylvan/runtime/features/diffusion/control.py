@@ -22,8 +22,8 @@ class Diffusion(Capability):
     a request is therefore computed together with the rest of its block, in the step that fills the
     positions after it.
 
-    A model that sees the whole text computes all of it in each step, with the places of all later
-    blocks; the KV of one step is of no use to the next.
+    A model that sees the whole text computes all of it in each step, with the masked positions of
+    all later blocks; the KV of one step is of no use to the next.
 
     Args:
         block: Tokens of a block.

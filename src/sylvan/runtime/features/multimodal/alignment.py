@@ -1,4 +1,4 @@
-"""Alignment of text tokens with a sound, from smoothed weights of alignment heads.
+"""Alignment of text tokens with audio, from smoothed weights of alignment heads.
 
 As in OpenAI's published code of Whisper (`whisper/timing.py`). Times are made of it in
 `sylvan.text.word_times`.

@@ -114,7 +114,7 @@ def _encoder(
 
 
 def _has_items(media: ModelMedia | None) -> bool:
-    """Whether prompts have items: images, videos, sounds, or a text that is encoded."""
+    """Whether prompts have items: images, videos, audio, or a text that is encoded."""
     return media is not None and bool(media.token_ids or media.decoder_prompt)
 
 

@@ -122,7 +122,7 @@ class MultimodalWorker(CapabilityWorker):
             batch.row_ends = np.ascontiguousarray(work.ends)
 
     def leave(self, slot: int) -> None:
-        """Drop what a request was to be told."""
+        """Drop the alignment of a request that ended."""
         self._watches.pop(slot, None)
 
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
@@ -154,7 +154,7 @@ class MultimodalWorker(CapabilityWorker):
         found: dict[int, CrossWatch] = {}
         for part in work.aligned:
             if self._alignment is None:
-                raise ValueError("layers of this model do not follow a sound")
+                raise ValueError("no layer of this model attends to audio")
             slot = int(step.plan.slots[part.index])
             if part.first:
                 self._watches[slot] = self._alignment.watch(part.most)

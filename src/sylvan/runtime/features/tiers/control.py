@@ -340,7 +340,7 @@ class KVTiers(Capability):
         return generates and req.may_load and self._tier.is_open and not self.breaker.is_open
 
     def _add_arrived(self, req: Req, found: Prefetch) -> None:
-        """Tell the tree what has arrived."""
+        """Add the fetched pages that have arrived to the prefix tree."""
         progress = found.progress
         if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
             return
