@@ -17,8 +17,8 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.libraries import installed_backends, make_library
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import ANY_JSON, GrammarSpec
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots

@@ -18,8 +18,8 @@ from sylvan.kernels.api import Communicator
 from sylvan.protocol.commands import LoadAdapter
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
-from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.adapters import LoraAdapters
+from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.layers.placement import ExpertPlacement

@@ -140,7 +140,9 @@ def generate_answers(
     ends = eos_ids(config)
     try:
         for first in range(0, len(prompts), TEXTS_PER_FILE):
-            part = {str(first + i): ids for i, ids in enumerate(prompts[first : first + TEXTS_PER_FILE])}
+            part = {
+                str(first + i): ids for i, ids in enumerate(prompts[first : first + TEXTS_PER_FILE])
+            }
             part = {rid: ids for rid, ids in part.items() if len(ids) + max_tokens < longest}
             for rid, ids in part.items():
                 built.scheduler.add(greedy_request(rid, ids, max_tokens, ends))
@@ -187,7 +189,9 @@ def load(file: Path) -> list[TrainingText]:
     return found
 
 
-def _text(worker: HiddenStatesWorker | None, rid: str, prompt: IntArray, found: list[int]) -> TrainingText:
+def _text(
+    worker: HiddenStatesWorker | None, rid: str, prompt: IntArray, found: list[int]
+) -> TrainingText:
     tokens = np.concatenate([prompt, np.array(found, np.int32)])
     if worker is None:
         nothing = torch.empty(len(tokens) - 1, 0)
@@ -195,7 +199,9 @@ def _text(worker: HiddenStatesWorker | None, rid: str, prompt: IntArray, found: 
     return TrainingText(tokens, len(prompt), *worker.take(rid, len(tokens) - 1))
 
 
-def greedy_request(rid: str, ids: IntArray, limit: int, eos_ids: tuple[int, ...]) -> GenerateRequest:
+def greedy_request(
+    rid: str, ids: IntArray, limit: int, eos_ids: tuple[int, ...]
+) -> GenerateRequest:
     """Return a request that continues `ids` greedily by up to `limit` tokens."""
     sampling = SamplingParams(max_new_tokens=limit, temperature=0.0, sampling_seed=0)
     return GenerateRequest(

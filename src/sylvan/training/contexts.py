@@ -58,12 +58,16 @@ def context_tree(
     levels = [_level(np.zeros(1, np.int64), np.zeros(1, np.int64), node, following)]
     for length in range(1, max_context + 1):
         open_ = ~_is_unambiguous(node, following, len(levels[-1].guesses)) & (preceding >= length)
-        positions, following, preceding, node = (x[open_] for x in (positions, following, preceding, node))
+        positions, following, preceding, node = (
+            x[open_] for x in (positions, following, preceding, node)
+        )
         keys, node = np.unique(node * vocab_size + ids[positions - length], return_inverse=True)
         kept = np.bincount(node, minlength=len(keys)) >= min_count
         new_ids = np.cumsum(kept) - 1
         chosen = kept[node]
-        positions, following, preceding, node = (x[chosen] for x in (positions, following, preceding, new_ids[node]))
+        positions, following, preceding, node = (
+            x[chosen] for x in (positions, following, preceding, new_ids[node])
+        )
         if not len(positions):
             break
         keys = keys[kept]
@@ -84,7 +88,9 @@ def _answer_tokens(
     return ids, np.concatenate([empty, *found]), np.concatenate([empty, *positions])
 
 
-def _is_unambiguous(node: NDArray[np.int64], following: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+def _is_unambiguous(
+    node: NDArray[np.int64], following: NDArray[np.int64], count: int
+) -> NDArray[np.bool_]:
     """Whether a context has a single next token, so that longer contexts predict nothing else."""
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, -1)

@@ -118,7 +118,9 @@ class TrainableHead(nn.Module):
         length: Maximum length of a text, including drafts.
     """
 
-    def __init__(self, config: ModelConfig, num_features: int, draft_vocab: int, length: int) -> None:
+    def __init__(
+        self, config: ModelConfig, num_features: int, draft_vocab: int, length: int
+    ) -> None:
         super().__init__()
         dim = config.hidden_size
         self.fc = nn.Linear(num_features, dim, bias=False)

@@ -143,7 +143,11 @@ class Trainer:
     def _learning_rate(self) -> float:
         done = self._step / self._schedule.steps
         if done < WARM_UP:
-            return self._schedule.learning_rate * (self._step + 1) / (WARM_UP * self._schedule.steps + 1)
+            return (
+                self._schedule.learning_rate
+                * (self._step + 1)
+                / (WARM_UP * self._schedule.steps + 1)
+            )
         return self._schedule.learning_rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
     def _batches(self) -> Iterator[tuple[int, Sequence[TrainingText]]]:
@@ -258,7 +262,9 @@ def _shifted(x: Tensor, count: int) -> Tensor:
     return torch.cat([x[:, count:], torch.zeros_like(x[:, :count])], 1)
 
 
-def _grouped(texts: Sequence[TrainingText], tokens: int, rng: random.Random) -> list[Sequence[TrainingText]]:
+def _grouped(
+    texts: Sequence[TrainingText], tokens: int, rng: random.Random
+) -> list[Sequence[TrainingText]]:
     """Group texts into batches of at most `tokens` tokens, including padding."""
     batches: list[list[TrainingText]] = []
     longest = 0

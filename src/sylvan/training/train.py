@@ -82,7 +82,9 @@ def train_draft(
     if model.head != "lm" or not model.causal or model.path != "native":
         raise ConfigError(f"{config.model}: a head can be trained for native models that generate")
     layers = read_layers(model.num_hidden_layers)
-    files, held_out = generate_training_texts(config, data, out / "training", layers, options, progress)
+    files, held_out = generate_training_texts(
+        config, data, out / "training", layers, options, progress
+    )
     raw = head_config(model, layers)
     layer = make_config(common_fields(raw) | {"num_hidden_layers": 1})
     embedding, lm_head, norm = (
@@ -114,7 +116,9 @@ def train_contexts(
     """Build a tree of the model's usual continuations for `ngram`; arguments as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
-    files, held_out = generate_training_texts(config, data, out / "training", None, options, progress)
+    files, held_out = generate_training_texts(
+        config, data, out / "training", None, options, progress
+    )
     texts = [(text.tokens, text.prompt_len) for file in files for text in load(file)]
     if not texts:
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")

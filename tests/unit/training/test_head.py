@@ -76,7 +76,9 @@ def test_only_answers_are_trained_on(head_dir, weights):
     head, model = head_of(head_dir), shared(weights)
     short = text_of(weights, TOKENS, prompt_len=4)
     alone, right = losses(head, model, collate([short], torch.device("cpu")), 2)
-    changed = TrainingText(np.array([*TOKENS[:1], 77, *TOKENS[2:]], np.int32), 7, short.features, short.final_hidden)
+    changed = TrainingText(
+        np.array([*TOKENS[:1], 77, *TOKENS[2:]], np.int32), 7, short.features, short.final_hidden
+    )
     padded, _ = losses(
         head, model, collate([short, text_of(weights, [1, 2, 3], 3)], torch.device("cpu")), 2
     )

@@ -48,7 +48,9 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
             if len(nodes) == max_nodes or hidden == MAX_HIDDEN:
                 break
             shown = _owned(node, owner)
-            below.extend((child, len(nodes) if shown else -1) for child in _visible_children(node, owner))
+            below.extend(
+                (child, len(nodes) if shown else -1) for child in _visible_children(node, owner)
+            )
             hidden += not shown
             if shown:
                 nodes.append(_node_view(node, len(nodes), parent))

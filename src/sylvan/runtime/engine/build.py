@@ -27,14 +27,14 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.compose import (
     compose_scheduler,
-    grammar_of,
     effective_config,
+    grammar_of,
     number,
     resolved,
     scheduler_limits,
 )
-from sylvan.runtime.engine.engine_core import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
+from sylvan.runtime.engine.engine_core import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup, one_rank, with_same_bits
 from sylvan.runtime.executor.api import Executor
@@ -54,8 +54,8 @@ from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.grammar.build import Grammar, with_worker
 from sylvan.runtime.features.grammar.build_control import GrammarParts
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
-from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.lora.adapters import LoraAdapters
+from sylvan.runtime.features.lora.build import lora_worker
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts

@@ -72,10 +72,28 @@ class AttentionRow:
 
 
 ATTENTION_COLUMNS = (
-    *("devices", "page sizes", "dtypes", "KV dtypes", "largest head", "MLA", "runners", "speculation"),
+    *(
+        "devices",
+        "page sizes",
+        "dtypes",
+        "KV dtypes",
+        "largest head",
+        "MLA",
+        "runners",
+        "speculation",
+    ),
     "same bits in any batch",
 )
-COLUMNS = ("dtypes", "formats", "KV dtypes", "attention", "runner", "parallel", "speculation", "LoRA")
+COLUMNS = (
+    "dtypes",
+    "formats",
+    "KV dtypes",
+    "attention",
+    "runner",
+    "parallel",
+    "speculation",
+    "LoRA",
+)
 
 
 def chip_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[ChipRow]:

@@ -11,7 +11,7 @@ from sylvan.config import Config
 from sylvan.config.load import dump
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
-from sylvan.runtime.engine.compose import compose_scheduler, grammar_of, effective_config, number
+from sylvan.runtime.engine.compose import compose_scheduler, effective_config, grammar_of, number
 from sylvan.runtime.engine.engine_core import Emit, EngineCore
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.early.allowed import may_start_early

@@ -26,8 +26,8 @@ from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
 from sylvan.runtime.engine.engine_control import EngineControl
-from sylvan.runtime.engine.thread_bridge import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.engine.thread_bridge import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
 from sylvan.runtime.serving import embeddings, ranking
 from sylvan.runtime.serving.labels import read_labels

@@ -37,9 +37,9 @@ from sylvan.runtime.server.body import (
     check_content_type,
 )
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.schema_formats import unknown_formats
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
+from sylvan.runtime.server.schema_formats import unknown_formats
 from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
 from sylvan.runtime.server.tenant_calls import CountedResponse
@@ -304,7 +304,9 @@ async def _read(
             if endpoint.typed:
                 check_content_type(request)
             model, limit = endpoint.body, context.bodies.limits.json
-            body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, limit))
+            body, formats = await context.bodies.decoded(
+                raw, lambda raw: _decode(model, raw, limit)
+            )
         else:
             body = endpoint.body()
         pairing = read_pairing(body, endpoint.path, context.role)

@@ -114,7 +114,9 @@ def _check_texts(body: RerankBody) -> None:
             )
 
 
-async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[ScoredDocument]:
+async def _by_label(
+    caller: EmbeddingCaller, body: RerankBody, labels: Labels
+) -> list[ScoredDocument]:
     caller.reject_step_rewards("/classify")
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
@@ -125,7 +127,9 @@ async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -
     return [ScoredDocument(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
 
 
-async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[ScoredDocument]:
+async def _by_vector(
+    caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate
+) -> list[ScoredDocument]:
     prompts = read_prompts(caller.facts.model_path)
     late = read_late_interaction(caller.facts.model_path)
     wanted = body.late_interaction or (body.late_interaction is None and late is not None)
@@ -196,7 +200,9 @@ def _text(given: str | MediaInput) -> str:
     return given
 
 
-async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[ScoredDocument]:
+async def _by_answer(
+    caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate
+) -> list[ScoredDocument]:
     wanted = _verdicts(caller)
     if not wanted:
         message = (

@@ -24,6 +24,7 @@ from sylvan.runtime.tokenizer.checks import (
     check_input,
     check_logprob_room,
 )
+from sylvan.runtime.tokenizer.continuation import take_over
 from sylvan.runtime.tokenizer.embeds import (
     EmbedTexts,
     build_embed,
@@ -35,7 +36,6 @@ from sylvan.runtime.tokenizer.encoder_prompts import DECODER_PROMPT, encoded_pro
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.media import MediaPreparer
-from sylvan.runtime.tokenizer.continuation import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,

@@ -8,8 +8,8 @@ import pytest
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.routes import ENDPOINTS
-from sylvan.runtime.server.routes.unsupported import UNSUPPORTED
 from sylvan.runtime.server.routes.platform_paths import with_other_paths
+from sylvan.runtime.server.routes.unsupported import UNSUPPORTED
 from tests.support.http import Client
 
 

@@ -23,12 +23,12 @@ from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.disagg.channel import Network
 from sylvan.runtime.features.disagg.counts import TransferStats
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
 from sylvan.runtime.features.disagg.mechanisms import transfer_mechanisms
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.kv_layout import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker

@@ -14,6 +14,9 @@ from sylvan.protocol.requests import Bootstrap, GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
 from sylvan.runtime.features.disagg.counts import TransferStats
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
+from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.work import (
     DecodeEvents,
     DecodeWork,
@@ -27,9 +30,6 @@ from sylvan.runtime.features.disagg.work import (
     Refused,
     TransferFailed,
 )
-from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.kv_layout import KVLayout
-from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 

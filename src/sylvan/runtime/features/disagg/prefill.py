@@ -14,6 +14,10 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.disagg.counts import TransferStats
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
+from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.sender import USED_ROOMS
+from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.work import (
     Expose,
     PageSet,
@@ -25,10 +29,6 @@ from sylvan.runtime.features.disagg.work import (
     Sent,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.sender import USED_ROOMS
-from sylvan.runtime.features.disagg.kv_layout import KVLayout
-from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 

@@ -18,21 +18,6 @@ import numpy as np
 
 from sylvan.runtime.core.memory import Checksums, PageMemory, Transfer
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.work import (
-    DecodeEvents,
-    DecodeWork,
-    JoinRoom,
-    Leave,
-    LeaveDone,
-    PageSet,
-    PrefillAgain,
-    Progress,
-    Receive,
-    Received,
-    Refused,
-    TransferFailed,
-)
-from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
@@ -53,6 +38,7 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.remote_memory import (
     HTTP_PORT,
@@ -66,6 +52,20 @@ from sylvan.runtime.features.disagg.remote_memory import (
     where,
 )
 from sylvan.runtime.features.disagg.segment import SharedSegment
+from sylvan.runtime.features.disagg.work import (
+    DecodeEvents,
+    DecodeWork,
+    JoinRoom,
+    Leave,
+    LeaveDone,
+    PageSet,
+    PrefillAgain,
+    Progress,
+    Receive,
+    Received,
+    Refused,
+    TransferFailed,
+)
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
 from sylvan.utils.tasks import settled

@@ -18,17 +18,6 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.work import (
-    Expose,
-    PagesRequested,
-    PrefillEvents,
-    PrefillWork,
-    SendingEnded,
-    SendPages,
-    Sent,
-    Withdraw,
-)
-from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
@@ -49,8 +38,19 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.remote_memory import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import SharedSegment
+from sylvan.runtime.features.disagg.work import (
+    Expose,
+    PagesRequested,
+    PrefillEvents,
+    PrefillWork,
+    SendingEnded,
+    SendPages,
+    Sent,
+    Withdraw,
+)
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
 

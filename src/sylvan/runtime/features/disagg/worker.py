@@ -7,6 +7,11 @@ from typing import ClassVar
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
+from sylvan.runtime.features.disagg.decode import DecodeRole
+from sylvan.runtime.features.disagg.prefill import PrefillRole
+from sylvan.runtime.features.disagg.rank_agreement import Agreement
+from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.sender import Sender
 from sylvan.runtime.features.disagg.work import (
     DecodeWork,
     Leave,
@@ -14,11 +19,6 @@ from sylvan.runtime.features.disagg.work import (
     PrefillWork,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.decode import DecodeRole
-from sylvan.runtime.features.disagg.prefill import PrefillRole
-from sylvan.runtime.features.disagg.rank_agreement import Agreement
-from sylvan.runtime.features.disagg.receiver import Receiver
-from sylvan.runtime.features.disagg.sender import Sender
 
 
 class PrefillWorker(CapabilityWorker):

@@ -13,15 +13,15 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.cache import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.compiler.client import (
+    CompilerSetup,
     CompilerStats,
     GrammarCompiler,
-    CompilerSetup,
 )
 from sylvan.runtime.features.grammar.control import GrammarControl
-from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.capability import Capability, Verdict

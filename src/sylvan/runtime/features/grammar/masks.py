@@ -8,7 +8,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
-from sylvan.runtime.features.grammar.output import EXTRA_ONLY, ANY_BUT_END, BY_GRAMMAR, Output
+from sylvan.runtime.features.grammar.output import ANY_BUT_END, BY_GRAMMAR, EXTRA_ONLY, Output
 
 _MOST_KNOWN = 1024  # kinds of end tokens: requests set them
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)

@@ -14,7 +14,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.masks import MaskRows
-from sylvan.runtime.features.grammar.output import UNCONSTRAINED, BY_GRAMMAR, Output
+from sylvan.runtime.features.grammar.output import BY_GRAMMAR, UNCONSTRAINED, Output
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
@@ -213,7 +213,13 @@ class Matchers:
         Once is enough: what is undetermined now depends on the next sampled token.
         """
         matcher, thinking = output.matcher, output.thinking
-        if output.forced_ids or output.finished or output.error or output.rejected or matcher is None:
+        if (
+            output.forced_ids
+            or output.finished
+            or output.error
+            or output.rejected
+            or matcher is None
+        ):
             return
         if output.is_thinking:
             return

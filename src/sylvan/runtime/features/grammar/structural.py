@@ -311,7 +311,9 @@ class LarkWriter:
             begin = _string(tag, "begin", path)
             trigger = max((t for t in triggers if begin.startswith(t)), key=len, default=None)
             if not trigger:
-                raise _invalid(pointer(path, "begin"), f"{begin!r} starts with none of the triggers")
+                raise _invalid(
+                    pointer(path, "begin"), f"{begin!r} starts with none of the triggers"
+                )
             groups.setdefault(trigger, []).append(self._tag(tag, path, len(trigger)))
         later = self._rule(
             " | ".join(f"{self._until(t)} ({' | '.join(rules)})" for t, rules in groups.items())

@@ -12,9 +12,9 @@ from sylvan.config.media import MediaConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
-from sylvan.runtime.features.multimodal.encoder_service import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
+from sylvan.runtime.features.multimodal.encoder_service import NoEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker

@@ -15,6 +15,11 @@ from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.tiers.breaker import Breaker
 from sylvan.runtime.features.tiers.cost import LoadCost
 from sylvan.runtime.features.tiers.counts import TierCounts
+from sylvan.runtime.features.tiers.host import HostTier
+from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
+from sylvan.runtime.features.tiers.status import Status, describe, load_of
+from sylvan.runtime.features.tiers.stores import Stores
+from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
 from sylvan.runtime.features.tiers.work import (
     Events,
     Exported,
@@ -27,11 +32,6 @@ from sylvan.runtime.features.tiers.work import (
     Saved,
     TiersWork,
 )
-from sylvan.runtime.features.tiers.host import HostTier
-from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
-from sylvan.runtime.features.tiers.status import Status, describe, load_of
-from sylvan.runtime.features.tiers.stores import Stores
-from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 

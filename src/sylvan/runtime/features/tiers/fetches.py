@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.features.tiers.work import Fetch, Fetched
 from sylvan.runtime.features.tiers.lookup import Found, look_up
 from sylvan.runtime.features.tiers.opened import OpenedStore
 from sylvan.runtime.features.tiers.staging import Staging
 from sylvan.runtime.features.tiers.threads import Threads
+from sylvan.runtime.features.tiers.work import Fetch, Fetched
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic

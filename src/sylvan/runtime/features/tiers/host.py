@@ -9,8 +9,8 @@ import numpy as np
 
 from sylvan.runtime.cache.types import ABSENT, Load, Locator, Node, Place, TierIds
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.work import HostPage, Save
 from sylvan.runtime.features.tiers.tier import Layout, locator_in
+from sylvan.runtime.features.tiers.work import HostPage, Save
 
 
 @dataclass(slots=True, eq=False)

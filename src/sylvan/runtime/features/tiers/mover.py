@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory, Transfer
+from sylvan.runtime.features.tiers.fetches import Fetches
+from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
+from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
+from sylvan.runtime.features.tiers.staging import Staging
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
@@ -31,11 +36,6 @@ from sylvan.runtime.features.tiers.work import (
     StoreSpec,
     TiersWork,
 )
-from sylvan.runtime.features.tiers.fetches import Fetches
-from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
-from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
-from sylvan.runtime.features.tiers.staging import Staging
-from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 

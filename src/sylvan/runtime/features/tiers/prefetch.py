@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sylvan.protocol.tiers import PrefetchWait
 from sylvan.runtime.cache.types import ABSENT
-from sylvan.runtime.features.tiers.work import Fetched
 from sylvan.runtime.features.tiers.keys import STATE, sibling, window_kind
 from sylvan.runtime.features.tiers.tier import StorageTier
+from sylvan.runtime.features.tiers.work import Fetched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

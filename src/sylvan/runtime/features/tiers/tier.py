@@ -19,8 +19,8 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.types import ABSENT, CacheKey, Locator, Node, Place, TierIds
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.work import Commit, Export, Page
 from sylvan.runtime.features.tiers.keys import STATE, PageNames, sibling, window_kind
+from sylvan.runtime.features.tiers.work import Commit, Export, Page
 
 WRITE_BACK_SHARE = 8
 """With write_back, one in this many device pages is written before its eviction."""

@@ -29,8 +29,8 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
-from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import ResponseExtras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
 from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
 from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, FinishedAnswer, Update

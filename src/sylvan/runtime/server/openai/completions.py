@@ -26,8 +26,8 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meta import weight_metadata
-from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
 from sylvan.runtime.server.openai.sglext import ResponseExtras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
 from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
 from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.samples import Sample, collect, stream
@@ -111,7 +111,11 @@ class _CompletionCall:
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
             ]
-        return {**self._frame(choices), "usage": self._usage_counter.reply(), **self._extras.reply()}
+        return {
+            **self._frame(choices),
+            "usage": self._usage_counter.reply(),
+            **self._extras.reply(),
+        }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of a streaming call."""

@@ -53,14 +53,18 @@ async def encode(call: Call[EncodeBody]) -> Response:
     """Embed texts, in the native format."""
     caller = caller_of(call)
     caller.require_task("embed", "both", "classify", what="vectors")
-    return json_response(await cancel_on_disconnect(call.request, serving.encode(caller, call.body)))
+    return json_response(
+        await cancel_on_disconnect(call.request, serving.encode(caller, call.body))
+    )
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
     """Classify texts, in the native format."""
     caller = caller_of(call)
     caller.require_task("classify", what="classes")
-    return json_response(await cancel_on_disconnect(call.request, serving.encode(caller, call.body)))
+    return json_response(
+        await cancel_on_disconnect(call.request, serving.encode(caller, call.body))
+    )
 
 
 def caller_of(call: Call[Any]) -> EmbeddingCaller:

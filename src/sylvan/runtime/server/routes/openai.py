@@ -41,7 +41,7 @@ from sylvan.api.openai.vectors import (
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
 from sylvan.api.spelling import TOOL_SCHEMA
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, embeddings
+from sylvan.runtime.server.openai import audio, chat, completions, embeddings, models, rerank
 from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai

@@ -52,7 +52,9 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-def _unsupported(path: str, missing_feature: str, methods: tuple[str, ...], **fields: Any) -> Endpoint:
+def _unsupported(
+    path: str, missing_feature: str, methods: tuple[str, ...], **fields: Any
+) -> Endpoint:
     family: Family = fields.pop("family", Family.NATIVE)
 
     async def answer(call: Call[None]) -> Response:

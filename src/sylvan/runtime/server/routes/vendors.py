@@ -32,9 +32,9 @@ from sylvan.runtime.server.anthropic import batches, messages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
+from sylvan.runtime.server.ollama import embeddings as ollama_embeddings
 from sylvan.runtime.server.ollama import generation
 from sylvan.runtime.server.ollama import models as ollama_models
-from sylvan.runtime.server.ollama import embeddings as ollama_embeddings
 from sylvan.runtime.server.ollama.options import option_fields
 from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
 
@@ -56,7 +56,11 @@ _FIELD_NAMES = {
     "json_schema": "output_config.format.schema",
     TOOL_SCHEMA: ".input_schema",
 }
-_OLLAMA_FIELD_NAMES = {"json_schema": "format", "max_new_tokens": "options.num_predict", **option_fields()}
+_OLLAMA_FIELD_NAMES = {
+    "json_schema": "format",
+    "max_new_tokens": "options.num_predict",
+    **option_fields(),
+}
 _OLLAMA_CHAT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "messages", "input_ids": "messages"}
 _OLLAMA_PROMPT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "prompt", "input_ids": "prompt"}
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
+from sylvan.runtime.features.disagg.rank_agreement import Agreement
 from sylvan.runtime.features.disagg.work import (
     LeaveDone,
     PagesRequested,
@@ -17,7 +18,6 @@ from sylvan.runtime.features.disagg.work import (
     Sent,
     TransferFailed,
 )
-from sylvan.runtime.features.disagg.rank_agreement import Agreement
 from tests.support.ranks import in_threads
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sylvan.runtime.features.grammar.cache import GrammarStore
-from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, CompilerSetup, Ticket
+from sylvan.runtime.features.grammar.compiler.client import CompilerSetup, GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.compiler.pool import NICENESS, PROGRAM, CompileOrder, pack
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders

@@ -15,8 +15,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
 from sylvan.runtime.features.grammar.error_location import locate_error
+from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
 from sylvan.runtime.features.grammar.quoting import quotable
 from sylvan.runtime.features.grammar.rewrite import SupportedKeywords, rewrite
 from sylvan.runtime.features.grammar.schema import (

@@ -15,7 +15,7 @@ from sylvan.runtime.core.held import Review
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.guard.regions import TagWatch
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
-from sylvan.runtime.features.grammar.guard.watch import Violation, JsonWatch
+from sylvan.runtime.features.grammar.guard.watch import JsonWatch, Violation
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
@@ -153,7 +153,9 @@ class OutputGuard:
             position = self._last_alternative(last, violation)
         if position is None:
             raise self._failure(violation, "nothing else can be written")
-        self._banned_at.setdefault(position, set()).update(self._equivalent_tokens(position, violation))
+        self._banned_at.setdefault(position, set()).update(
+            self._equivalent_tokens(position, violation)
+        )
         self._banned_at = {at: ids for at, ids in self._banned_at.items() if at <= position}
         kept = self._tokens[: position - self._first]
         self._reset()
@@ -190,7 +192,9 @@ class OutputGuard:
         matcher = self._matcher(position)
         row = np.zeros(self._guarded.vocabulary.words, np.int32)
         while position >= self._floor:
-            gone = self._banned_at.get(position, set()) | self._equivalent_tokens(position, violation)
+            gone = self._banned_at.get(position, set()) | self._equivalent_tokens(
+                position, violation
+            )
             if self._allowed(matcher, row) - gone:
                 return position
             if position - self._first <= self._answer:

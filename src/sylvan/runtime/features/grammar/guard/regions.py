@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.runtime.features.grammar.guard.conditions import Conditions
-from sylvan.runtime.features.grammar.guard.watch import Violation, JsonWatch
+from sylvan.runtime.features.grammar.guard.watch import JsonWatch, Violation
 from sylvan.runtime.features.grammar.schema import pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import tree_of, within

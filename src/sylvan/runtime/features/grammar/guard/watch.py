@@ -179,7 +179,9 @@ class JsonWatch:
         inside = [start + 1, start + 1 + len(text) // 2] if isinstance(value, str) else []
         return self._close(value, place, start, inside)
 
-    def _close(self, value: Any, place: SchemaPlace, start: int, parts: list[int]) -> Violation | None:
+    def _close(
+        self, value: Any, place: SchemaPlace, start: int, parts: list[int]
+    ) -> Violation | None:
         conditions = self._conditions
         reason = conditions.check(place, value) if self._checks else ""
         if not self._open:

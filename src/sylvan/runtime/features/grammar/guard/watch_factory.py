@@ -13,7 +13,9 @@ from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 
-def watch_factory(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[], JsonWatch | TagWatch]:
+def watch_factory(
+    spec: GrammarSpec, lost: Mapping[str, Iterable[str]]
+) -> Callable[[], JsonWatch | TagWatch]:
     """Return a factory of watches.
 
     Args:

@@ -159,7 +159,9 @@ class _Normaliser:
         else:
             written["$ref"] = self._reference(target, address)
 
-    def _add_dependency(self, written: dict[str, Any], value: Schema, address: str, at: str) -> None:
+    def _add_dependency(
+        self, written: dict[str, Any], value: Schema, address: str, at: str
+    ) -> None:
         """Convert `dependencies`, which are names or schemas."""
         for name, part in value.items():
             if isinstance(part, list):

@@ -57,7 +57,7 @@ class VisionBlock(nn.Module):
         self.mlp = nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
 
     def forward(self, x_BSD: torch.Tensor, angles: torch.Tensor | None = None) -> torch.Tensor:
-        """Shape: (B, S, D) -> (B, S, D); `angles`: rotary angles of pairs of columns, (S, pairs)."""
+        """Shape: (B, S, D) -> (B, S, D); `angles`: rotary angles of column pairs, (S, pairs)."""
         h_BSD, attn = self.layer_norm1(x_BSD), self.self_attn
         q, k, v = (
             attn[name](h_BSD).unflatten(-1, (self._heads, -1)).transpose(1, 2)
