@@ -143,7 +143,7 @@ AREAS = (
         "[API clients](../howto/clients.md#what-is-not-here) those that are not supported.",
         (
             *("api/", "runtime/server/", "runtime/serving/", "runtime/tokenizer/checks.py"),
-            *("runtime/tokenizer/embeds.py", "runtime/tokenizer/encoded.py"),
+            *("runtime/tokenizer/embeds.py", "runtime/tokenizer/encoder_prompts.py"),
             *("runtime/features/early/", "runtime/features/embeddings/"),
         ),
     ),
@@ -234,7 +234,7 @@ AREAS = (
         "see [update weights](../howto/update-weights.md).",
         (
             *("runtime/models/live.py", "runtime/executor/sources.py", "api/weights.py"),
-            *("runtime/executor/update_groups.py", "runtime/tokenizer/updates.py"),
+            *("runtime/executor/update_groups.py", "runtime/tokenizer/weight_updates.py"),
             *("runtime/engine/weights.py", "runtime/server/native/weights.py"),
         ),
     ),

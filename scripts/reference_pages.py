@@ -303,8 +303,9 @@ def chips() -> str:
         "| `device` | needs |\n|---|---|\n"
         + "\n".join(f"| `{row.name}` | {row.how} |" for row in rows),
         "## Attention",
-        "What some device takes of each value of `attention`. *Latents*: of DeepSeek V2 and V3. "
-        "Every backend computes sliding windows; `flashinfer` and `aiter` have no sinks.",
+        "What some device takes of each value of `attention`. *MLA*: latent attention, as in "
+        "DeepSeek V2 and V3. Every backend computes sliding windows; `flashinfer` and `aiter` have "
+        "no sinks.",
         f"| `attention` | {' | '.join(ATTENTION_COLUMNS)} |\n"
         f"|{'---|' * (1 + len(ATTENTION_COLUMNS))}\n"
         + "\n".join(

@@ -27,7 +27,11 @@ import torch
 
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.graphs.pages import NativePool
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
+from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.sender import Sender
+from sylvan.runtime.features.disagg.tcp import TcpNetwork
+from sylvan.runtime.features.disagg.work import (
     Expose,
     JoinRoom,
     PagesRequested,
@@ -35,10 +39,6 @@ from sylvan.runtime.features.disagg.data import (
     Received,
     SendPages,
 )
-from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
-from sylvan.runtime.features.disagg.receiver import Receiver
-from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.pool.mha import KVShape
 from sylvan.runtime.storage.manifest import Manifest
 

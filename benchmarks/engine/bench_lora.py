@@ -39,7 +39,7 @@ from sylvan.protocol.messages import TokenOutput
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 
 SHAPE = json.loads((Path(__file__).parents[1] / "half_billion.json").read_text())
 RANK, REQUESTS, TOKENS, PROMPT = 16, 32, 64, 256

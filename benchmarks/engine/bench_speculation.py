@@ -44,7 +44,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.engine.build import build_scheduler
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.features.speculation.api import Proposal
 from sylvan.runtime.features.speculation.control import Speculation

@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
+from sylvan.runtime.features.grammar.compiler.client import CompilerSetup, GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec
@@ -96,7 +96,9 @@ def main() -> int:
     special = {"<|end|>": 256}
     words = Vocabulary(tokens, special, (256,), GreedyEncoder(tokens, frozenset({256})))
     limits = Limits()
-    compiler = GrammarCompiler(options.backend, lambda: Setup(Loaders(words, limits)), limits)
+    compiler = GrammarCompiler(
+        options.backend, lambda: CompilerSetup(Loaders(words, limits)), limits
+    )
     began_s = time.perf_counter()
     warm = max(8, options.count // 10)
     refused = refuse(compiler, range(warm), options.backend)

@@ -26,7 +26,7 @@ from typing import Any
 import jsonschema_rs
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
+from sylvan.runtime.features.grammar.compiler.client import CompilerSetup, GrammarCompiler
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.schema import in_known_dialect
@@ -125,7 +125,9 @@ def main() -> int:
     args = parser.parse_args()
     vocabulary = vocabulary_of(Tokenizer.load(SAPLING), 0)
     limits = Limits(timeout_s=args.timeout_s, quick_s=1.0)
-    compiler = GrammarCompiler(args.backend, lambda: Setup(Loaders(vocabulary, limits)), limits)
+    compiler = GrammarCompiler(
+        args.backend, lambda: CompilerSetup(Loaders(vocabulary, limits)), limits
+    )
     counts, reasons = Counter[str](), Counter[str]()
     slow: list[tuple[float, str]] = []
     served: list[tuple[str, Any]] = []

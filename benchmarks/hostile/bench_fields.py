@@ -203,7 +203,7 @@ def main() -> int:
                 print(json.dumps(row), flush=True)
             fields = all_fields(server, args.every)
             print(json.dumps(fields, indent=1), flush=True)
-            held = [line for line in server.log if "event loop was held" in line]
+            held = [line for line in server.log if "event loop was blocked" in line]
             print(f"{len(held)} holds of the event loop, such as", *held[:12], sep="\n  ")
     if args.json:
         args.json.write_text(json.dumps({"fields": fields, "heavy": heavy}, indent=1))

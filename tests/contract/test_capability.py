@@ -50,15 +50,15 @@ class SoftPrompts(Capability):
 
     Args:
         lengths: Vectors of each soft prompt.
-        most: Different soft prompts that may run at the same time.
+        limit: Different soft prompts that may run at the same time.
     """
 
     name: ClassVar = "soft_prompts"
     work_type: ClassVar = tuple[SoftRows, ...]
     report_type: ClassVar = int
 
-    def __init__(self, lengths: Mapping[str, int], most: int = 1) -> None:
-        self._lengths, self._most = lengths, most
+    def __init__(self, lengths: Mapping[str, int], limit: int = 1) -> None:
+        self._lengths, self._limit = lengths, limit
         self._loading: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._port: SchedulerPort | None = None
@@ -89,7 +89,7 @@ class SoftPrompts(Capability):
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         names = {name for other in (*admitted, req) if (name := _name(other))}
-        return Verdict.READY if len(names) <= self._most or _name(req) is None else Verdict.WAIT
+        return Verdict.READY if len(names) <= self._limit or _name(req) is None else Verdict.WAIT
 
     def cache_namespace(self, req: Req) -> str:
         return _name(req) or ""

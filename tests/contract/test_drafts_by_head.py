@@ -43,7 +43,7 @@ class Told(HeadSpeculation):
         self.trees: list[Proposal] = []
 
     def may_draft(self):
-        brought = list(self._brought)
+        brought = list(self._new_proposals)
         found = super().may_draft()
         for req in brought:
             proposal, known = self._proposals[req]
@@ -63,26 +63,26 @@ def expected(model_dir):
     return {way: serving.generate(PROMPTS, max_new_tokens=24, **ask) for way, ask in WAYS.items()}
 
 
-def build_with(head_dir, kind, most, shape):
+def build_with(head_dir, kind, limit, shape):
     def build(path, options):
-        workers = (*STANDARD_WORKERS, head_worker(head_dir, kind, most, shape))
+        workers = (*STANDARD_WORKERS, head_worker(head_dir, kind, limit, shape))
         return build_executor(path, options, parts=ExecutorParts(workers))
 
     return build
 
 
 def speculating(
-    model_dir, head_dir, kind, *, adaptive=False, most=4, clock=None, shape=CHAIN, **options
+    model_dir, head_dir, kind, *, adaptive=False, limit=4, clock=None, shape=CHAIN, **options
 ):
-    speculation = Told(most, VOCAB, adaptive=adaptive, clock=clock or Ticks(), shape=shape)
+    speculation = Told(limit, VOCAB, adaptive=adaptive, clock=clock or Ticks(), shape=shape)
     if shape.width > 1:
-        paths = {"tree_paths": 8 * shape.nodes, "tree_depth": most, "max_samples": 120}
+        paths = {"tree_paths": 8 * shape.nodes, "tree_depth": limit, "max_samples": 120}
         options["options"] = paths | options.get("options", {})
     serving = Serving(
         model_dir,
         runner=options.pop("runner", "program"),
         capabilities=(speculation,),
-        build=build_with(head_dir, kind, most, shape),
+        build=build_with(head_dir, kind, limit, shape),
         **options,
     )
     return serving, speculation
@@ -220,7 +220,7 @@ def test_right_guesses_are_accepted(tmp_path):
     }
     head = write_head(tmp_path / "head", "eagle", embedding=False, changes=changes)
     plain = Serving(model_dir, runner="program").generate(PROMPTS, max_new_tokens=40)
-    serving, _ = speculating(model_dir, head, "eagle", most=5)
+    serving, _ = speculating(model_dir, head, "eagle", limit=5)
 
     assert serving.generate(PROMPTS, max_new_tokens=40) == plain
     load = serving.scheduler.load()
@@ -306,7 +306,7 @@ def test_what_the_halves_tell_each_other_may_cross_processes(model_dir, expected
 @pytest.mark.slow
 def test_guesses_reach_beyond_the_longest_text(model_dir, tmp_path):
     head = write_head(tmp_path / "head", "eagle3")
-    serving, speculation = speculating(model_dir, head, "eagle3", most=20)
+    serving, speculation = speculating(model_dir, head, "eagle3", limit=20)
     serving.generate([list(range(30, 110))], max_new_tokens=48)
 
     assert speculation.counts.failures == 0

@@ -87,8 +87,8 @@ def guesses(model_dir, heads, tokens, count, words=None):
     return found
 
 
-def speculating(model_dir, folder, *, adaptive=False, most=4, **options):
-    speculation = Told(most, VOCAB, adaptive=adaptive, clock=Ticks())
+def speculating(model_dir, folder, *, adaptive=False, limit=4, **options):
+    speculation = Told(limit, VOCAB, adaptive=adaptive, clock=Ticks())
 
     def build(path, local):
         return build_executor(

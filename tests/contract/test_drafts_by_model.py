@@ -58,8 +58,8 @@ def draft_model(model_dir, *, pages=200, context_len=128, load_format="auto", se
     return DraftModel(executor, limits=limits, context_len=context_len)
 
 
-def speculating(model_dir, model, *, adaptive=False, most=4, clock=None, **options):
-    speculation = ModelSpeculation(model, most, VOCAB, adaptive=adaptive, clock=clock or Ticks())
+def speculating(model_dir, model, *, adaptive=False, limit=4, clock=None, **options):
+    speculation = ModelSpeculation(model, limit, VOCAB, adaptive=adaptive, clock=clock or Ticks())
     return Serving(model_dir, runner="program", capabilities=(speculation,), **options), speculation
 
 

@@ -172,7 +172,7 @@ def make(name, path):
 def test_it_guesses_what_transformers_computes(tmp_path, name):
     reference = make(name, tmp_path)
     plain = Serving(tmp_path, runner="auto").generate(PROMPTS, max_new_tokens=12)
-    serving, speculation = speculating(tmp_path, None, "nextn", most=3, runner="auto")
+    serving, speculation = speculating(tmp_path, None, "nextn", limit=3, runner="auto")
 
     assert serving.generate(PROMPTS, max_new_tokens=12) == plain
     assert speculation.counts.failures == 0

@@ -25,11 +25,11 @@ class Forking:
     def __init__(self) -> None:
         self._chains = NgramDrafter(1, 8)
 
-    def propose(self, req: Req, most: int) -> Proposal:
+    def propose(self, req: Req, limit: int) -> Proposal:
         tokens: list[int] = []
         parents: list[int] = []
         last = -1
-        for token in self._chains.propose(req, most // 2).tokens:
+        for token in self._chains.propose(req, limit // 2).tokens:
             tokens += [(token + 1) % VOCAB, token]
             parents += [last, last]
             last = len(tokens) - 1

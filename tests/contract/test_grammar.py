@@ -17,8 +17,8 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import installed_backends, make_library
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import ANY_JSON, GrammarSpec
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
@@ -792,4 +792,4 @@ def test_what_the_first_library_cannot_do_the_second_does() -> None:
 
 
 def test_a_vocabulary_knows_what_is_no_text() -> None:
-    assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().untextual().tolist())
+    assert {END, CALL, len(TOKENS) - 1} <= set(vocabulary().non_text_ids().tolist())

@@ -10,8 +10,8 @@ import pytest
 from sylvan.protocol.requests import GenerateRequest, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import installed_backends
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 from tests.support.grammar import END, TOKENS, make_backend, vocabulary

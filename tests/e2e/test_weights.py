@@ -378,7 +378,7 @@ def test_streams_survive_while_the_memory_is_away(caller, want):
         stream.join()
 
     assert set(released["released"]) == {"kv_cache", "weights"}
-    assert resumed["message"] == "The memory is there again."
+    assert resumed["message"] == "The memory was resumed."
     assert [result["output_ids"] for result in results] == [whole] * 4
 
 

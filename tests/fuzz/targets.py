@@ -46,8 +46,8 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec, check_limits
 from sylvan.runtime.models.config import architecture_of, common_fields, make_config, read_config
 from sylvan.runtime.models.lora_config import parse_config
 from sylvan.runtime.server.batches.lines import read_lines
-from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.routes import ENDPOINTS
+from sylvan.runtime.server.schema_formats import unknown_formats
 from sylvan.runtime.storage.manifest import GroupLayout, decode_manifest
 from sylvan.runtime.storage.record import RecordError, check_record
 from sylvan.text.chat_template import ChatRequest, ChatTemplate

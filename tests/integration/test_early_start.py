@@ -26,8 +26,8 @@ from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOp
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.engine.build import build_scheduler
 from sylvan.runtime.engine.compose import resolved
-from sylvan.runtime.engine.composition import EngineCore
 from sylvan.runtime.engine.early_start import early_start
+from sylvan.runtime.engine.engine_core import EngineCore
 from tests.support.random_model import write_random_model
 
 pytestmark = pytest.mark.skipif(describe().variant is None, reason="kernels are not compiled")

@@ -24,7 +24,7 @@ from sylvan.gateway.workers.spec import WorkerSpec
 from sylvan.gateway.workers.worker import Worker
 from sylvan.protocol.messages import Finish
 from sylvan.rpc import scheduler_pb2 as pb
-from sylvan.runtime.server.grpc.serving import SERVICE
+from sylvan.runtime.server.grpc.server import SERVICE
 from sylvan.utils.clock import monotonic
 from tests.support.cluster import events, gateway, until
 from tests.support.grpc_workers import both, chunk, complete, garbage

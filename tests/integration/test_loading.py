@@ -76,7 +76,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_at_the_start(tmp_path):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
 
-    with pytest.raises(ConfigError, match=r"its token .* but the model knows only 100"):
+    with pytest.raises(ConfigError, match=r"token .* but the model has only 100"):
         answer(path)
 
 

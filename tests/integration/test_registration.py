@@ -58,7 +58,7 @@ async def test_a_gateway_that_has_forgotten_it_is_notified_again(checkpoint):
 async def test_a_server_that_is_known_already_leaves_all_the_same(checkpoint):
     async with scripted(checkpoint) as worker, gateway(worker.url) as front:
         async with Registration(presence([front.url], worker.url)) as registration:
-            await until(lambda: all(place.worker_id for place in registration._places))
+            await until(lambda: all(entry.worker_id for entry in registration._entries))
         await until(lambda: urls(front) == [])
 
 

@@ -48,7 +48,7 @@ class Recorder:
         assert isinstance(message, Heartbeat)
         self.heartbeats += 1
 
-    def on_lost(self, *, inflicted: bool) -> None:
+    def on_lost(self, *, injected: bool) -> None:
         self.events.append("lost")
 
     def on_given_up(self) -> None:
@@ -167,7 +167,7 @@ async def test_a_process_that_cannot_start_is_an_error_that_names_its_role(
 async def test_a_failure_of_an_observer_gives_the_process_up(
     toy: ProcessRole, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*, inflicted: bool) -> None:
+    def fail(*, injected: bool) -> None:
         raise RuntimeError("a bug")
 
     async with running(toy) as supervisor:

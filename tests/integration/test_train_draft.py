@@ -67,7 +67,7 @@ def test_a_head_learns_what_the_model_says_and_training_continues_after_a_break(
     assert len(weights["d2t"]) == config["draft_vocab_size"] == weights["t2d"].sum() <= 200
 
     assert main([*call[:-1], "150"]) == 2
-    assert "contains a training run with other options" in capsys.readouterr().err
+    assert "holds a training run with different options" in capsys.readouterr().err
 
 
 def test_a_tree_of_contexts_guesses_what_the_model_says(model, prompts, tmp_path, capsys):

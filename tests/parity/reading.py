@@ -23,7 +23,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.tokenizer.checks import CheckedPrompt
-from sylvan.runtime.tokenizer.encoded import encoded_prompt
+from sylvan.runtime.tokenizer.encoder_prompts import encoded_prompt
 from sylvan.runtime.tokenizer.types import ServedModelInfo
 from tests.parity.checkpoints import VOCAB, write
 from tests.parity.rare import BOTH_HALVES

@@ -15,7 +15,7 @@ from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.models.registry import load_config
 from sylvan.runtime.tokenizer.checks import CheckedPrompt
-from sylvan.runtime.tokenizer.encoded import encoded_prompt
+from sylvan.runtime.tokenizer.encoder_prompts import encoded_prompt
 from sylvan.runtime.tokenizer.types import ServedModelInfo
 from tests.parity.serving import Serving
 

@@ -24,19 +24,19 @@ class AnyDrafter(SchedulerMachine):
     @initialize(
         setup=setups(states=st.just(0)),
         kind=st.sampled_from(KINDS),
-        most=st.sampled_from([4, 1, 9]),
+        limit=st.sampled_from([4, 1, 9]),
         adaptive=st.booleans(),
         samples=st.sampled_from([0, 8, 11]),
         seed=st.integers(0, 5),
     )
-    def begin(self, setup, kind, most, adaptive, samples, seed):
+    def begin(self, setup, kind, limit, adaptive, samples, seed):
         self.drafter = ScriptedDrafter(kind, seed)
         times = itertools.accumulate(iter(random.Random(seed).random, None))
         speculation = Speculation(
-            self.drafter, most, VOCAB, adaptive=adaptive, clock=lambda: next(times)
+            self.drafter, limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
         setup = setup | {"max_samples": samples}
-        self.start(setup, speculation, most_guesses=most)
+        self.start(setup, speculation, most_guesses=limit)
 
     def teardown(self):
         super().teardown()
@@ -50,17 +50,17 @@ class AnyModel(SchedulerMachine):
     @initialize(
         setup=setups(states=st.just(0)),
         kind=st.sampled_from(KINDS),
-        most=st.sampled_from([4, 1, 9]),
+        limit=st.sampled_from([4, 1, 9]),
         adaptive=st.booleans(),
         samples=st.sampled_from([0, 8, 11]),
         seed=st.integers(0, 5),
     )
-    def begin(self, setup, kind, most, adaptive, samples, seed):
+    def begin(self, setup, kind, limit, adaptive, samples, seed):
         times = itertools.accumulate(iter(random.Random(seed).random, None))
         self.speculation = ModelSpeculation(
-            ScriptedModel(kind, seed), most, VOCAB, adaptive=adaptive, clock=lambda: next(times)
+            ScriptedModel(kind, seed), limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
-        self.start(setup | {"max_samples": samples}, self.speculation, most_guesses=most)
+        self.start(setup | {"max_samples": samples}, self.speculation, most_guesses=limit)
 
     def teardown(self):
         super().teardown()
@@ -79,9 +79,9 @@ TestAnyDrafter.settings = settings(
 )
 
 
-def world_with(kind, *, adaptive=False, most=4, **setup):
+def world_with(kind, *, adaptive=False, limit=4, **setup):
     drafter = ScriptedDrafter(kind, 1)
-    speculation = Speculation(drafter, most, VOCAB, adaptive=adaptive)
+    speculation = Speculation(drafter, limit, VOCAB, adaptive=adaptive)
     world = World(capabilities=(speculation,), **{"max_batch_tokens": 64} | setup)
     return world, speculation
 
@@ -103,7 +103,7 @@ def test_tokens_are_those_without_and_all_memory_comes_back(kind):
 
 
 def test_counts_tell_what_was_verified_and_what_was_right():
-    world, _ = world_with("right", most=3)
+    world, _ = world_with("right", limit=3)
     world.scheduler.add(request("a", [1, 2, 3], new=30))
     world.run()
 
@@ -131,7 +131,7 @@ def test_stops_inside_a_draft_end_the_request_there():
     whole = alone(request("a", [4, 5], new=40))
     stop = next(t for i, t in enumerate(whole) if i > 6 and t not in whole[:i])
     at = whole.index(stop)
-    world, _ = world_with("right", most=9, prefix=True, page_size=1)
+    world, _ = world_with("right", limit=9, prefix=True, page_size=1)
     world.scheduler.add(request("a", [4, 5], new=40, eos_ids=(stop,)))
     world.run()
 
@@ -143,7 +143,7 @@ def test_stops_inside_a_draft_end_the_request_there():
 
 
 def test_drafts_retract_no_request():
-    world, _ = world_with("wrong", most=9, pages=14, page_size=1, conservativeness=1.0)
+    world, _ = world_with("wrong", limit=9, pages=14, page_size=1, conservativeness=1.0)
     for rid in "ab":
         world.scheduler.add(request(rid, [1, 2], new=4, seed=ord(rid)))
     world.run()

@@ -20,8 +20,8 @@ from sylvan.kernels.api import Communicator
 from sylvan.protocol.commands import LoadAdapter
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.options import ExecutorParts
+from sylvan.runtime.features.lora.adapters import LoraAdapters
 from sylvan.runtime.features.lora.build import lora_worker
-from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.layers.placement import ExpertPlacement
@@ -67,7 +67,7 @@ class AdapterServing(Serving):
         fields.setdefault("runner", "auto")
         given = {"memory": MEMORY, "max_rank": 64} | (settings or {})
         config = LoraConfig(**given)
-        self.lora = lora = LoraServing(config)
+        self.lora = lora = LoraAdapters(config)
         parts = ExecutorParts((*STANDARD_WORKERS, lora_worker(config)))
         build = partial(build_executor, parts=parts)
         if stages > 1:

@@ -90,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         key = CacheKey(np.array(tokens, np.int32), namespace, media)
         limit = len(tokens) - 1
         peeked = self.cache.peek(key, limit)
-        brought = self.cache.loads is not None and self.cache.loads.brings(key, limit)
+        brought = self.cache.loads is not None and self.cache.loads.will_load(key, limit)
         most = len(tokens) if load else 0
         kv = self.cache.acquire(key, limit, step=self.step_number, load=most)
         req = Request(key, tokens, kv, kv.cached, self.step_number)

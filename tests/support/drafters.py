@@ -26,19 +26,19 @@ class ScriptedDrafter:
         self._rng = random.Random(seed)
         self.following: set[Req] = set()
 
-    def propose(self, req: Req, most: int) -> Proposal:
+    def propose(self, req: Req, limit: int) -> Proposal:
         """See `Drafter.propose`."""
         self.following.add(req)
         kind = self._rng.choice(KINDS[:-1]) if self._kind == "moody" else self._kind
         if kind == "raising":
             raise ValueError("the drafter is broken")
         if kind == "nonsense":
-            return self._nonsense(most)
+            return self._nonsense(limit)
         if kind == "tree":
-            return self._tree(alone(req.request)[req.num_outputs :], most)
+            return self._tree(alone(req.request)[req.num_outputs :], limit)
         share = {"right": 1.0, "half": 0.5, "wrong": 0.0}[kind]
-        coming = alone(req.request)[req.num_outputs :][: self._rng.randint(0, most)]
-        return Proposal(tuple(self._maybe(token, share) for token in coming), most % 5)
+        coming = alone(req.request)[req.num_outputs :][: self._rng.randint(0, limit)]
+        return Proposal(tuple(self._maybe(token, share) for token in coming), limit % 5)
 
     def forget(self, req: Req) -> None:
         """See `Drafter.forget`."""
@@ -49,12 +49,12 @@ class ScriptedDrafter:
             return token
         return (token + self._rng.randrange(1, VOCAB)) % VOCAB
 
-    def _tree(self, coming: Any, most: int) -> Proposal:
+    def _tree(self, coming: Any, limit: int) -> Proposal:
         """Return a tree of any shape, with right drafts somewhere in it, if it has any."""
         tokens: list[int] = []
         parents: list[int] = []
         right = {-1: 0}  # guess -> how much of what comes leads to it
-        for node in range(self._rng.randint(0, most)):
+        for node in range(self._rng.randint(0, limit)):
             parent = self._rng.choice([-1, *range(node)])
             depth = right.get(parent)
             token = self._rng.randrange(VOCAB)
@@ -67,13 +67,13 @@ class ScriptedDrafter:
             parents.append(parent)
         return Proposal(tuple(tokens), 0, tuple(parents))
 
-    def _nonsense(self, most: int) -> Any:
+    def _nonsense(self, limit: int) -> Any:
         return self._rng.choice(
             [
                 Proposal((VOCAB,)),
                 Proposal((-1, 3)),
                 Proposal((2**40,)),
-                Proposal((1,) * (most + 1)),
+                Proposal((1,) * (limit + 1)),
                 Proposal((1,), -3),
                 Proposal((1, 2), 0, (-1,)),
                 Proposal((1, 2), 0, (1, 0)),

@@ -13,7 +13,7 @@ from sylvan.config.tree import ServerConfig
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.context import make_context
-from sylvan.runtime.server.grpc.serving import SERVICE, GrpcServer
+from sylvan.runtime.server.grpc.server import SERVICE, GrpcServer
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.scripted import ScriptedEngine, make_engine
 from tests.support.settings import settings_of

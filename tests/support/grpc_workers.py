@@ -12,7 +12,7 @@ from sylvan.config.tree import ServerConfig
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.app import app_of
 from sylvan.runtime.server.context import make_context
-from sylvan.runtime.server.grpc.serving import SERVICE, GrpcServer
+from sylvan.runtime.server.grpc.server import SERVICE, GrpcServer
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.cluster import _beat, served
 from tests.support.scripted import ScriptedEngine, make_engine

@@ -38,12 +38,12 @@ class Guesser(Capability):
         self._rng = random.Random(seed)
         self.guessed = 0
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         """See `Capability.draft`."""
         answer = self._answers.get(tuple(req.request.input_ids.tolist()), ())
         coming = answer[req.num_outputs : req.num_outputs + self._count]
         shape: Callable[[Sequence[int]], Draft] = self._as_tree if self._tree else self._as_chain
-        draft = shape(coming[: most // 2 if self._tree else most])
+        draft = shape(coming[: limit // 2 if self._tree else limit])
         self.guessed += len(draft.tokens)
         return draft if draft.tokens else None
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
-from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup
+from sylvan.runtime.features.grammar.compiler.client import CompilerSetup, GrammarCompiler
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 from sylvan.runtime.features.grammar.limits import Limits
@@ -145,7 +145,9 @@ class Compilers:
         found = vocabulary_of(Tokenizer.load(SAPLING), 0)
         self.vocabulary = found
         limits = Limits(timeout_s=timeout_s, quick_s=min(1.0, timeout_s))
-        self._compiler = GrammarCompiler(name, lambda: Setup(Loaders(found, limits)), limits)
+        self._compiler = GrammarCompiler(
+            name, lambda: CompilerSetup(Loaders(found, limits)), limits
+        )
 
     def compile(self, cases: Sequence[Case]) -> list[CompiledGrammar | None]:
         """Return for each case a grammar that enforces all of it; None if it is refused."""

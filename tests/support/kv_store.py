@@ -13,12 +13,12 @@ from sylvan.runtime.cache.residency import TierPolicy
 from sylvan.runtime.features.tiers.codec import PlainCodec
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import StoreSpec
 from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.host_memory import HostLayout
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.features.tiers.worker import KVTiersWorker
 from sylvan.runtime.storage.api import StoreLimits
 from sylvan.runtime.storage.backends.memory import MemoryStore, open_memory

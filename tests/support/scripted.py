@@ -185,9 +185,9 @@ class ScriptedScheduler:
         prompt = self._tokenizer.decode(request.input_ids.tolist(), skip_special_tokens=False)
         text, finish = self._cut(request, control.script(request, prompt))
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        most = request.sampling.max_new_tokens or 0
-        if len(ids) >= most:
-            ids, finish = ids[:most], Finish(type="length", length=most)
+        limit = request.sampling.max_new_tokens or 0
+        if len(ids) >= limit:
+            ids, finish = ids[:limit], Finish(type="length", length=limit)
         elif isinstance(finish.matched, int):
             ids = [*ids, finish.matched]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -11,10 +11,10 @@ from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import StoreSpec
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.features.tiers.worker import KVTiersWorker
 from tests.support.stores import manifest
 

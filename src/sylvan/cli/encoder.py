@@ -36,8 +36,8 @@ async def _serve(
 ) -> None:
     from sylvan.cli.http import HttpServer, StopSignal
     from sylvan.media.pool import MediaWorkers
-    from sylvan.runtime.features.multimodal.apart import EncoderService
     from sylvan.runtime.features.multimodal.build import encoder_of
+    from sylvan.runtime.features.multimodal.encoder_service import EncoderService
     from sylvan.runtime.server.connections import ConnectionLimits, Connections
     from sylvan.runtime.server.encoder_app import EncoderApp
 

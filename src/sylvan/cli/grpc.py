@@ -19,7 +19,7 @@ async def grpc_server(context: Context, server: ServerConfig) -> AsyncGenerator[
     if server.grpc_port is None:
         yield None
         return
-    from sylvan.runtime.server.grpc.serving import GrpcServer  # needs an extra
+    from sylvan.runtime.server.grpc.server import GrpcServer  # needs an extra
 
     async with GrpcServer(context, server) as grpc:
         yield grpc.port

@@ -168,7 +168,7 @@ class _GatewayRun:
             if peers is not None:
                 (peers.folder / f"ready-{peers.number}").touch()
             _greet(config, port, self.quiet)
-            watch = LoopWatch(DEFAULT_LIMIT_S, lambda hold: logger.warning("%s", hold))
+            watch = LoopWatch(DEFAULT_LIMIT_S, lambda stall: logger.warning("%s", stall))
             watch.begin(asyncio.get_running_loop())
             stack.callback(watch.end)
             service = Service.from_environment()

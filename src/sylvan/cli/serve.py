@@ -74,8 +74,8 @@ def run(args: Parsed) -> int:
     loaded = load_settings(args)
     early = may_hold_program(loaded.config)
     with closing(PrewarmedScheduler(early=early)) as prewarmed, ExitStack() as start:
-        start.enter_context(garbage.postponed())
-        start.callback(garbage.spare)
+        start.enter_context(garbage.gc_paused())
+        start.callback(garbage.freeze_existing)
         return _run(args, roles, loaded, prewarmed, started_s, start)
 
 
@@ -175,7 +175,7 @@ async def _serve(job: ServeJob) -> None:
             context = make_context(runtime.manager, settings, live=live, connections=connections)
             context.accounts.show_connections(connections)
             http = HttpServer(app_of(context), config.server, job.sock, connections)
-            watch = LoopWatch(config.observe.loop_hold_s, context.accounts.held)
+            watch = LoopWatch(config.observe.loop_hold_s, context.accounts.loop_stalled)
             watch.begin(asyncio.get_running_loop())
             async with http, grpc_server(context, config.server) as grpc_port:
                 context.accounts.started(monotonic() - job.started_s)

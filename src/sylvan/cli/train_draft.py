@@ -67,14 +67,14 @@ def run(args: Parsed) -> int:
         steps=sizes["steps"],
         batch_tokens=sizes["batch_tokens"],
         depth=sizes["depth"],
-        rate=_rate(args),
+        learning_rate=_rate(args),
     )
     options = DraftTrainOptions(
         prompts=sizes["prompts"],
         answer_tokens=sizes["answer_tokens"],
-        guessed=sizes["words"],
+        draft_vocab=sizes["words"],
         context_tokens=sizes["context_tokens"],
-        least=sizes["least"],
+        min_count=sizes["least"],
         schedule=schedule,
     )
     train = train_draft if algorithm == "eagle3" else train_contexts

@@ -19,7 +19,7 @@ from sylvan.media.messages import PreparedItem, PrepareItem
 from sylvan.media.processor import Processor, ProcessorError
 from sylvan.media.published import PublishedImages
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
-from sylvan.utils.threads import give_way
+from sylvan.utils.threads import lower_priority
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries print
     model_dir = Path(sys.argv[1])
-    give_way()  # leave the CPU to the server's steps
+    lower_priority()  # leave the CPU to the server's steps
     encoder, decoder = MessageEncoder(limit=None), MessageDecoder[PrepareItem](PrepareItem)
     try:
         processor = (

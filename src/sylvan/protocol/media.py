@@ -31,7 +31,7 @@ TEXT_IDS = "input_ids"
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One image, video or sound of a prompt, or the text that an answer is decoded from.
+    """One image, video or audio clip of a prompt, or the text that an answer is decoded from.
 
     Positions [start, stop) of the prompt belong to it. Those whose token is `token_id` are
     placeholders: the encoder's vectors replace their embeddings, in order. `digest` identifies the

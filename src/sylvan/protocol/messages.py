@@ -374,12 +374,12 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     grammars_refused: int = 0  # of these, rejected by the compiler
     grammar_timeouts: int = 0  # of these, timed out
     grammar_seconds: float = 0.0  # seconds spent compiling
-    encoded_items: int = 0  # images, videos and sounds encoded
+    encoded_items: int = 0  # images, videos and audio clips encoded
     image_items: int = 0  # images of requests
     image_hits: int = 0  # of these, with cached vectors
     video_items: int = 0  # videos of requests
     video_hits: int = 0  # of these, with cached vectors
-    audio_items: int = 0  # sounds of requests
+    audio_items: int = 0  # audio clips of requests
     audio_hits: int = 0  # of these, with cached vectors
     encoder_entries: int = 0  # items with cached vectors
     encoder_bytes: int = 0  # bytes of these vectors

@@ -84,7 +84,7 @@ class GenerateRequest(RequestOptions, frozen=True, kw_only=True, tag="generate")
     occasionally before, to limit recomputation after a process is lost.
 
     With `align` the first output has, as `embedding`, what each prompt token attends to among the
-    first `align` vectors of the prompt's sound: float32 (prompt_len, align), for times of words.
+    first `align` vectors of the prompt's audio: float32 (prompt_len, align), for times of words.
     """
 
     rid: str

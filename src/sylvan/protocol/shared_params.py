@@ -32,7 +32,7 @@ class ParamsSender:
         self._next = 0
 
     def send(self, message: ToScheduler) -> None:
-        """Send a message; see `Sender.send`."""
+        """Send a message; see `MessageSender.send`."""
         if isinstance(message, Submit) and isinstance(message.request, GenerateRequest):
             message = self._shortened(message, message.request)
         self._send(message)

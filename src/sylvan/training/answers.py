@@ -1,6 +1,6 @@
-"""Has a model answer prompts, and keeps what it computed on the way.
+"""Lets a model answer prompts, and stores its hidden states for training.
 
-Shapes: T tokens of a text, F columns that a head reads at a position, D hidden.
+Shapes: T tokens of a text, F features that a head reads at a position, D hidden.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from sylvan.runtime.engine.build import ExtraCapabilities, build_scheduler, reso
 from sylvan.runtime.executor.capability import CapabilityWorker, StepContext
 from sylvan.runtime.sched.capability import Capability
 
-PART = 64
-"""Texts of a file."""
+TEXTS_PER_FILE = 64
+"""Number of prompts answered together, whose texts are stored in one file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt with its answer, and what the model computed for all of it but the last token.
+class TrainingText:
+    """A prompt with its answer, and the model's hidden states for all tokens except the last.
 
     Attributes:
-        tokens: int32 (T,).
-        prompt_len: So many of them are the prompt.
-        columns: What a head reads (T - 1, F).
-        last: Vectors after the final norm (T - 1, D).
+        tokens: Token IDs of prompt and answer, int32 (T,).
+        prompt_len: Number of prompt tokens.
+        features: Layer outputs that a head reads (T - 1, F).
+        final_hidden: Output of the final norm (T - 1, D).
     """
 
     tokens: IntArray
     prompt_len: int
-    columns: torch.Tensor
-    last: torch.Tensor
+    features: torch.Tensor
+    final_hidden: torch.Tensor
 
 
-class Vectors(Capability):
-    """Asks the executor to keep the hidden vectors of every row."""
+class CollectHiddenStates(Capability):
+    """Control half: asks the worker half to collect the hidden states of every row."""
 
     name: ClassVar = "vectors"
     work_type: ClassVar = bool
@@ -57,150 +57,160 @@ class Vectors(Capability):
         return True if batch.slices else None
 
 
-class VectorsWorker(CapabilityWorker):
-    """Keeps vectors of requests; `take` gives those of one, once."""
+class HiddenStatesWorker(CapabilityWorker):
+    """Worker half: collects the hidden states of each request until `take` returns them."""
 
-    name: ClassVar = Vectors.name
+    name: ClassVar = CollectHiddenStates.name
     reads_rows: ClassVar = True
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.hidden_layers = tuple(layers)
         self._rids: dict[int, str] = {}
-        self._kept: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        self._collected: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
 
     def join(self, join: Join) -> None:
         self._rids[join.slot] = join.request.rid
-        self._kept[join.request.rid] = []
+        self._collected[join.request.rid] = []
 
     def after_forward(self, step: StepContext, work: bool) -> None:
         plan = step.plan
         rows = np.arange(plan.num_tokens, dtype=np.int32)
         read = [step.layer_hidden(layer, rows).cpu() for layer in self.hidden_layers]
-        last_TD = step.hidden(rows).cpu()
-        columns_TF = torch.cat(read, 1) if read else last_TD
+        final_TD = step.hidden(rows).cpu()
+        features_TF = torch.cat(read, 1) if read else final_TD
         ends = plan.ends.tolist()
         for slot, start, stop, end in zip(
             plan.slots.tolist(), plan.starts.tolist(), plan.stops.tolist(), ends, strict=True
         ):
             some = slice(end - (stop - start), end)
-            dtype = columns_TF.dtype
-            found = start, columns_TF[some].clone(), last_TD[some].to(dtype)
-            self._kept[self._rids[slot]].append(found)
+            dtype = features_TF.dtype
+            found = start, features_TF[some].clone(), final_TD[some].to(dtype)
+            self._collected[self._rids[slot]].append(found)
 
     def take(self, rid: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs for the first `count` tokens of a request: (count, F), (count, D)."""
-        parts = self._kept.pop(rid)
+        """Return and drop the hidden states of the first `count` tokens of a request.
+
+        Returns: Features (count, F), and output of the final norm (count, D).
+        """
+        parts = self._collected.pop(rid)
         _, first, other = parts[0]
-        columns_TF, last_TD = (x.new_empty(count, x.shape[1]) for x in (first, other))
-        for start, columns, last in parts:  # what was computed again is the same
-            size = min(len(columns), count - start)
-            columns_TF[start : start + size] = columns[:size]
-            last_TD[start : start + size] = last[:size]
-        return columns_TF, last_TD
+        features_TF, final_TD = (x.new_empty(count, x.shape[1]) for x in (first, other))
+        for start, features, final_hidden in parts:  # recomputed rows are identical
+            size = min(len(features), count - start)
+            features_TF[start : start + size] = features[:size]
+            final_TD[start : start + size] = final_hidden[:size]
+        return features_TF, final_TD
 
 
-def answer(
+def generate_answers(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
-    most_tokens: int,
-    keep: Callable[[int, Sequence[Text]], None],
+    max_tokens: int,
+    on_texts: Callable[[int, Sequence[TrainingText]], None],
 ) -> None:
-    """Have a model answer greedily, `PART` prompts at once.
+    """Let a model answer prompts greedily, `TEXTS_PER_FILE` at a time.
 
     Args:
-        config: Of the model; its prefix cache is left out.
-        prompts: Token ids.
-        layers: Read by the head; empty: vectors after the final norm; None: no vectors are kept.
-        most_tokens: Of an answer.
-        keep: Called with each part: how many prompts there were before, and the texts.
+        config: Configuration of the model; the prefix cache and speculation are turned off.
+        prompts: Token IDs of each prompt.
+        layers: Layers that the head reads; empty: the output of the final norm; None: hidden states
+            are not stored.
+        max_tokens: Maximum length of an answer.
+        on_texts: Called after each group, with the number of prompts before it and its texts.
 
     Raises:
-        ConfigError: the model cannot be served.
+        ConfigError: The model cannot be served.
     """
     config = resolved(replaced(config, {"cache.prefix": "none", "speculative": None}))
-    worker = None if layers is None else VectorsWorker(layers)
+    worker = None if layers is None else HiddenStatesWorker(layers)
     answers: dict[str, list[int]] = {}
 
     def emit(outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
             answers.setdefault(output.rid, []).extend(output.token_ids)
 
-    also = (
+    extra = (
         ExtraCapabilities()
         if worker is None
-        else ExtraCapabilities((Vectors(),), (lambda context: worker,))
+        else ExtraCapabilities((CollectHiddenStates(),), (lambda context: worker,))
     )
-    built = build_scheduler(config, emit, also=also)
+    built = build_scheduler(config, emit, also=extra)
     longest = int(built.facts["context_len"] or 0)
     ends = eos_ids(config)
     try:
-        for first in range(0, len(prompts), PART):
-            part = {str(first + i): ids for i, ids in enumerate(prompts[first : first + PART])}
-            part = {rid: ids for rid, ids in part.items() if len(ids) + most_tokens < longest}
+        for first in range(0, len(prompts), TEXTS_PER_FILE):
+            part = {
+                str(first + i): ids for i, ids in enumerate(prompts[first : first + TEXTS_PER_FILE])
+            }
+            part = {rid: ids for rid, ids in part.items() if len(ids) + max_tokens < longest}
             for rid, ids in part.items():
-                built.scheduler.add(request(rid, ids, most_tokens, ends))
+                built.scheduler.add(greedy_request(rid, ids, max_tokens, ends))
             while not built.scheduler.idle:
                 built.scheduler.step()
             texts = [_text(worker, rid, ids, answers.pop(rid, [])) for rid, ids in part.items()]
-            keep(first, [text for text in texts if len(text.tokens) > text.prompt_len + 1])
+            on_texts(first, [text for text in texts if len(text.tokens) > text.prompt_len + 1])
     finally:
         built.close()
 
 
-def save(file: Path, texts: Sequence[Text]) -> None:
-    """Write texts, whole or not at all."""
+def save(file: Path, texts: Sequence[TrainingText]) -> None:
+    """Write texts to a file, atomically."""
     parts = dict[str, torch.Tensor]()
     if texts:
-        parts = _joined(texts)
+        parts = _as_tensors(texts)
     unfinished = file.with_suffix(".unfinished")
     save_file(parts, unfinished)
     unfinished.replace(file)
 
 
-def _joined(texts: Sequence[Text]) -> dict[str, torch.Tensor]:
+def _as_tensors(texts: Sequence[TrainingText]) -> dict[str, torch.Tensor]:
     return {
         "tokens": torch.cat([torch.from_numpy(text.tokens) for text in texts]),
         "lengths": torch.tensor([len(text.tokens) for text in texts]),
         "prompts": torch.tensor([text.prompt_len for text in texts]),
-        "columns": torch.cat([text.columns for text in texts]),
-        "last": torch.cat([text.last for text in texts]),
+        "columns": torch.cat([text.features for text in texts]),
+        "last": torch.cat([text.final_hidden for text in texts]),
     }
 
 
-def load(file: Path) -> list[Text]:
-    """Load a file of `save`."""
+def load(file: Path) -> list[TrainingText]:
+    """Load the texts that `save` wrote."""
     parts = load_file(file)
-    found: list[Text] = []
+    found: list[TrainingText] = []
     if not parts:
         return found
     token = row = 0
     for length, prompt in zip(parts["lengths"].tolist(), parts["prompts"].tolist(), strict=True):
         tokens = parts["tokens"][token : token + length].numpy()
         rows = slice(row, row + length - 1)
-        found.append(Text(tokens, prompt, parts["columns"][rows], parts["last"][rows]))
+        found.append(TrainingText(tokens, prompt, parts["columns"][rows], parts["last"][rows]))
         token, row = token + length, row + length - 1
     return found
 
 
-def _text(worker: VectorsWorker | None, rid: str, prompt: IntArray, found: list[int]) -> Text:
+def _text(
+    worker: HiddenStatesWorker | None, rid: str, prompt: IntArray, found: list[int]
+) -> TrainingText:
     tokens = np.concatenate([prompt, np.array(found, np.int32)])
     if worker is None:
         nothing = torch.empty(len(tokens) - 1, 0)
-        return Text(tokens, len(prompt), nothing, nothing)
-    return Text(tokens, len(prompt), *worker.take(rid, len(tokens) - 1))
+        return TrainingText(tokens, len(prompt), nothing, nothing)
+    return TrainingText(tokens, len(prompt), *worker.take(rid, len(tokens) - 1))
 
 
-def request(rid: str, ids: IntArray, most: int, eos_ids: tuple[int, ...]) -> GenerateRequest:
-    """A request that continues `ids` greedily by up to `most` tokens."""
-    sampling = SamplingParams(max_new_tokens=most, temperature=0.0, sampling_seed=0)
+def greedy_request(
+    rid: str, ids: IntArray, limit: int, eos_ids: tuple[int, ...]
+) -> GenerateRequest:
+    """Return a request that continues `ids` greedily by up to `limit` tokens."""
+    sampling = SamplingParams(max_new_tokens=limit, temperature=0.0, sampling_seed=0)
     return GenerateRequest(
         rid=rid, input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling, eos_ids=eos_ids
     )
 
 
 def eos_ids(config: Config) -> tuple[int, ...]:
-    """Ids that end an answer of the model."""
+    """Return the token IDs that end an answer of the model."""
     from sylvan.config.checkpoint import model_dir
     from sylvan.runtime.executor.facts import read_facts
 

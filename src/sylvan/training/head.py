@@ -1,7 +1,7 @@
-"""An EAGLE-3 head that can be trained, with the parameters of its published format.
+"""A trainable EAGLE-3 head, with the parameter names of the published format.
 
-Shapes: B texts, T positions, D hidden, F columns that are read of the model, N heads, K key/value
-heads, H head dim, W tokens that it can guess.
+Shapes: B texts, T positions, D hidden, F features read from the model, N heads, K key/value heads,
+H head dim, W draft vocabulary.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class _Norm(nn.Module):
 
 @dataclass(slots=True)
 class PastKV:
-    """Keys and values of the passes so far, (B, N, T, H) each: the first read the model's vectors.
+    """Keys and values of the passes so far, (B, N, T, H) each; pass 0 read the model's features.
 
-    Row i of pass j stands for position i + j, and follows row i of the passes before it.
+    Row i of pass j is position i + j: the draft after row i of pass j - 1.
     """
 
     keys: list[Tensor]
@@ -38,7 +38,7 @@ class PastKV:
 
 
 class _Attention(nn.Module):
-    """Sees positions up to its own as the first pass has them, then its own chain of guesses."""
+    """Attends to pass 0 causally, and in later passes to the drafts of its own row only."""
 
     def __init__(self, config: ModelConfig, length: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Attention(nn.Module):
             projection(x_BTE).unflatten(2, (-1, self._head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = self._turn(q, shift), self._turn(k, shift)
+        q, k = self._rotate(q, shift), self._rotate(k, shift)
         past.keys.append(k.repeat_interleave(self._groups, 1))
         past.values.append(v.repeat_interleave(self._groups, 1))
         length = x_BTE.shape[1]
@@ -72,7 +72,7 @@ class _Attention(nn.Module):
             mixed = mixed + shares[..., length + number, None] * values
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
-    def _turn(self, x_BNTH: Tensor, shift: int) -> Tensor:
+    def _rotate(self, x_BNTH: Tensor, shift: int) -> Tensor:
         length = x_BNTH.shape[2]
         cos, sin = self.get_buffer("_table")[shift : shift + length].chunk(2, -1)
         half = cos.shape[1]
@@ -109,25 +109,27 @@ class _Layer(nn.Module):
 
 
 class TrainableHead(nn.Module):
-    """Its state is what a checkpoint of such a head holds, but for the map of its tokens.
+    """The head; its state dict has the tensors of a checkpoint except the token maps `d2t`, `t2d`.
 
     Args:
-        config: Of the layer.
-        columns: F.
-        guessed: W.
-        length: Longest text, guesses included.
+        config: Configuration of its layer.
+        num_features: F.
+        draft_vocab: W.
+        length: Maximum length of a text, including drafts.
     """
 
-    def __init__(self, config: ModelConfig, columns: int, guessed: int, length: int) -> None:
+    def __init__(
+        self, config: ModelConfig, num_features: int, draft_vocab: int, length: int
+    ) -> None:
         super().__init__()
         dim = config.hidden_size
-        self.fc = nn.Linear(columns, dim, bias=False)
+        self.fc = nn.Linear(num_features, dim, bias=False)
         self.midlayer = _Layer(config, length)
         self.norm = _Norm(dim, config.rms_norm_eps)
-        self.lm_head = nn.Linear(dim, guessed, bias=False)
+        self.lm_head = nn.Linear(dim, draft_vocab, bias=False)
 
-    def begin_as(self, norm_D: Tensor, head_WD: Tensor) -> None:
-        """Begin with the model's last layer, its norm and its matrix of the vocabulary."""
+    def init_from_model(self, norm_D: Tensor, head_WD: Tensor) -> None:
+        """Start from the model: its last layer's output as features, its final norm and LM head."""
         dim = len(norm_D)
         with torch.no_grad():
             self.fc.weight.zero_()
@@ -136,15 +138,16 @@ class TrainableHead(nn.Module):
             self.lm_head.weight.copy_(head_WD)
 
     def forward(self, embeds_BTD: Tensor, hidden_BTD: Tensor, past: PastKV) -> Tensor:
-        """The vectors that stand for what the model would compute next. Shape: (B, T, D).
+        """Return predicted hidden states of the model at the next positions. Shape: (B, T, D).
 
         Args:
-            embeds_BTD: Of the token after each position.
-            hidden_BTD: What `fc` made of the model's vectors, or what this returned before.
-            past: Passes so far; this one is added.
+            embeds_BTD: Embedding of the token after each position.
+            hidden_BTD: In pass 0 the output of `fc` for the model's features; later the previous
+                output of this method.
+            past: Keys and values of earlier passes; those of this pass are appended.
         """
         return self.midlayer(embeds_BTD, hidden_BTD, past)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of draftable tokens. Shape: (..., D) -> (..., W)."""
+        """Return the logits of the draft vocabulary. Shape: (..., D) -> (..., W)."""
         return self.lm_head(self.norm(hidden))

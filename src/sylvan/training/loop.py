@@ -1,10 +1,11 @@
-"""Trains an EAGLE-3 head: it learns what the model would have said, several guesses deep.
+"""Trains an EAGLE-3 head to predict the model's next-token distributions, several drafts deep.
 
-As at inference, the head continues from its own vectors where the model's are unknown, and learns
-at each depth what the model predicts there (`training-time test` of the EAGLE-3 paper).
+As at inference, later drafts read the head's own hidden states instead of the model's. At each
+depth, the loss compares its distribution with the model's ("training-time test" of the EAGLE-3
+paper, arXiv:2503.01840).
 
-Shapes: B texts, T positions, D hidden, F columns that are read of the model, W tokens that the head
-can guess, V vocabulary.
+Shapes: B texts, T positions, R rows with a target, D hidden, F features read from the model, W
+draft vocabulary, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,45 +23,45 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.training.answers import Text, load
+from sylvan.training.answers import TrainingText, load
 from sylvan.training.head import PastKV, TrainableHead
 
 WARM_UP = 0.03
-"""Share of steps in which the learning rate grows."""
-DEEPER = 0.8
-"""A guess weighs so much of the one before it."""
+"""Share of the steps in which the learning rate warms up."""
+DEPTH_DECAY = 0.8
+"""Weight of a draft's loss relative to that of the draft before it."""
 STATE = "state.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How a head is trained.
+    """Training schedule and hyperparameters.
 
     Attributes:
-        steps: Batches.
-        batch_tokens: Of a batch, about.
-        depth: Guesses in a row that are learnt.
-        rate: Largest learning rate.
-        save_every: Steps.
-        seed: Of the order of texts.
+        steps: Number of batches.
+        batch_tokens: Approximate tokens per batch, including padding.
+        depth: Number of consecutive drafts to train.
+        learning_rate: Peak learning rate.
+        save_every: Steps between checkpoints.
+        seed: Seed of the order of texts.
     """
 
     steps: int = 2000
     batch_tokens: int = 2048
     depth: int = 4
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     save_every: int = 200
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """Weights that the head shares with the model, float32.
+    """Frozen weights of the model that training uses, float32.
 
     Attributes:
-        embedding: (V, D), scaled as the model does.
-        head: (V, D) of its vocabulary.
-        token_ids: int64 (W,), those that the draft head can guess.
+        embedding: Token embeddings (V, D), scaled as in the model.
+        head: LM head (V, D).
+        token_ids: IDs of the draft vocabulary, int64 (W,).
     """
 
     embedding: Tensor
@@ -70,29 +71,29 @@ class SharedWeights:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far training has come.
+    """Result of one training step.
 
     Attributes:
-        step: Batches so far.
-        loss: Of the newest ones.
-        right: Share of guesses that are right, by depth, of the newest ones.
+        step: Number of batches so far.
+        loss: Loss of the newest batch.
+        accuracy: Share of right drafts in the newest batch, by depth.
     """
 
     step: int
     loss: float
-    right: Sequence[float]
+    accuracy: Sequence[float]
 
 
 class Trainer:
-    """Goes through the texts of some files again and again.
+    """Trains a head on the texts of some files, epoch by epoch; resumes from its checkpoint.
 
     Args:
-        head: To be trained.
-        model: What it shares with the model.
-        files: Of texts.
-        folder: For the state, so that training can continue where it stopped.
-        schedule: How.
-        device: To train on.
+        head: The head to train.
+        model: Weights of the model.
+        files: Files that `answers.save` wrote.
+        folder: Directory of the checkpoint.
+        schedule: Training schedule.
+        device: Device to train on.
     """
 
     def __init__(
@@ -110,43 +111,47 @@ class Trainer:
         )
         self._device, self._state = device, folder / STATE
         self._optimizer = torch.optim.AdamW(
-            head.parameters(), lr=schedule.rate, betas=(0.9, 0.95), weight_decay=0.01
+            head.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
         )
         self._step = 0
         if self._state.exists():
             self._load()
 
     def run(self) -> Iterator[TrainingProgress]:
-        """Train to the end; yields every step."""
+        """Train to the end; yield the result of each step."""
         for step, texts in self._batches():
             if step < self._step:
-                continue  # before it was interrupted
-            found = self._learn(texts)
+                continue  # done before an interruption
+            found = self._train_step(texts)
             self._step = step + 1
             if self._step % self._schedule.save_every == 0 or self._step == self._schedule.steps:
                 self._save()
             yield found
 
-    def _learn(self, texts: Sequence[Text]) -> TrainingProgress:
-        """One batch."""
+    def _train_step(self, texts: Sequence[TrainingText]) -> TrainingProgress:
+        """Train on one batch."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = self._learning_rate()
         batch = collate(texts, self._device)
-        loss, right = losses(self._head, self._model, batch, self._schedule.depth)
+        loss, accuracy = losses(self._head, self._model, batch, self._schedule.depth)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()
-        return TrainingProgress(self._step + 1, float(loss.detach()), right)
+        return TrainingProgress(self._step + 1, float(loss.detach()), accuracy)
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         done = self._step / self._schedule.steps
         if done < WARM_UP:
-            return self._schedule.rate * (self._step + 1) / (WARM_UP * self._schedule.steps + 1)
-        return self._schedule.rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
+            return (
+                self._schedule.learning_rate
+                * (self._step + 1)
+                / (WARM_UP * self._schedule.steps + 1)
+            )
+        return self._schedule.learning_rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
-    def _batches(self) -> Iterator[tuple[int, Sequence[Text]]]:
-        """Texts of about one length together, in an order that follows from the seed."""
+    def _batches(self) -> Iterator[tuple[int, Sequence[TrainingText]]]:
+        """Yield batches of texts of similar length, in an order determined by the seed."""
         step = epoch = 0
         while True:
             rng = random.Random(f"{self._schedule.seed} {epoch}")
@@ -185,81 +190,83 @@ class Trainer:
             self._optimizer.load_state_dict(whole)
         except (RuntimeError, ValueError, LookupError, OSError, SafetensorError):
             raise ConfigError(
-                f"{self._state} is of another training, or damaged; remove it to start over"
+                f"{self._state} is of another training run, or damaged; remove it to start over"
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """Some texts, padded.
+class PaddedTexts:
+    """A batch of texts, padded to one length.
 
     Attributes:
-        tokens: int64 (B, T).
-        columns: (B, T, F).
-        last: (B, T, D).
-        answered: bool (B, T): positions whose next token the model has said.
+        tokens: Token IDs, int64 (B, T + 1).
+        features: (B, T, F).
+        final_hidden: (B, T, D).
+        in_answer: Whether the next token belongs to the answer, bool (B, T).
     """
 
     tokens: Tensor
-    columns: Tensor
-    last: Tensor
-    answered: Tensor
+    features: Tensor
+    final_hidden: Tensor
+    in_answer: Tensor
 
 
-def collate(texts: Sequence[Text], device: torch.device) -> Texts:
-    """Pad texts to the longest. T is the number of positions that the model has computed."""
-    length = max(len(text.columns) for text in texts)
+def collate(texts: Sequence[TrainingText], device: torch.device) -> PaddedTexts:
+    """Pad texts to the longest one. T is its number of positions with hidden states."""
+    length = max(len(text.features) for text in texts)
     tokens = torch.zeros(len(texts), length + 1, dtype=torch.long)
-    columns = torch.zeros(len(texts), length, texts[0].columns.shape[1])
-    last = torch.zeros(len(texts), length, texts[0].last.shape[1])
-    answered = torch.zeros(len(texts), length, dtype=torch.bool)
+    features = torch.zeros(len(texts), length, texts[0].features.shape[1])
+    final_hidden = torch.zeros(len(texts), length, texts[0].final_hidden.shape[1])
+    in_answer = torch.zeros(len(texts), length, dtype=torch.bool)
     for i, text in enumerate(texts):
-        count = len(text.columns)
+        count = len(text.features)
         tokens[i, : count + 1] = torch.from_numpy(text.tokens)
-        columns[i, :count], last[i, :count] = text.columns, text.last
-        answered[i, text.prompt_len - 1 : count] = True
-    return Texts(*(part.to(device) for part in (tokens, columns, last, answered)))
+        features[i, :count], final_hidden[i, :count] = text.features, text.final_hidden
+        in_answer[i, text.prompt_len - 1 : count] = True
+    return PaddedTexts(*(part.to(device) for part in (tokens, features, final_hidden, in_answer)))
 
 
 def losses(
-    head: TrainableHead, model: SharedWeights, texts: Texts, depth: int
+    head: TrainableHead, model: SharedWeights, texts: PaddedTexts, depth: int
 ) -> tuple[Tensor, list[float]]:
-    """The loss of a batch, and the share of right guesses by depth."""
+    """Return the loss of a batch, and the share of right drafts by depth."""
     past = PastKV([], [])
-    hidden_BTD = head.fc(texts.columns)
+    hidden_BTD = head.fc(texts.features)
     total = hidden_BTD.new_zeros(())
-    weight, right = 1.0, list[float]()
+    weight, accuracy = 1.0, list[float]()
     for number in range(depth):
-        # row i guesses the token at i + number + 2, which the model said at i + number + 1
+        # row i drafts the token at i + number + 2, which the model predicts at i + number + 1
         tokens_BT = _shifted(texts.tokens[:, 1:], number)
         embeds_BTD = F.embedding(tokens_BT, model.embedding)
         hidden_BTD = head(embeds_BTD, hidden_BTD, past)
-        wanted = _shifted(texts.answered, number + 1)
-        if not wanted.any():
+        mask = _shifted(texts.in_answer, number + 1)
+        if not mask.any():
             break
-        said_RV = _shifted(texts.last, number + 1)[wanted] @ model.head.T
-        said_RW = said_RV[:, model.token_ids]
-        logits_RW = head.logits(hidden_BTD[wanted])
-        best_R = said_RV.argmax(-1)
-        guessed_R = model.token_ids[logits_RW.argmax(-1)]
-        right.append(float((guessed_R == best_R).float().mean()))
-        each_R = -(said_RW.softmax(-1) * logits_RW.log_softmax(-1)).sum(-1)
-        taught_R = (model.token_ids[said_RW.argmax(-1)] == best_R).float()  # it can be guessed
-        total = total + weight * (each_R * taught_R).sum() / taught_R.sum().clamp(min=1)
-        weight *= DEEPER
-    return total, right
+        teacher_RV = _shifted(texts.final_hidden, number + 1)[mask] @ model.head.T
+        teacher_RW = teacher_RV[:, model.token_ids]
+        logits_RW = head.logits(hidden_BTD[mask])
+        best_R = teacher_RV.argmax(-1)
+        predicted_R = model.token_ids[logits_RW.argmax(-1)]
+        accuracy.append(float((predicted_R == best_R).float().mean()))
+        each_R = -(teacher_RW.softmax(-1) * logits_RW.log_softmax(-1)).sum(-1)
+        draftable_R = (model.token_ids[teacher_RW.argmax(-1)] == best_R).float()
+        total = total + weight * (each_R * draftable_R).sum() / draftable_R.sum().clamp(min=1)
+        weight *= DEPTH_DECAY
+    return total, accuracy
 
 
 def _shifted(x: Tensor, count: int) -> Tensor:
-    """Shift by `count` positions; zeros at the end. Shape: that of x, (B, T, ...)."""
+    """Shift left by `count` positions and fill with zeros. Shape: that of x, (B, T, ...)."""
     if not count:
         return x
     return torch.cat([x[:, count:], torch.zeros_like(x[:, :count])], 1)
 
 
-def _grouped(texts: Sequence[Text], tokens: int, rng: random.Random) -> list[Sequence[Text]]:
-    """Batches of about so many tokens, padding included."""
-    batches: list[list[Text]] = []
+def _grouped(
+    texts: Sequence[TrainingText], tokens: int, rng: random.Random
+) -> list[Sequence[TrainingText]]:
+    """Group texts into batches of at most `tokens` tokens, including padding."""
+    batches: list[list[TrainingText]] = []
     longest = 0
     for text in sorted(texts, key=lambda text: len(text.tokens)):
         longest = max(longest, len(text.tokens))

@@ -1,4 +1,4 @@
-"""Reads the prompts that a model is to answer."""
+"""Reads a file of training prompts."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from sylvan.text.tokenizer import Tokenizer
 FORMS = 'a line is {"messages": [...]} with chat messages and perhaps "tools", or {"prompt": "..."}'
 
 
-def read_prompts(file: Path, tokenizer: Tokenizer, most: int) -> list[IntArray]:
-    """Token ids of the prompts in a JSONL file, or of the lines of any other text file, as asked.
+def read_prompts(file: Path, tokenizer: Tokenizer, limit: int) -> list[IntArray]:
+    """Read and tokenise the prompts in a file.
 
-    Lines of a text file are messages of a user where the model has a chat template. Empty lines
-    are passed over.
+    Each line of a `.jsonl` file is an object with `messages` or a `prompt`. Each line of any other
+    file is a prompt: a user message if the model has a chat template, else plain text. Empty lines
+    are skipped.
 
     Args:
         file: The file.
-        tokenizer: Of the model.
-        most: Prompts; further ones are left out.
+        tokenizer: The model's tokenizer.
+        limit: Maximum number of prompts; the rest of the file is not read.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is not a prompt; names the line.
+        ConfigError: The file is unreadable, or a line is not a prompt; the message names the line.
     """
     chat = ChatTemplate(tokenizer)
     found: list[IntArray] = []
     for number, line in _lines(file):
-        if len(found) == most:
+        if len(found) == limit:
             break
         try:
-            ids = _encoded(_parsed(line) if file.suffix == ".jsonl" else line, tokenizer, chat)
+            ids = _encode(_parse(line) if file.suffix == ".jsonl" else line, tokenizer, chat)
         except (ValueError, TypeError, RequestError) as error:
             raise ConfigError(f"{file}, line {number}: {error}; {FORMS}") from None
         found.append(np.array(ids, np.int32))
@@ -56,14 +57,14 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise ConfigError(f"{file} cannot be read: {error}") from None
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parse(line: str) -> dict[str, Any]:
     found = json.loads(line)
     if not isinstance(found, dict):
         raise TypeError(f"{line:.40} is not an object")
     return found
 
 
-def _encoded(prompt: dict[str, Any] | str, tokenizer: Tokenizer, chat: ChatTemplate) -> list[int]:
+def _encode(prompt: dict[str, Any] | str, tokenizer: Tokenizer, chat: ChatTemplate) -> list[int]:
     if isinstance(prompt, str):
         if not chat:
             return tokenizer.encode(prompt)

@@ -1,4 +1,4 @@
-"""From a model and prompts to a trained EAGLE-3 head, and how well it guesses."""
+"""Trains an EAGLE-3 head or a context tree for a model, and evaluates it (`sylvan train-draft`)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sylvan.runtime.engine.text import load_tokenizer
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
 from sylvan.runtime.models.draft_heads import model_tensor
 from sylvan.runtime.models.registry import load_config
-from sylvan.training.answers import PART, Text, answer, load, save
+from sylvan.training.answers import TEXTS_PER_FILE, TrainingText, generate_answers, load, save
 from sylvan.training.contexts import context_tree
 from sylvan.training.evaluate import Evaluation, evaluate
 from sylvan.training.head import TrainableHead
 from sylvan.training.loop import Schedule, SharedWeights, Trainer
 from sylvan.training.prompts import read_prompts
 
-MOST_GUESSED = 32_000
-"""Tokens that a head can guess unless more are asked for."""
-HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 64
-"""Prompts that are kept for the evaluation."""
+DEFAULT_DRAFT_VOCAB = 32_000
+"""Default size of the draft vocabulary."""
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 64
+"""Share and maximum number of prompts held out for the evaluation."""
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
 Progress = Callable[[str], None]
@@ -44,57 +44,59 @@ class DraftTrainOptions:
     """Training options.
 
     Attributes:
-        prompts: At most so many of the file's.
-        answer_tokens: Of an answer at most.
-        guessed: Tokens that the head can guess at most: the most frequent ones in the answers.
-        context_tokens: Of the longest context of a tree.
-        least: Times that a context of a tree came.
-        schedule: How a head is trained.
+        prompts: Maximum number of prompts.
+        answer_tokens: Maximum tokens of an answer.
+        draft_vocab: Maximum size of the draft vocabulary: the most frequent tokens of the answers.
+        context_tokens: Maximum context of a tree, in tokens.
+        min_count: Contexts of a tree that occur less often are left out.
+        schedule: Training schedule of a head.
     """
 
     prompts: int = 10_000
     answer_tokens: int = 256
-    guessed: int = MOST_GUESSED
+    draft_vocab: int = DEFAULT_DRAFT_VOCAB
     context_tokens: int = 16
-    least: int = 1
+    min_count: int = 1
     schedule: Schedule = field(default_factory=Schedule)
 
 
 def train_draft(
     config: Config, data: Path, out: Path, options: DraftTrainOptions, progress: Progress
 ) -> Evaluation:
-    """Train a head for a model and write it to a directory; continues an interrupted run.
+    """Train a head for a model, and write it to a directory; resumes an interrupted run.
 
-    What is needed for that is in `out/training`, which may be removed afterwards.
+    Intermediate files are in `out/training`, which may be removed afterwards.
 
     Args:
-        config: Of the model.
-        data: File of prompts, see `read_prompts`.
-        out: Directory of the head, made if need be.
+        config: Configuration of the model.
+        data: File of prompts; see `read_prompts`.
+        out: Directory of the head, created if needed.
         options: Training options.
-        progress: Called with progress.
+        progress: Called with each line of progress.
 
     Raises:
-        ConfigError: the model, the file or the directory cannot be used for that.
+        ConfigError: The model, the file or the directory is unusable.
     """
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
     if model.head != "lm" or not model.causal or model.path != "native":
         raise ConfigError(f"{config.model}: a head can be trained for native models that generate")
     layers = read_layers(model.num_hidden_layers)
-    files, held_out = answered(config, data, out / "training", layers, options, progress)
+    files, held_out = generate_training_texts(
+        config, data, out / "training", layers, options, progress
+    )
     raw = head_config(model, layers)
     layer = make_config(common_fields(raw) | {"num_hidden_layers": 1})
     embedding, lm_head, norm = (
         model_tensor(f"{name}.weight", path, model).float()
         for name in ("embed_tokens", "lm_head", "norm")
     )
-    token_ids = frequent_tokens(files, options.guessed)
+    token_ids = frequent_tokens(files, options.draft_vocab)
     if not len(token_ids):
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
     shared = SharedWeights(embedding, lm_head * model.logit_scale, token_ids)
     head = _new_head(layer, len(layers), shared, files, options.schedule)
-    head.begin_as(norm + model.norm_offset, shared.head[token_ids])
+    head.init_from_model(norm + model.norm_offset, shared.head[token_ids])
     _train(head, shared, files, out / "training", options.schedule, progress)
     write_head(out, raw, head, token_ids, getattr(torch, model.dtype))
     progress(f"evaluating on {len(held_out)} prompts that it was not trained on")
@@ -111,14 +113,16 @@ def train_draft(
 def train_contexts(
     config: Config, data: Path, out: Path, options: DraftTrainOptions, progress: Progress
 ) -> Evaluation:
-    """Make a tree of what a model mostly says, by which `ngram` guesses; as `train_draft`."""
+    """Build a tree of the model's usual continuations for `ngram`; arguments as `train_draft`."""
     path = model_dir(config.model)
     model = load_config(path, trusted=config.trust_remote_code)
-    files, held_out = answered(config, data, out / "training", None, options, progress)
+    files, held_out = generate_training_texts(
+        config, data, out / "training", None, options, progress
+    )
     texts = [(text.tokens, text.prompt_len) for file in files for text in load(file)]
     if not texts:
         raise ConfigError(f"{config.model} answered none of the prompts in {data} by two tokens")
-    tree = context_tree(texts, model.vocab_size, options.context_tokens, options.least)
+    tree = context_tree(texts, model.vocab_size, options.context_tokens, options.min_count)
     tree.save(out)
     progress(
         f"{len(tree.parents)} contexts; evaluating on {len(held_out)} prompts that it was not made "
@@ -131,7 +135,7 @@ def train_contexts(
     return evaluate(with_tree, held_out, options.answer_tokens)
 
 
-def answered(
+def generate_training_texts(
     config: Config,
     data: Path,
     work: Path,
@@ -145,21 +149,21 @@ def answered(
         ConfigError: see `train_draft`.
     """
     prompts = read_prompts(data, load_tokenizer(config), options.prompts)
-    held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
+    held_out = min(MAX_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
     if len(prompts) <= held_out:
-        raise ConfigError(f"{data} has {len(prompts)} prompts; 2 are needed at least")
-    _begin(work, config, data, options)
-    files = _answer_all(config, prompts[held_out:], layers, options, work, progress)
+        raise ConfigError(f"{data} has {len(prompts)} prompts; at least 2 are needed")
+    _check_same_run(work, config, data, options)
+    files = _generate_all(config, prompts[held_out:], layers, options, work, progress)
     return files, prompts[:held_out]
 
 
 def read_layers(num_layers: int) -> tuple[int, ...]:
-    """An early, the middle and the last layer of a model of so many: the head names them."""
+    """Return the layers that a head reads: an early, the middle and the last one."""
     return min(1, num_layers - 1), num_layers // 2, num_layers - 1
 
 
 def head_config(model: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
-    """config.json of a head for `model`: a layer of its sizes."""
+    """Return config.json of a head for `model`: one layer with the model's sizes."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -182,13 +186,13 @@ def head_config(model: ModelConfig, layers: Sequence[int]) -> dict[str, Any]:
     } | {name: model.raw[name] for name in _ROPE if model.raw.get(name) is not None}
 
 
-def frequent_tokens(files: Sequence[Path], most: int) -> torch.Tensor:
-    """The ids of the tokens that answers have most, ascending, int64."""
+def frequent_tokens(files: Sequence[Path], limit: int) -> torch.Tensor:
+    """Return the IDs of the most frequent tokens in answers, at most `limit`, ascending, int64."""
     counts: Counter[int] = Counter()
     for file in files:
         for text in load(file):
             counts.update(text.tokens[text.prompt_len :].tolist())
-    return torch.tensor(sorted(token for token, _ in counts.most_common(most)))
+    return torch.tensor(sorted(token for token, _ in counts.most_common(limit)))
 
 
 def write_head(
@@ -198,40 +202,40 @@ def write_head(
     token_ids: torch.Tensor,
     dtype: torch.dtype,
 ) -> None:
-    """Write the checkpoint of a head as EAGLE-3 heads are published."""
+    """Write the checkpoint of a head in the published EAGLE-3 format."""
     count, vocab = len(token_ids), int(raw["vocab_size"])
     weights = {name: w.detach().cpu().to(dtype) for name, w in head.state_dict().items()}
-    guessed = torch.zeros(vocab, dtype=torch.bool)
-    guessed[token_ids] = True
-    weights |= {"d2t": token_ids - torch.arange(count), "t2d": guessed}
+    is_draftable = torch.zeros(vocab, dtype=torch.bool)
+    is_draftable[token_ids] = True
+    weights |= {"d2t": token_ids - torch.arange(count), "t2d": is_draftable}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(raw | {"draft_vocab_size": count}, indent=2) + "\n")
 
 
-def _begin(work: Path, config: Config, data: Path, options: DraftTrainOptions) -> None:
-    """Store the settings of the run, or check that a previous run here had the same.
+def _check_same_run(work: Path, config: Config, data: Path, options: DraftTrainOptions) -> None:
+    """Record the arguments of this run, or check that an earlier run here had the same ones.
 
     Raises:
-        ConfigError: the previous run differs, or the directory cannot be written.
+        ConfigError: The earlier run had others, or the directory is not writable.
     """
-    settings = {"model": config.model, "data": str(data.resolve()), "options": asdict(options)}
-    note = work / "asked.json"
+    run = {"model": config.model, "data": str(data.resolve()), "options": asdict(options)}
+    record = work / "run.json"
     try:
         work.mkdir(parents=True, exist_ok=True)
-        if not note.exists():
-            note.write_text(json.dumps(settings, indent=2) + "\n")
-        before = json.loads(note.read_text())
+        if not record.exists():
+            record.write_text(json.dumps(run, indent=2) + "\n")
+        before = json.loads(record.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{work} cannot be used: {error}") from None
-    differing = [name for name in settings if before.get(name) != settings[name]]
+    differing = [name for name in run if before.get(name) != run[name]]
     if differing:
         raise ConfigError(
-            f"{work} contains a training run with other {differing[0]} "
-            f"({before.get(differing[0])}); remove it, or write to another directory"
+            f"{work} holds a training run with different {differing[0]} "
+            f"({before.get(differing[0])}); remove it, or choose another directory with --out"
         )
 
 
-def _answer_all(
+def _generate_all(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
@@ -239,22 +243,23 @@ def _answer_all(
     work: Path,
     progress: Progress,
 ) -> list[Path]:
-    """Files of all texts; those that are there already are not made again."""
+    """Return the files of all texts; generate those that are missing."""
 
     def name(first: int) -> Path:
         return work / f"texts-{first:07}.safetensors"
 
     done = 0
     while done < len(prompts) and name(done).exists():
-        done += PART
+        done += TEXTS_PER_FILE
 
-    def keep(first: int, texts: Sequence[Text]) -> None:
+    def on_texts(first: int, texts: Sequence[TrainingText]) -> None:
         save(name(done + first), texts)
-        progress(f"{min(done + first + PART, len(prompts))} of {len(prompts)} prompts answered")
+        answered = min(done + first + TEXTS_PER_FILE, len(prompts))
+        progress(f"{answered} of {len(prompts)} prompts answered")
 
     if done < len(prompts):
-        answer(config, prompts[done:], layers, options.answer_tokens, keep)
-    return [name(first) for first in range(0, len(prompts), PART)]
+        generate_answers(config, prompts[done:], layers, options.answer_tokens, on_texts)
+    return [name(first) for first in range(0, len(prompts), TEXTS_PER_FILE)]
 
 
 def _new_head(
@@ -264,11 +269,11 @@ def _new_head(
     files: Sequence[Path],
     schedule: Schedule,
 ) -> TrainableHead:
-    """A head for texts as long as these."""
+    """Return an untrained head for texts of the lengths in these files."""
     torch.manual_seed(schedule.seed)
     longest = max(len(text.tokens) for file in files for text in load(file))
-    columns, length = num_layers * layer.hidden_size, longest + schedule.depth
-    return TrainableHead(layer, columns, len(shared.token_ids), length)
+    num_features, length = num_layers * layer.hidden_size, longest + schedule.depth
+    return TrainableHead(layer, num_features, len(shared.token_ids), length)
 
 
 def _train(
@@ -281,8 +286,8 @@ def _train(
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(head, shared, files, work, schedule, device)
-    for learnt in trainer.run():
-        if learnt.step % 50 == 0 or learnt.step == schedule.steps:
-            right = ", ".join(f"{100 * share:.0f} %" for share in learnt.right)
-            loss = f"loss {learnt.loss:.3f}, right {right}"
-            progress(f"step {learnt.step} of {schedule.steps}: {loss}")
+    for report in trainer.run():
+        if report.step % 50 == 0 or report.step == schedule.steps:
+            accuracy = ", ".join(f"{100 * share:.0f} %" for share in report.accuracy)
+            loss = f"loss {report.loss:.3f}, accuracy {accuracy}"
+            progress(f"step {report.step} of {schedule.steps}: {loss}")

@@ -1,1 +1,4 @@
-"""Leaf helpers: clock, threads, plug-in packages."""
+"""Helpers that import nothing else of Sylvan but errors: clock, threads, tasks, plug-ins, logging.
+
+One small module per subject; there is no entry point.
+"""

@@ -6,15 +6,15 @@ from sylvan.protocol.errors import CapacityError
 
 
 class BodyMemory:
-    """Bytes that calls reserve for their bodies, and release.
+    """Counts the bytes that calls reserve for their bodies.
 
     Args:
-        most: Maximum sum of all bodies in bytes; may be changed.
+        limit: Maximum sum of all bodies in bytes; may be changed.
         setting: Name of the setting with this limit.
     """
 
-    def __init__(self, most: int, setting: str) -> None:
-        self.most = most
+    def __init__(self, limit: int, setting: str) -> None:
+        self.limit = limit
         self._setting = setting
         self.held = 0
 
@@ -22,12 +22,12 @@ class BodyMemory:
         """Reserve that many bytes.
 
         Raises:
-            CapacityError: the limit would be exceeded.
+            CapacityError: The limit would be exceeded.
         """
-        if self.held + size > self.most:
+        if self.held + size > self.limit:
             raise CapacityError(
                 f"The bodies of the calls under way hold {self.held} bytes; this server takes "
-                f"{self.most} ({self._setting}).",
+                f"{self.limit} ({self._setting}).",
                 setting=self._setting,
             )
         self.held += size

@@ -10,10 +10,10 @@ from sylvan.utils.clock import Clock
 
 
 class TokenBucket:
-    """A bucket that fills at a steady rate up to one minute's worth, and may go into debt.
+    """A token bucket: refills at a steady rate up to one minute's amount; may go into debt.
 
     Attributes:
-        per_minute: What it holds, and gets back in a minute.
+        per_minute: Its capacity, and what it regains per minute.
     """
 
     def __init__(self, per_minute: float, what: str, clock: Clock) -> None:
@@ -24,10 +24,10 @@ class TokenBucket:
         self._at = clock()
 
     def check(self) -> None:
-        """Refuse while nothing is left.
+        """Check that something is left.
 
         Raises:
-            CapacityError: With status 429 and the time until there is something again.
+            CapacityError: The bucket is empty: status 429, with the time until it refills.
         """
         now = self._clock()
         refill = (now - self._at) * self.per_minute / 60
@@ -39,12 +39,12 @@ class TokenBucket:
             raise CapacityError(message, status=429, retry_after_s=wait_s)
 
     def spend(self, amount: float) -> None:
-        """Take `amount` out, even if that leaves a debt."""
+        """Take out `amount`, even if that leaves a debt."""
         self._level -= amount
 
 
 class Budgets:
-    """Requests and tokens of each tenant; who has no budget may spend anything."""
+    """Budgets of requests and tokens of each tenant; a tenant without a budget is not limited."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class Budgets:
             self._tokens[tenant] = TokenBucket(tokens, "tokens", self._clock)
 
     def replace(self, limits: Iterable[tuple[str, float | None, float | None]]) -> None:
-        """Replace all limits (`add`); tenants that stay keep their level.
+        """Replace all limits, given as for `add`; remaining tenants keep what they have spent.
 
         The last limit of a tenant wins.
         """
@@ -76,7 +76,7 @@ class Budgets:
         """Count a request.
 
         Raises:
-            CapacityError: With status 429; a budget of the tenant is used up.
+            CapacityError: A budget of the tenant is used up (status 429).
         """
         if tokens := self._tokens.get(tenant):
             tokens.check()
@@ -89,7 +89,7 @@ class Budgets:
         if budget := self._tokens.get(tenant):
             budget.spend(tokens)
 
-    def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
+    def add_remote_usage(self, tenant: str, requests: int, tokens: int) -> None:
         """Count what a tenant used of its budget in another process."""
         for budgets, amount in ((self._requests, requests), (self._tokens, tokens)):
             if budget := budgets.get(tenant):

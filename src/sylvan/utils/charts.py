@@ -31,7 +31,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def chart(title: str, x_unit: str, y_unit: str, lines: Sequence[tuple[str, Points]]) -> str:
-    """Lines over axes that begin at 0."""
+    """Return a line chart as SVG; both axes start at 0."""
     points = [point for _, line in lines for point in line]
     top_x = max(x for x, _ in points) or 1.0
     top_y = max(y for _, y in points) or 1.0
@@ -50,10 +50,10 @@ def chart(title: str, x_unit: str, y_unit: str, lines: Sequence[tuple[str, Point
         y, x = TOP + inner_h * (1 - share), LEFT + inner_w * share
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(
-            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_short(top_y * share)}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_tick(top_y * share)}</text>'
         )
         anchor = "end" if step == 4 else "middle"
-        label = _short(top_x * share) + (f" {x_unit}" if step == 4 else "")
+        label = _tick(top_x * share) + (f" {x_unit}" if step == 4 else "")
         parts.append(
             f'<text x="{x}" y="{HEIGHT - 16}" text-anchor="{anchor}">{escape(label)}</text>'
         )
@@ -73,7 +73,7 @@ def chart(title: str, x_unit: str, y_unit: str, lines: Sequence[tuple[str, Point
     return "".join(parts)
 
 
-def _short(value: float) -> str:
+def _tick(value: float) -> str:
     if value >= 10_000:
         return f"{value / 1000:.0f}k"
     return f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}"

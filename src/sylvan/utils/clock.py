@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 monotonic: Clock = time.monotonic
 
 process_cpu: Clock = time.process_time
-"""Seconds of processor time of this process, all threads together."""
+"""CPU time of this process in seconds, summed over its threads."""
 
 
 def unix_time() -> float:

@@ -1,4 +1,4 @@
-"""When Python looks for cycles among its objects: never over a large cache between two steps."""
+"""Schedules Python's garbage collector, so that it never walks a large cache between two steps."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 YOUNG_OBJECTS = 2000
-"""Number of additional objects that triggers a look at the new ones: 0.1 to 0.5 ms."""
+"""Number of new objects that triggers a young collection, which takes 0.1 to 0.5 ms."""
 
 YOUNG_PASSES = 0
-"""After each second of those looks what the first one left is looked at too, and is old then."""
+"""Threshold of the middle generation; 0: it is collected with every second young collection."""
 
 OLD_PASSES = 750
-"""Young collections per full one: millions of objects later, so only if something leaks."""
+"""Threshold of a full collection: millions of objects later, so only if something leaks."""
 
 
 def freeze(young_objects: int = YOUNG_OBJECTS) -> None:
-    """Look for cycles now, and spare what lives from all later looks.
+    """Collect garbage now, then exempt all live objects from later collections.
 
-    For a process that is at rest. A walk over the nodes of a full prefix tree takes 0.1 s and finds
-    nothing, as the scheduler makes no cycles; by Python's defaults it comes whenever the tree has
-    grown by a quarter. Frozen objects are still freed when their last reference goes.
+    Call this in a process that is at rest. Walking the nodes of a full prefix tree takes 0.1 s and
+    finds nothing, because the scheduler makes no cycles; with Python's defaults it happens whenever
+    the tree has grown by a quarter. Frozen objects are still freed with their last reference.
 
     Args:
-        young_objects: When new objects are looked at. A program that may pause does it the more
-            rarely the larger this is, and more of them are gone by then.
+        young_objects: Number of new objects that triggers a young collection. With a larger number,
+            collections are rarer and find more objects already freed, but pause for longer.
     """
     gc.collect()
     gc.freeze()
@@ -33,11 +33,11 @@ def freeze(young_objects: int = YOUNG_OBJECTS) -> None:
 
 
 @contextmanager
-def postponed() -> Iterator[None]:
-    """Look for no cycles meanwhile.
+def gc_paused() -> Iterator[None]:
+    """Disable collections inside the context.
 
-    For starts: imports make a million objects that live on, over which Python would walk again and
-    again, for a fifth of their time.
+    For starts: imports create a million objects that stay alive. Collections would walk them again
+    and again, which takes a fifth of the import time.
     """
     gc.disable()
     try:
@@ -46,9 +46,10 @@ def postponed() -> Iterator[None]:
         gc.enable()
 
 
-def spare() -> None:
-    """Spare what there is from all later looks: right after imports, of which next to all lives.
+def freeze_existing() -> None:
+    """Exempt all objects from later collections without collecting first.
 
-    Cycles that are garbage by now stay; where there may be large ones, `freeze`.
+    For use right after imports, when nearly all objects are alive. Garbage cycles that exist now
+    are never freed; use `freeze` where there may be large ones.
     """
     gc.freeze()

@@ -1,4 +1,4 @@
-"""JSON files of others."""
+"""Reads JSON files from untrusted sources, such as checkpoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file.
+    """Return the value in a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON, nested deeper than any file that means well, or holds text that
-            is not Unicode.
+        OSError: The file cannot be read.
+        ValueError: It is not JSON, is nested too deep, or contains text that is not valid Unicode.
     """
     text = path.read_text("utf-8")
     try:
@@ -23,5 +22,5 @@ def read_json(path: Path) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except UnicodeEncodeError:
-        raise ValueError("a text in it has half of a surrogate pair") from None
+        raise ValueError("it contains an unpaired surrogate") from None
     return value

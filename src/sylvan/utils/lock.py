@@ -1,4 +1,4 @@
-"""A lock between processes: a file that one of them holds."""
+"""A file lock between processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`, waiting for it; the kernel lets go of it if the process dies."""
+    """Hold the lock at `path` inside the context; waits for it. The kernel frees it on exit."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -28,15 +28,16 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, style: Format = "text", folder: str | None = None) -> None:
-    """Send messages of at least `level` to stderr; libraries speak up only for warnings.
+    """Log messages of at least `level` to stderr; of libraries only warnings and errors.
 
     Args:
-        level: Of the least important messages.
-        style: One line of text, or one JSON object, per message.
-        folder: Where files of them are kept besides, one a day for a week.
+        level: Lowest level that is logged.
+        style: Format of a message: a line of text, or a JSON object.
+        folder: Directory that also gets the messages, one file per day, kept for a week; None: no
+            files.
 
     Raises:
-        OSError: The folder cannot be written to.
+        OSError: The directory is not writable.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if folder is not None:
@@ -52,17 +53,17 @@ def set_up(level: str, style: Format = "text", folder: str | None = None) -> Non
 
 
 class LogLevel:
-    """Applies the configured log level when it changes, so a level set by hand stays until then.
+    """Applies the configured log level only when it changes, so that a level set by hand stays.
 
     Args:
-        level: At the start.
+        level: Level at the start.
     """
 
     def __init__(self, level: str) -> None:
         self._level = level
 
     def change(self, level: str) -> None:
-        """Log by another level from now on."""
+        """Apply a newly configured level."""
         if level != self._level:
             logging.getLogger().setLevel(level.upper())
         self._level = level

@@ -15,14 +15,14 @@ CPU_FEATURES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Facts that do not change while a server runs, but for `available_bytes`.
+    """Hardware of a machine; only `available_bytes` changes while a server runs.
 
     Attributes:
-        cpu_name: As the vendor calls it.
-        features: Instructions of `CPU_FEATURES` that the CPU has.
-        cores: CPU cores that this process may use, quotas of its container included.
-        total_bytes: Memory of the machine, or of its container if that has less.
-        available_bytes: What a new process may take without swapping.
+        cpu_name: Name of the CPU, from its vendor.
+        features: Instruction sets among `CPU_FEATURES` that the CPU supports.
+        cores: CPU cores that this process may use, limited by the quota of its container.
+        total_bytes: Memory of the machine, or the limit of its container if that is lower.
+        available_bytes: Memory that a new process can use without swapping.
     """
 
     cpu_name: str
@@ -33,10 +33,10 @@ class Machine:
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:
-    """Look at this machine.
+    """Return the hardware of this machine.
 
     Args:
-        root: Where `proc` and `sys` are, for tests.
+        root: Directory with `proc` and `sys`; replaced in tests.
     """
     cpu = _text(root / "proc/cpuinfo")
     total, available = _memory(root)
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
 
 
 def _line(text: str, name: str) -> str:
-    """The value of the first `name : value`."""
+    """Return the value of the first line `name : value`."""
     for line in text.splitlines():
         key, sign, value = line.partition(":")
         if sign and key.strip() == name:

@@ -1,4 +1,4 @@
-"""Unguessable names."""
+"""Random, unguessable names."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def random_hex(num_bytes: int) -> str:
-    """So many random bytes as hexadecimal digits; `secrets.token_hex` takes thrice as long."""
+    """Return this many random bytes in hex; `secrets.token_hex` takes three times as long."""
     return os.urandom(num_bytes).hex()

@@ -1,4 +1,4 @@
-"""Which cores are near which memory, and which of them a rank should compute on. Never fails."""
+"""Reads the NUMA nodes of this machine, and binds ranks to their cores. Never fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Cores = frozenset[int]
 
 
 def memory_nodes(root: Path = Path("/")) -> list[Cores]:
-    """Cores of each NUMA node that has some; empty: unknown.
+    """Return the cores of each NUMA node that has some; empty: unknown.
 
     Args:
-        root: Where `sys` is, for tests.
+        root: Directory with `sys`; replaced in tests.
     """
     folders = sorted(
         (root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])
@@ -22,10 +22,10 @@ def memory_nodes(root: Path = Path("/")) -> list[Cores]:
 
 
 def cores_of_rank(nodes: Sequence[Cores], allowed: Cores, rank: int, ranks: int) -> Cores | None:
-    """The cores of the node, or the nodes, of one of several ranks of this machine.
+    """Return the cores of the NUMA node, or nodes, of one of several ranks of this machine.
 
-    Neighbouring ranks share a node where there are more ranks than nodes. Returns None if there is
-    nothing to choose: one rank, or one node that this process may use.
+    If there are more ranks than nodes, neighbouring ranks share a node. None if there is no choice:
+    one rank, or only one node that this process may use.
     """
     usable = [node & allowed for node in nodes if node & allowed]
     if ranks < 2 or len(usable) < 2:
@@ -36,12 +36,12 @@ def cores_of_rank(nodes: Sequence[Cores], allowed: Cores, rank: int, ranks: int)
 
 
 def bind_to_node(rank: int, ranks: int, threads: int, root: Path = Path("/")) -> Cores | None:
-    """Keep this thread, and those that it starts, on the cores of a rank.
+    """Bind this thread, and threads that it starts, to the cores of a rank.
 
-    What they write first then lies in the memory of that node: weights and KV of a rank are near
-    the threads that read them. Nothing changes where the node has fewer cores than `threads`.
+    Memory that they touch first is then allocated on that node, so that weights and KV of a rank
+    are near the threads that read them. Does nothing if the node has fewer cores than `threads`.
 
-    Returns: the cores; None if nothing changed.
+    Returns: The cores; None if nothing changed.
     """
     if not hasattr(os, "sched_setaffinity"):  # not on macOS and Windows
         return None
@@ -53,7 +53,7 @@ def bind_to_node(rank: int, ranks: int, threads: int, root: Path = Path("/")) ->
 
 
 def _listed(path: Path) -> Cores:
-    """Numbers of a list as `0-3,8`."""
+    """Read a list of numbers such as `0-3,8`."""
     try:
         parts = [part.split("-") for part in path.read_text().strip().split(",") if part]
         return frozenset(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))

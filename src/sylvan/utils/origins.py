@@ -1,4 +1,4 @@
-"""Names of hosts, and whether a web page is of the server that it calls."""
+"""Parses host names, and compares the origin of a web page with the server that it calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEME_PORTS = {"http": 80, "https": 443}
 
 @functools.lru_cache(_REMEMBERED)
 def host_of(authority: str) -> str | None:
-    """The host of `host[:port]`, in lower case and without the dot of a root; None if malformed."""
+    """Return the host in `host[:port]`, lower case and without a final dot; None if malformed."""
     found = _AUTHORITY.fullmatch(authority)
     if found is None or int(found["port"] or 0) > 65535:
         return None
@@ -43,7 +43,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_own(origin: str, authority: str) -> bool:
-    """Whether an origin is the server itself, called by `authority`."""
+    """Whether an origin is the server itself, which was called as `authority`."""
     scheme, separator, rest = origin.partition("://")
     port = _SCHEME_PORTS.get(scheme)
     if not separator or port is None or host_of(rest) is None or host_of(authority) is None:

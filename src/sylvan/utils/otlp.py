@@ -1,7 +1,7 @@
-"""Sends spans to a collector over OTLP, from a thread of its own; needs the extra `trace`.
+"""Sends spans to a collector over OTLP, in a separate thread; needs the extra `trace`.
 
-A collector that hangs or is away costs spans, never requests: they wait in a queue of bounded
-length, and what does not fit into it is dropped.
+A collector that hangs or is unreachable loses spans, but never delays requests: spans wait in a
+bounded queue, and are dropped when it is full.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from sylvan.utils.clock import monotonic
 
 EXPORT_S = 5
-"""Longest time for one batch of spans to reach the collector."""
+"""Timeout for sending one batch of spans, in seconds."""
 CLOSE_S = 8.0
-"""Longest time for the rest of them when the process ends."""
+"""Timeout for sending the remaining spans when the process exits, in seconds."""
 QUEUE_SPANS = 16384
 _BATCH_SPANS = 1024
 _DELAY_MS = 1000
@@ -26,11 +26,11 @@ _POLL_S = 0.02
 
 
 def span_processor(endpoint: str) -> BatchSpanProcessor:
-    """Takes spans that have ended, and sends them in batches.
+    """Return a processor that sends finished spans in batches.
 
     Args:
-        endpoint: Of the collector: `http://HOST:PORT`, or `https://` for TLS, is spoken to over
-            gRPC; with a path, such as `/v1/traces`, over HTTP.
+        endpoint: URL of the collector, `http://` or `https://` (TLS): `http://HOST:PORT` uses gRPC;
+            with a path, such as `/v1/traces`, HTTP.
 
     Raises:
         ImportError: A package is not installed.
@@ -47,13 +47,13 @@ def span_processor(endpoint: str) -> BatchSpanProcessor:
 
 
 async def close(processor: BatchSpanProcessor) -> None:
-    """Send the rest; do not wait for a collector that hangs."""
+    """Send the remaining spans; give up after `CLOSE_S` if the collector hangs."""
     ending = threading.Thread(target=processor.shutdown, name="close-traces", daemon=True)
     ending.start()
     until_s = monotonic() + CLOSE_S
     while ending.is_alive():
         if monotonic() > until_s:
-            logging.getLogger(__name__).warning("the collector of traces hangs; spans are lost")
+            logging.getLogger(__name__).warning("the trace collector hangs; spans are lost")
             return
         await asyncio.sleep(_POLL_S)
 

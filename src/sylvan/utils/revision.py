@@ -1,4 +1,4 @@
-"""Which commit this code is of."""
+"""Determines the commit of this code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRITTEN = "commit.txt"
 
 
 def commit(package: Path = _PACKAGE) -> str | None:
-    """Short id of the commit, with `-dirty` if files were changed; None if unknown.
+    """Return the short ID of the commit, with `-dirty` if files were changed; None if unknown.
 
     Args:
         package: Directory of `sylvan`, installed or in a checkout.
@@ -23,10 +23,10 @@ def commit(package: Path = _PACKAGE) -> str | None:
 
 
 def _checked_out(root: Path) -> str | None:
-    if not (root / ".git").exists():  # else git looks in the directories above, which are not ours
+    if not (root / ".git").exists():  # otherwise git would search the directories above
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    command += ["--exclude=*"]  # names of tags say less than ids
+    command += ["--exclude=*"]  # the ID, not the name of a tag
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 has it, with numbers that a double can hold."""
+"""Parses JSON strictly by RFC 8259, and rejects numbers beyond the range of a double."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _LONG = 300  # digits from which an integer may be beyond doubles
 
 
 def loads(text: str) -> Any:
-    """A JSON text, read.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: it is not JSON, `NaN` and `Infinity` included, or has a number beyond doubles.
-        RecursionError: it is nested too deep.
+        ValueError: It is not JSON (nor are `NaN` and `Infinity`), or a number is out of range.
+        RecursionError: It is nested too deep.
     """
     return json.loads(
         text, parse_constant=_constant, parse_float=_finite, parse_int=_finite_integer
@@ -22,13 +22,13 @@ def loads(text: str) -> Any:
 
 
 def _constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:20]} is a number that no double can hold")
+        raise ValueError(f"{digits[:20]} is beyond the range of a double")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of background work."""
+"""Runs work so that its failure is a value, is shared by several callers, or wakes one waiter."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ def outcome_of(call: Callable[[], T]) -> T | Exception:
     """Return a call's result, or the exception it raised: `settled` for synchronous calls."""
     try:
         return call()
-    except Exception as error:  # the caller's to judge
+    except Exception as error:  # the caller decides how to handle it
         return error
 
 
 async def settled(work: Awaitable[T]) -> T | BaseException:
-    """The result of `work`, or what it raised.
+    """Return the result of `work`, or the exception it raised.
 
-    For boundaries where one failure must not stop the others. Cancelling the caller cancels `work`
-    and passes through.
+    For boundaries where one failure must not stop the others. Cancelling the caller cancels `work`,
+    and the cancellation propagates.
     """
     [outcome] = await asyncio.gather(work, return_exceptions=True)
     return outcome
 
 
-class Shared(Generic[T]):
-    """One run of some work at a time, for all who ask while it is under way."""
+class SharedTask(Generic[T]):
+    """Runs some work once for all callers that ask while it runs."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[T] | None = None
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the run that is under way, or of a new one.
+        """Return the result of the current run, or of a new one if none is running.
 
-        Cancelling one caller leaves the work to the others.
+        Cancelling one caller does not cancel the work.
         """
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(work())
@@ -44,7 +44,7 @@ class Shared(Generic[T]):
 
 
 class SingleWaiterEvent:
-    """As `asyncio.Event`, for one waiter: a stream waits once for each token."""
+    """Like `asyncio.Event`, for one waiter; faster, because a stream waits once per token."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -53,20 +53,20 @@ class SingleWaiterEvent:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake the waiter, now or when it comes."""
+        """Set the event, and wake the waiter if there is one."""
         self._is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def clear(self) -> None:
-        """Let the next `wait` wait again."""
+        """Reset the event."""
         self._is_set = False
 
     async def wait(self) -> None:
-        """Wait until it is set."""
+        """Wait until the event is set."""
         if self._is_set:
             return
-        assert self._waiter is None, "another one waits"
+        assert self._waiter is None, "there is already a waiter"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

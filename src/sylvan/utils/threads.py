@@ -1,4 +1,4 @@
-"""Calls in threads whose outcome always reaches the coroutine that waits; threads that give way."""
+"""Calls functions in threads from coroutines, and lowers the priority of threads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_NICENESS = 10  # next to a thread of no such kindness: a tenth of a core
+_NICENESS = 10  # beside a thread of normal priority: about a tenth of a core
 
 
-def give_way() -> None:
-    """Let all other threads of the machine go before the calling one, and those it starts.
+def lower_priority() -> None:
+    """Lower the CPU priority of the calling thread, and of threads that it starts.
 
-    Without effect where threads have no priorities of their own.
+    Has no effect where threads have no priorities of their own.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        with contextlib.suppress(OSError):  # the machine may forbid it
+        with contextlib.suppress(OSError):  # the system may forbid it
             own = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, max(own, _NICENESS))
 
 
 async def call_in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in one of the event loop's own threads.
+    """Call a function in a thread of the event loop's default pool.
 
     Raises:
         RuntimeError: The function let a StopIteration escape, which a future cannot hold.
@@ -55,5 +55,5 @@ def _call(function: Callable[[], T]) -> T:
     try:
         return function()
     except StopIteration as error:
-        # asyncio.Future rejects it in a callback, and a waiter would wait for ever
+        # asyncio.Future rejects it in a callback, and the waiter would wait forever
         raise RuntimeError("a call in a thread raised StopIteration") from error

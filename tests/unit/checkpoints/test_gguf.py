@@ -236,6 +236,6 @@ def test_check_tells_of_a_gguf_file(small, capsys):
     assert found["directory"]["detail"].startswith(str(small))
     assert found["weights"]["detail"] == "GGUF: F32 1.5 KiB; computed with in float32"
     assert found["tokenizer"]["detail"] == "from the GGUF file"
-    assert found["vocabulary"]["detail"] == "12 ids of 12 rows"
+    assert found["vocabulary"]["detail"] == "12 token IDs, 12 embedding rows"
     assert found["chat template"]["status"] == "slow"
     assert "path native" in found["architecture"]["detail"]

@@ -162,7 +162,7 @@ def test_a_whole_model_is_described(capsys, whole_model):
     # 2 layers of 2 heads of 16 columns, keys and values, in 4 bytes
     assert found["memory"]["detail"].endswith("KV cache 512 B a token in float32")
     assert found["tokenizer"]["detail"] == "tokenizer.json"
-    assert found["vocabulary"]["detail"].endswith(f"of {VOCAB} rows")
+    assert found["vocabulary"]["detail"].endswith(f"{VOCAB} embedding rows")
     assert found["chat template"]["detail"] == "default"
     assert found["tool calls"]["detail"].endswith(", by the template")
     assert found["reasoning"]["detail"].endswith(", by the template")
@@ -272,7 +272,7 @@ def test_a_tokenizer_that_does_not_fit_is_reported(capsys, whole_model):
     code, found = check_model(capsys, whole_model)
 
     assert code == 1
-    assert "the model knows only 100" in found["vocabulary"]["cost"]
+    assert "the model has only 100" in found["vocabulary"]["cost"]
 
 
 def test_a_missing_tokenizer_is_reported(capsys, whole_model):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import common_fields, make_config
-from sylvan.training.answers import Text, load, save
+from sylvan.training.answers import TrainingText, load, save
 from sylvan.training.head import PastKV, TrainableHead
 from sylvan.training.loop import STATE, Schedule, SharedWeights, Trainer, collate, losses
 from tests.support.draft_heads import guesses, model_outputs, write_head
@@ -46,9 +46,9 @@ def head_of(head_dir):
 
 
 def text_of(weights, tokens, prompt_len=2):
-    outputs, last = model_outputs(weights, tokens[:-1])
-    columns = torch.cat([outputs[layer] for layer in LAYERS], 1)
-    return Text(np.array(tokens, np.int32), prompt_len, columns, last)
+    outputs, final_hidden = model_outputs(weights, tokens[:-1])
+    features = torch.cat([outputs[layer] for layer in LAYERS], 1)
+    return TrainingText(np.array(tokens, np.int32), prompt_len, features, final_hidden)
 
 
 def shared(weights, ids=range(VOCAB)):
@@ -64,19 +64,21 @@ def test_passes_are_those_of_a_head_in_use(model_dir, head_dir, weights):
     wanted = [guesses(model_dir, head_dir, TOKENS[: i + 2], 4) for i in range(len(TOKENS) - 1)]
     fed = torch.tensor(TOKENS[1:])
     with torch.no_grad():
-        hidden = head.fc(text.columns[None])
+        hidden = head.fc(text.features[None])
         for depth in range(4):
             hidden = head(embedding[fed][None], hidden, past)
             fed = head.logits(hidden)[0].argmax(-1)
             assert fed.tolist() == [guess[depth] for guess in wanted]
 
 
-def test_only_what_the_model_said_is_learnt(head_dir, weights):
+def test_only_answers_are_trained_on(head_dir, weights):
     """The prompt and padding weigh nothing, and shares count what the head would get right."""
     head, model = head_of(head_dir), shared(weights)
     short = text_of(weights, TOKENS, prompt_len=4)
     alone, right = losses(head, model, collate([short], torch.device("cpu")), 2)
-    changed = Text(np.array([*TOKENS[:1], 77, *TOKENS[2:]], np.int32), 7, short.columns, short.last)
+    changed = TrainingText(
+        np.array([*TOKENS[:1], 77, *TOKENS[2:]], np.int32), 7, short.features, short.final_hidden
+    )
     padded, _ = losses(
         head, model, collate([short, text_of(weights, [1, 2, 3], 3)], torch.device("cpu")), 2
     )
@@ -89,9 +91,9 @@ def test_only_what_the_model_said_is_learnt(head_dir, weights):
     assert nothing.item() == 0
 
 
-def test_tokens_that_cannot_be_guessed_are_not_taught(head_dir, weights):
+def test_tokens_outside_the_draft_vocabulary_are_not_trained(head_dir, weights):
     text = text_of(weights, TOKENS)
-    said = (text.last @ weights["lm_head.weight"].T).argmax(-1)
+    said = (text.final_hidden @ weights["lm_head.weight"].T).argmax(-1)
     ids = sorted(set(range(50)) - set(said.tolist()))
     raw = json.loads((head_dir / "config.json").read_text())
     config = make_config(common_fields(raw) | {"num_hidden_layers": 1})
@@ -121,8 +123,8 @@ def test_texts_are_read_as_they_were_written(files, weights):
 
     assert len(texts) == 5
     assert texts[3].prompt_len == 2
-    torch.testing.assert_close(texts[3].columns, again.columns)
-    torch.testing.assert_close(texts[3].last, again.last)
+    torch.testing.assert_close(texts[3].features, again.features)
+    torch.testing.assert_close(texts[3].final_hidden, again.final_hidden)
 
 
 def trainer(folder, files, weights, head_dir, steps=12):
@@ -135,13 +137,13 @@ def trainer(folder, files, weights, head_dir, steps=12):
 
 def test_interrupted_training_ends_as_if_it_had_not_been(tmp_path, files, weights, head_dir):
     whole, run = trainer(tmp_path / "whole", files, weights, head_dir)
-    losses_ = [learnt.loss for learnt in run.run()]
+    losses_ = [report.loss for report in run.run()]
     _, run = trainer(tmp_path / "parts", files, weights, head_dir)
-    for learnt in run.run():
-        if learnt.step == 7:
+    for report in run.run():
+        if report.step == 7:
             break
     parts, run = trainer(tmp_path / "parts", files, weights, head_dir)
-    again = [learnt.loss for learnt in run.run()]
+    again = [report.loss for report in run.run()]
 
     assert len(losses_) == 12
     assert again == pytest.approx(losses_[5:])

@@ -9,77 +9,77 @@ import sys
 import threading
 import time
 
-from sylvan.utils.loop_watch import Hold, LoopWatch
+from sylvan.utils.loop_watch import LoopStall, LoopWatch
 
 LIMIT_S = 0.05
 PATIENCE_S = 60
 
 
-class Holds:
+class Stalls:
     def __init__(self) -> None:
-        self.all: list[Hold] = []
+        self.all: list[LoopStall] = []
         self.some = threading.Event()
 
-    def add(self, hold: Hold) -> None:
-        self.all.append(hold)
+    def add(self, stall: LoopStall) -> None:
+        self.all.append(stall)
         self.some.set()
 
 
-def held_without_the_lock():
+def blocked_without_the_lock():
     time.sleep(0.5)
 
 
-def held_with_the_lock():
+def blocked_with_the_lock():
     text = b"[" + b"[]," * 200_000 + b"0]"
     for _ in range(20):
         json.loads(text)
 
 
 def watched(work):
-    holds = Holds()
+    stalls = Stalls()
 
     async def run():
-        watch = LoopWatch(LIMIT_S, holds.add)
+        watch = LoopWatch(LIMIT_S, stalls.add)
         watch.begin(asyncio.get_running_loop())
         await asyncio.sleep(0)
         work()
         for _ in range(int(PATIENCE_S / LIMIT_S)):
             await asyncio.sleep(LIMIT_S)
-            if holds.some.is_set():
+            if stalls.some.is_set():
                 break
         watch.end()
 
     asyncio.run(run())
-    return holds.all
+    return stalls.all
 
 
-def test_the_function_that_held_the_loop_is_named():
-    hold = watched(held_without_the_lock)[0]
+def test_the_function_that_blocks_the_loop_is_named():
+    stall = watched(blocked_without_the_lock)[0]
 
-    assert hold.function.endswith("test_loop_watch.held_without_the_lock")
-    assert hold.seconds >= 0.4
-    assert "held_without_the_lock" in str(hold)
+    assert stall.function.endswith("test_loop_watch.blocked_without_the_lock")
+    assert stall.seconds >= 0.4
+    assert "blocked_without_the_lock" in str(stall)
 
 
 def test_code_in_c_is_named_by_its_caller():
     collects = gc.isenabled()
     gc.disable()  # callbacks of others would run in there
     try:
-        names = " ".join(map(str, watched(held_with_the_lock)))
+        names = " ".join(map(str, watched(blocked_with_the_lock)))
     finally:
         if collects:
             gc.enable()
 
-    assert "held_with_the_lock" in names or "json" in names
+    assert "blocked_with_the_lock" in names or "json" in names
 
 
-def test_a_suspension_is_no_hold():
+def test_a_suspension_is_no_stall():
     """Of all processes together: this thread did not run, either."""
     code = (
         "import asyncio, sys\n"
         "from sylvan.utils.loop_watch import LoopWatch\n"
         "async def run():\n"
-        "    watch = LoopWatch(0.05, lambda hold: print(hold, flush=True))\n"
+        "    watch = LoopWatch(0.05, lambda stall: print(stall, flush=True))\n"
         "    watch.begin(asyncio.get_running_loop())\n"
         "    print('ready', flush=True)\n"
         "    while await asyncio.to_thread(sys.stdin.readline):\n"
@@ -106,13 +106,13 @@ def test_a_suspension_is_no_hold():
 
 def test_a_loop_that_waits_delays_no_other():
     async def rest():
-        watch = LoopWatch(LIMIT_S, holds.add)
+        watch = LoopWatch(LIMIT_S, stalls.add)
         watch.begin(asyncio.get_running_loop())
         watch._beat = lambda loop: None  # as if it were suspended: no beat comes any more
         await asyncio.sleep(10 * LIMIT_S)
         watch.end()
 
-    holds = Holds()
+    stalls = Stalls()
     asyncio.run(rest())
 
-    assert holds.all == []
+    assert stalls.all == []

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sylvan.utils.threads import call_in_pool, call_in_thread, give_way
+from sylvan.utils.threads import call_in_pool, call_in_thread, lower_priority
 
 
 @pytest.mark.parametrize("error", [StopIteration(), StopAsyncIteration(), ValueError(), KeyError()])
@@ -35,7 +35,7 @@ def test_a_thread_that_gives_way_is_the_only_one():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     mine = niceness()
-    with ThreadPoolExecutor(1, initializer=give_way) as pool:
+    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:
         assert pool.submit(niceness).result() >= max(mine, 10)
         inner = pool.submit(lambda: ThreadPoolExecutor(1).submit(niceness).result()).result()
         assert inner >= max(mine, 10)

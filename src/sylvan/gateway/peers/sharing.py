@@ -169,7 +169,7 @@ class Sharing:
                     self._see_loads(batch.process, message)
                 case BudgetSpent():
                     clients = self._parts.clients
-                    clients.spent_elsewhere(message.tenant, message.requests, message.tokens)
+                    clients.add_remote_usage(message.tenant, message.requests, message.tokens)
                 case WorkerChange():
                     self._follow(message)
 

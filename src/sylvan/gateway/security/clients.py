@@ -62,9 +62,9 @@ class Clients:
         self._budgets.charge(tenant, tokens)
         self._notify(tenant, 0, tokens)
 
-    def spent_elsewhere(self, tenant: str, requests: int, tokens: int) -> None:
+    def add_remote_usage(self, tenant: str, requests: int, tokens: int) -> None:
         """Apply what another process of this gateway took from a tenant's budget."""
-        self._budgets.spent_elsewhere(tenant, requests, tokens)
+        self._budgets.add_remote_usage(tenant, requests, tokens)
 
     def _notify(self, tenant: str, requests: int, tokens: int) -> None:
         for listener in self.on_spend:

@@ -65,7 +65,7 @@ def unowned(is_free: NDArray[np.bool_], owned: Iterable[IntArray]) -> IntArray:
     return np.flatnonzero(~is_free).astype(np.int32)
 
 
-def agrees(tree: PrefixCache, locks: Mapping[Node, int]) -> bool:
+def locks_match(tree: PrefixCache, locks: Mapping[Node, int]) -> bool:
     """Whether `tree` has exactly these locks; does not visit unlocked nodes."""
     if any(node.locks != count for node, count in locks.items()):
         return False

@@ -1,4 +1,4 @@
-"""KV memory of groups of ranks that have different requests: one cache each, seen as one."""
+"""KV memory with data-parallel attention: one cache per group of ranks, behind one interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.cache.types import CacheKey, KVHandle, Node
 from sylvan.runtime.cache.windows import WindowPages
 
 _SPREAD = 2
-"""A group of ranks may have so many requests more than another for the sake of a cached prefix."""
+"""A group may have this many more requests than another one to reuse a cached prefix."""
 
 
 class Prefixes:
@@ -32,7 +32,7 @@ class Prefixes:
         return self._trees[0].first_page(key)
 
     def roots(self) -> Mapping[str, Node]:
-        """Maps namespaces to roots with the children of all trees; made when it is asked."""
+        """Maps namespaces to roots with the children of all trees; built on access."""
         return self._roots
 
 
@@ -57,11 +57,11 @@ class _Roots(Mapping[str, Node]):
 
 
 class CachesByRank:
-    """As `KVCacheManager`, over one of these for each group of ranks.
+    """Like `KVCacheManager`; consists of one manager for each group of ranks.
 
-    A new request goes to the group that knows most of it, unless that one has many more requests
-    than another, or no room. It stays there until it gives up its memory; `KVHandle.rank` is the
-    group. Prefixes are shared within a group.
+    A new request goes to the group that caches the longest prefix of it, unless that group has many
+    more requests than another, or no free memory. It stays there until it releases its memory;
+    `KVHandle.rank` is the group. Prefixes are shared only within a group.
 
     Args:
         parts: By group of ranks; their page numbers do not overlap.
@@ -127,7 +127,7 @@ class CachesByRank:
         return self.parts[kv.rank].extend(kv, num_tokens, computed=computed)
 
     def grow(self, handles: Sequence[KVHandle]) -> IntArray | None:
-        """Return None: the caller extends one handle after another."""
+        """Return None, so that the caller extends the handles one by one."""
         del handles
 
     def publish(
@@ -160,15 +160,15 @@ class CachesByRank:
         return found
 
     def _choose(self, key: CacheKey, limit: int) -> int:
-        """The group for a new request."""
+        """Choose the group for a new request."""
         need, fewest = len(key.tokens) + self.page_size, min(self._held)
 
-        def merit(rank: int) -> tuple[bool, bool, int, int, int]:
+        def rank_order(rank: int) -> tuple[bool, bool, int, int, int]:
             part, held = self.parts[rank], self._held[rank]
             cached, room = part.peek(_fresh(key), limit), part.available_tokens
             return room >= need - cached, held <= fewest + _SPREAD, cached, -held, room
 
-        return max(range(len(self.parts)), key=merit)
+        return max(range(len(self.parts)), key=rank_order)
 
 
 KVMemory = KVCacheManager | CachesByRank
@@ -176,11 +176,11 @@ KVMemory = KVCacheManager | CachesByRank
 
 
 def capacity_tokens(cache: KVMemory) -> int:
-    """Tokens that all requests can hold."""
+    """Return how many tokens all requests together can hold."""
     count = len(cache.parts) if isinstance(cache, CachesByRank) else 1
     return count * cache.total_tokens
 
 
 def _fresh(key: CacheKey) -> CacheKey:
-    """The same key without what the last lookup left, which was in another tree."""
+    """Return the key without the cursor of its last lookup, which was in another tree."""
     return CacheKey(key.tokens, key.namespace, key.media, key.first)

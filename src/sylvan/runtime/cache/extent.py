@@ -46,7 +46,7 @@ class Extents:
         extent = self._extent(found, load=load)
         return extent.length + (extent.tail.tokens if extent.tail else 0)
 
-    def walked(self, node: Node, tokens: IntArray, key: CacheKey, length: int) -> Walk:
+    def walk_to(self, node: Node, tokens: IntArray, key: CacheKey, length: int) -> Walk:
         """A walk of `length` tokens that ends at `node`."""
         tail = self._tail(node, tokens, key, length)
         return Walk(whole_path(node, self._nodes.page_size), length, tail, node)

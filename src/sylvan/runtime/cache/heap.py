@@ -1,4 +1,4 @@
-"""Evictable leaves of the prefix tree, in the order of the policy."""
+"""The evictable leaves of the prefix tree, in eviction order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sylvan.runtime.cache.types import Node
 SLACK = 1024  # void entries tolerated before a rebuild
 
 
-class Victims(Protocol):
-    """The leaves of a tree, in the order of their eviction."""
+class EvictionOrder(Protocol):
+    """The evictable leaves of a tree, next to be evicted first."""
 
     def push(self, node: Node) -> None:
         """Make `node` a candidate for eviction, unless it is locked or has children."""

@@ -150,8 +150,8 @@ class Loads:
         self.residency.collect()
         return load.kv
 
-    def brings(self, key: CacheKey, limit: int) -> bool:
-        """Whether a load in progress brings some of the first `limit` tokens of `key`.
+    def will_load(self, key: CacheKey, limit: int) -> bool:
+        """Whether a load in progress has some of the first `limit` tokens of `key`.
 
         A request that waits for it need not load them again.
         """

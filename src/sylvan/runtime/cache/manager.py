@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sylvan.protocol.arrays import IntArray
-from sylvan.runtime.cache.audit import Repairs, agrees, locks_of, unowned
+from sylvan.runtime.cache.audit import Repairs, locks_match, locks_of, unowned
 from sylvan.runtime.cache.loads import Loads
 from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.pages import PageAllocator
@@ -224,7 +224,7 @@ class KVCacheManager:
     def clear(self) -> None:
         """Forget all cached prefixes that no request uses, in all tiers."""
         if self.loads is not None:
-            self.loads.residency.clearing()
+            self.loads.residency.on_clear()
         self._allocator.free(self._tree.clear())
         if self.loads is not None:
             self.loads.residency.collect()
@@ -238,9 +238,9 @@ class KVCacheManager:
         loads = self.loads.running if self.loads is not None else ()
         locks = locks_of(owner.node for owner in (*handles, *loads))
         wrong = 0
-        if self._evicted_short or not agrees(self._tree, locks):
+        if self._evicted_short or not locks_match(self._tree, locks):
             self._evicted_short = False
-            wrong = self._tree.restore(locks)
+            wrong = self._tree.repair_locks(locks)
         slots = [kv.state.slot for kv in handles if kv.state is not None]
         slots += [load.state.target for load in loads if load.state and load.kv is None]
         states = self.states.audit(slots) if self.states is not None else 0

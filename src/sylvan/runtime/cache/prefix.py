@@ -121,8 +121,8 @@ class PrefixCache(Protocol):
         """Evict everything that is not locked."""
         ...
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
-        """Recompute the locks; return how many were wrong or not evictable."""
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
+        """Set the locks to these counts; return how many nodes were wrong."""
         ...
 
 
@@ -179,5 +179,5 @@ class NoPrefixCache:
     def clear(self) -> IntArray:
         return EMPTY_IDS
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
         return 0

@@ -66,7 +66,7 @@ class RadixCache:
         self._clock = itertools.count(1)
         self._roots, self._versions = nodes.roots, nodes.versions
         self.ghosts = nodes.ghosts
-        self.lock, self.unlock, self.restore = nodes.lock, nodes.unlock, nodes.restore
+        self.lock, self.unlock, self.repair_locks = nodes.lock, nodes.unlock, nodes.repair_locks
 
     @property
     def evictable_pages(self) -> int:
@@ -133,7 +133,7 @@ class RadixCache:
         tokens = key.tokens[:limit]
         node, length = self._descend(key, tokens, priority)
         if self._extents is not None:
-            walked = self._extents.walked(node, tokens, key, length)
+            walked = self._extents.walk_to(node, tokens, key, length)
             return self._extents.match(walked, step=step, load=load)
         if not node.order:
             return Match(node, length)
@@ -240,7 +240,7 @@ class RadixCache:
         freed: list[IntArray] = []
         need, nodes, heap = num_pages, self.nodes, self.heap
         while need > 0 and (node := heap.pop()):
-            taken = nodes.shorten(node, min(need, len(node.pages)))
+            taken = nodes.truncate(node, min(need, len(node.pages)))
             need -= len(taken)
             freed.append(taken)
         if len(freed) == 1:

@@ -1,8 +1,9 @@
-"""Manages lower tiers: memories for KV that does not fit on the device.
+"""Decides when nodes of the prefix tree are copied to lower tiers: host memory, or a store.
 
-Eviction frees device pages at once, in the same order as without tiers. The next leaves in eviction
-order are written to the tiers ahead of time (`Residency.poll`). A slow or full tier therefore costs
-hits but never delays a request, and device pages belong to the tree until they are evicted.
+Eviction frees device pages at once, in the same order as without tiers. So that their KV is not
+lost, the leaves that are next in eviction order are written to a tier ahead of time
+(`Residency.poll`). A slow or full tier costs cache hits, but never delays a request. Loading KV
+back is in `loads`; the tiers move the bytes (`features.tiers`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from sylvan.runtime.cache.types import (
 )
 
 MAX_DEMOTIONS = 65_536
-"""Maximum queue of nodes to write to a tier; the oldest excess nodes are not written."""
+"""Maximum number of nodes queued for a copy to the next lower tier; the oldest are dropped."""
 _SLACK = 1024  # dead entries tolerated before a rebuild
 
 
 class Tier(Protocol):
-    """Control side of one tier below the device; it moves the KV itself.
+    """One tier below the device, as the prefix tree sees it; its worker half moves the bytes.
 
     Attributes:
-        place: The tier's place.
-        whole_prefixes: Whether a node is useful only together with its whole prefix.
+        place: Which tier it is.
+        whole_prefixes: Whether a node is useful only if its whole prefix is in this tier too.
     """
 
     place: Place
@@ -65,14 +66,13 @@ class Tier(Protocol):
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
         """Start writing the KV of a node as write `number`; None if it cannot now.
 
-        The tier reads from `source`: from `Node.pages`, `NodeParts.windows` and `NodeParts.state`
-        if that is the device, else from `NodeParts.lower[source]`. It reads after all steps
-        launched before, and reports completion to `poll` even if the source was reused meanwhile;
-        the copy is then dropped.
+        If `source` is the device, the tier reads `Node.pages`, `NodeParts.windows` and
+        `NodeParts.state`; otherwise `NodeParts.lower[source]`. It reads after all steps that were
+        launched before. `poll` reports completion even if the source was reused meanwhile; the tree
+        then drops the copy.
 
         Returns:
-            Where the tier will store the node. Pages of the first group are obligatory, except a
-              partial last page.
+            Where the tier will store the node. It must store all whole pages of the first group.
         """
         ...
 
@@ -85,14 +85,14 @@ class Tier(Protocol):
         ...
 
 
-class Stored(Protocol):
-    """A prefix found in a tier, written by another process.
+class StoredPrefix(Protocol):
+    """Part of a prompt that a tier was found to have, although this tree did not write it.
 
-    Each number is reported once, and only for newly known pages.
+    Its methods return numbers for use in a `Locator`; each is called at most once per page.
 
     Attributes:
-        first: First available page.
-        stop: Page after the last available one.
+        first: First page of the prompt that the tier has.
+        stop: Page after the last one.
     """
 
     first: int
@@ -113,12 +113,12 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierPolicy:
-    """How lower tiers are used.
+    """When KV is written to lower tiers, and when it is loaded.
 
     Attributes:
-        write_ahead_pages: Number of device pages, next to be evicted, to write to a lower tier
-          ahead of time. If this covers the device, everything is written once no request uses it.
-        min_load_tokens: Shorter prefixes are computed rather than loaded; at least 1.
+        write_ahead_pages: Number of device pages, in eviction order, that should have a copy in a
+          lower tier. If it covers the whole device, all KV is written once no request uses it.
+        min_load_tokens: Shorter prefixes are recomputed instead of loaded; at least 1.
     """
 
     write_ahead_pages: int
@@ -126,7 +126,7 @@ class TierPolicy:
 
 
 class Residency:
-    """Fills tiers, nearest first, and frees memory that is no longer needed."""
+    """Writes nodes to the tiers, the nearest first, and drops them there when a tier is full."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class Residency:
         self._demoting: dict[Place, deque[Node]] = {
             place: deque(maxlen=MAX_DEMOTIONS) for place in self._next.values()
         }
-        self._shelves = {place: _Shelf(eviction, place) for place in self._tiers}
+        self._heaps = {place: _TierHeap(eviction, place) for place in self._tiers}
         self._writes: dict[int, Tier] = {}
         self._numbers = itertools.count(1)
         self._refused = False  # whether a write was refused since the last `poll` began
-        self._distrusted: set[int] = set()  # running writes of nodes that `clear` removed
+        self._invalidated: set[int] = set()  # running writes of nodes that `clear` removed
 
     @property
     def places(self) -> Iterable[Place]:
@@ -201,7 +201,7 @@ class Residency:
 
     def was_evicted(self, number: int) -> bool:
         """Whether device pages of a write were reused, except by clearing the cache."""
-        if number in self._distrusted:
+        if number in self._invalidated:
             return False
         for node in self._nodes.writing.get(number, ()):
             write = parts_of(node).writing[number]
@@ -209,12 +209,12 @@ class Residency:
                 return True
         return False
 
-    def clearing(self) -> None:
-        """Called before all nodes are forgotten because their KV became invalid."""
-        self._distrusted.update(self._writes)
+    def on_clear(self) -> None:
+        """Call this before the tree forgets all nodes because their KV became invalid."""
+        self._invalidated.update(self._writes)
 
-    def found_in(self, places: Place, key: CacheKey, limit: int) -> int:
-        """Tokens in whole pages of `key`, at most `limit`, present in `places`; no changes."""
+    def cached_in(self, places: Place, key: CacheKey, limit: int) -> int:
+        """Number of leading tokens of `key`, at most `limit` and in whole pages, in `places`."""
         found, nodes = 0, self._nodes
         root = nodes.roots.get(key.namespace)
         for node, count in walk(root, key, limit, nodes.page_size).path:
@@ -223,8 +223,8 @@ class Residency:
             found += count * nodes.page_size
         return found
 
-    def learn(self, key: CacheKey, place: Place, stored: Stored) -> bool:
-        """Add newly discovered pages of a tier to the tree.
+    def add_stored(self, key: CacheKey, place: Place, stored: StoredPrefix) -> bool:
+        """Add pages that a tier was found to have to the tree, so that requests can load them.
 
         Returns False, changing nothing, if the prefix before them is no longer cached.
         """
@@ -234,13 +234,13 @@ class Residency:
             return False
         lacking = stored.stop - stored.first - tier.free_pages
         if lacking > 0:
-            self._shed(place, lacking)
+            self._shrink_tier(place, lacking)
             node, reached = self._reach(key, stored.stop * size)
             if reached < stored.first * size or tier.free_pages < stored.stop - stored.first:
                 return False
         for known in [*path_to(node)][::-1]:
             if known.start >= stored.first * size:
-                self._learn_node(known, place, stored)
+                self._add_stored_to_node(known, place, stored)
         if reached < stored.stop * size:
             tokens = key.tokens[reached : stored.stop * size].copy()
             media = overlapping(key.media, reached, stored.stop * size)
@@ -249,7 +249,7 @@ class Residency:
             locator = self._locate(reached // size, stored.stop, stored)
             self._nodes.attach(node, leaf, {place: locator})
             self._nodes.events.add("insert", leaf, len(leaf.tokens), place)
-            self._shelves[place].push(leaf)
+            self._heaps[place].push(leaf)
         return True
 
     def forget(self, place: Place) -> None:
@@ -345,13 +345,13 @@ class Residency:
         return source is None or self._write(node, source, tier)
 
     def _stage(self, node: Node, completed: int) -> bool:
-        """Write a node before its eviction, together with its prefix."""
+        """Write a node and its prefix to a tier, because it is evicted soon."""
         if any(tier.whole_prefixes for tier in self._tiers.values()):
             return self.back_up(node, completed)
         return not self._is_wanted(node) or self._write_anywhere(node)
 
-    def _learn_node(self, node: Node, place: Place, stored: Stored) -> None:
-        """Record that a tier holds a node, or more of it than known."""
+    def _add_stored_to_node(self, node: Node, place: Place, stored: StoredPrefix) -> None:
+        """Record that a tier holds a node, or more of its KV groups than known."""
         parts, size = parts_of(node), self._nodes.page_size
         first, stop = node.start // size, node.stop // size
         known = parts.lower.get(place)
@@ -359,7 +359,7 @@ class Residency:
             if node.stop == stop * size and not parts.writing:
                 parts.lower[place] = self._locate(first, stop, stored)
                 self._nodes.events.add("insert", node, len(node.tokens), place)
-                self._shelves[place].push(node)
+                self._heaps[place].push(node)
                 self._heap.mark_written(node)
             return
         for group, pages in enumerate(known.windows):
@@ -368,7 +368,7 @@ class Residency:
         if known.state == ABSENT:
             known.state = stored.state(stop)
 
-    def _locate(self, first: int, stop: int, stored: Stored) -> Locator:
+    def _locate(self, first: int, stop: int, stored: StoredPrefix) -> Locator:
         each = range(first, stop)
         groups = range(self._nodes.num_windows)
         return Locator(
@@ -381,7 +381,7 @@ class Residency:
         """Offer a node to a tier, after making room there."""
         lacking = -(-len(node.tokens) // self._nodes.page_size) - tier.free_pages
         if lacking > 0:
-            self._shed(tier.place, lacking)
+            self._shrink_tier(tier.place, lacking)
         number = next(self._numbers)
         locator = tier.offer(number, node, source)
         if locator is None:
@@ -394,7 +394,7 @@ class Residency:
 
     def _end_write(self, number: int, *, succeeded: bool) -> None:
         tier = self._writes.pop(number)
-        self._distrusted.discard(number)
+        self._invalidated.discard(number)
         for node in self._nodes.writing.pop(number):
             parts = parts_of(node)
             write = parts.writing.pop(number)
@@ -406,31 +406,31 @@ class Residency:
                 continue
             parts.lower[tier.place] = write.locator
             self._nodes.events.add("insert", node, len(node.tokens), tier.place)
-            self._shelves[tier.place].push(node)
+            self._heaps[tier.place].push(node)
             self._heap.mark_written(node)
             below = self._next.get(tier.place)
             if below is not None and below not in parts.lower and self._tiers[below].is_open:
                 self._demoting[below].append(node)
 
-    def _shed(self, place: Place, num_pages: int) -> None:
-        """Drop the least valuable nodes of a tier until `num_pages` pages are free."""
-        shelf, passed = self._shelves[place], list[Node]()
-        while num_pages > 0 and (node := shelf.pop()):
-            if not _may_go(node, place):
+    def _shrink_tier(self, place: Place, num_pages: int) -> None:
+        """Drop nodes of a tier, in eviction order, until `num_pages` pages are free."""
+        heap, passed = self._heaps[place], list[Node]()
+        while num_pages > 0 and (node := heap.pop()):
+            if not _is_droppable(node, place):
                 passed.append(node)
                 continue
             num_pages -= len(parts_of(node).lower[place].pages)
             above = node.parent
             self._nodes.forget_lower(node, place)
             if above is not None:
-                shelf.push(above)
+                heap.push(above)
         for node in passed:
-            shelf.push(node)
+            heap.push(node)
         self.collect()
 
 
-class _Shelf:
-    """Heap of the nodes of one tier, least valuable first.
+class _TierHeap:
+    """The nodes of one tier in eviction order.
 
     For each node in the tier, the heap contains the node or one of its descendants.
     """
@@ -455,7 +455,7 @@ class _Shelf:
             self._rebuild_at = 2 * len(self._heap) + _SLACK
 
     def pop(self) -> Node | None:
-        """Remove the least valuable node."""
+        """Remove and return the node to drop first."""
         while self._heap:
             *rank, number, node = heapq.heappop(self._heap)
             if not self._is_live(node, number):
@@ -479,6 +479,6 @@ def parts_of(node: Node) -> NodeParts:
     return node.parts
 
 
-def _may_go(node: Node, place: Place) -> bool:
+def _is_droppable(node: Node, place: Place) -> bool:
     """Whether a tier may drop a node: no node elsewhere depends on it."""
     return not parts_of(node).readers and (node.places != place or not node.children)

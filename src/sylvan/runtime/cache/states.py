@@ -1,4 +1,4 @@
-"""Ownership of recurrent-state slots: by running requests, or by cached prefixes.
+"""Owns the slots of recurrent states: each is free, or of a running request or a cached prefix.
 
 Layers without attention (state spaces, linear attention, short convolutions) keep a prefix as one
 state of fixed size that cannot be truncated. So a cached prefix can be continued only from a

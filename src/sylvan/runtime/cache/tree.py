@@ -12,7 +12,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.runtime.cache.components import Component
 from sylvan.runtime.cache.events import EventLog
 from sylvan.runtime.cache.ghosts import Ghosts
-from sylvan.runtime.cache.heap import Victims
+from sylvan.runtime.cache.heap import EvictionOrder
 from sylvan.runtime.cache.matching import node_name
 from sylvan.runtime.cache.types import (
     Locator,
@@ -38,7 +38,7 @@ class NodeTree:
     def __init__(
         self,
         page_size: int,
-        heap: Victims,
+        heap: EvictionOrder,
         components: Sequence[Component] = (),
         *,
         num_windows: int = 0,
@@ -126,7 +126,7 @@ class NodeTree:
             node = node.parent
         return node if node.stop == stop else self.split(node, stop - node.start)
 
-    def shorten(self, leaf: Node, count: int) -> IntArray:
+    def truncate(self, leaf: Node, count: int) -> IntArray:
         """Free the last `count` device pages of an unlocked leaf; remove it if none are left."""
         if self.tiered:
             return self._give_up(leaf, count)
@@ -198,8 +198,8 @@ class NodeTree:
                 self.heap.push(node)
             node = parent
 
-    def restore(self, locks: Mapping[Node, int]) -> int:
-        """Recompute locks, counters and the heap; return how many locks were wrong."""
+    def repair_locks(self, locks: Mapping[Node, int]) -> int:
+        """Set locks, counters and the heap to match `locks`; return how many locks were wrong."""
         wrong = self.evictable_pages = self.total_pages = 0
         for node in below(self.roots.values()):
             want = locks.get(node, 0)

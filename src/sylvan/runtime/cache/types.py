@@ -16,7 +16,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Positions [start, stop) that hold an image or a video with this content digest."""
+    """Positions [start, stop) whose KV also depends on this digest: an image's, or a salt's."""
 
     start: int
     stop: int
@@ -28,9 +28,9 @@ _FOREVER = 1 << 62
 
 
 def tenant_span(start: int, salt: str) -> MediaSpan:
-    """A span that isolates the positions from `start` on by their salt.
+    """Return a span that isolates the positions from `start` on by a salt.
 
-    Earlier positions, such as a public system prompt, stay shared.
+    Earlier positions, such as a public system prompt, stay shared with other tenants.
     """
     return MediaSpan(start, _FOREVER, TENANT + salt.encode())
 

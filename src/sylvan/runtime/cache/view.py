@@ -1,4 +1,4 @@
-"""Bounded, plain-data views of the prefix tree, for the API and the UI."""
+"""Describes the prefix tree as bounded plain data, for `/cache/...` and the UI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
     nodes: list[Mapping[str, Any]] = []
     roots, hidden = tree.roots(), 0
     tops = [root for name, root in roots.items() if _may_own(name, owner)]
-    level = [(node, -1) for root in tops for node in _ways(root, owner)]
+    level = [(node, -1) for root in tops for node in _visible_children(root, owner)]
     while level and len(nodes) < max_nodes and hidden < MAX_HIDDEN:
         level.sort(key=lambda pair: -len(pair[0].tokens))
         below: list[tuple[Node, int]] = []
@@ -48,7 +48,9 @@ def tree_view(tree: RadixCache, *, max_nodes: int, owner: str | None = None) -> 
             if len(nodes) == max_nodes or hidden == MAX_HIDDEN:
                 break
             shown = _owned(node, owner)
-            below.extend((child, len(nodes) if shown else -1) for child in _ways(node, owner))
+            below.extend(
+                (child, len(nodes) if shown else -1) for child in _visible_children(node, owner)
+            )
             hidden += not shown
             if shown:
                 nodes.append(_node_view(node, len(nodes), parent))
@@ -80,7 +82,7 @@ def _may_own(namespace: str, owner: str | None) -> bool:
     return owner is None or not salt or salt.startswith(owner)
 
 
-def _ways(node: Node, owner: str | None) -> Iterable[Node]:
+def _visible_children(node: Node, owner: str | None) -> Iterable[Node]:
     """Children that may lead to nodes of `owner`; other tenants' nodes lead to none."""
     children = node.children.values()
     if owner is None:

@@ -1,4 +1,4 @@
-"""Pages of sliding-window layers.
+"""Owns the KV pages of sliding-window layers.
 
 A request holds the pages of its window and frees older ones. Tree nodes keep window pages until the
 memory is needed. A hit of L tokens needs only the window before L, so pages that no hit at the end
@@ -77,7 +77,7 @@ class WindowPages:
             offset = owner.start // self.page_size
             pages = _windows(owner)[self.index][at - offset : stop - offset]
             table.pages[at:stop] = pages
-            self._hold(pages[pages != 0])
+            self._add_reader(pages[pages != 0])
 
     def num_new(self, held: int, count: int, computed: int) -> int:
         """Number of pages that `extend` will take."""
@@ -109,7 +109,7 @@ class WindowPages:
         if first >= stop:
             return
         middle = min(max(shared, first), stop)
-        self._let_go(table.pages[first:middle])
+        self._remove_reader(table.pages[first:middle])
         self.allocator.free(table.pages[middle:stop])
         table.pages[first:stop] = 0
         table.first = stop
@@ -124,7 +124,7 @@ class WindowPages:
         changed = False
         for owner, at, end in self._spans(node, start, stop):
             kept, doubles = self._give(owner, at, table.pages[at:end])
-            self._hold(kept)
+            self._add_reader(kept)
             table.pages[at:end] = kept
             changed |= doubles
         return changed
@@ -136,14 +136,14 @@ class WindowPages:
         """
         kept, _ = self._give(node, entry, np.array([page], np.int32))
         if hold:
-            self._hold(kept)
+            self._add_reader(kept)
         return int(kept[0])
 
     def release(self, table: WindowTable, shared: int, held: int) -> None:
         """End a request; `shared` and `held` as in `advance`."""
         middle = min(max(shared, table.first), held)
         pages = table.pages[table.first : middle]
-        self._let_go(pages[pages != 0])
+        self._remove_reader(pages[pages != 0])
         self.allocator.free(table.pages[max(middle, table.first) : held])
         table.first = held
 
@@ -211,7 +211,7 @@ class WindowPages:
 
     # ---- inside
 
-    def _hold(self, pages: IntArray) -> None:
+    def _add_reader(self, pages: IntArray) -> None:
         """Register a request as reader of these node pages."""
         readers, idle = self._readers, self._idle
         for page in pages.tolist():
@@ -220,8 +220,8 @@ class WindowPages:
             readers[page] += 1
         self._num_readers += len(pages)
 
-    def _let_go(self, pages: IntArray) -> None:
-        """Undo `_hold`."""
+    def _remove_reader(self, pages: IntArray) -> None:
+        """Undo `_add_reader`."""
         readers, idle = self._readers, self._idle
         for page in pages.tolist():
             readers[page] -= 1

@@ -27,14 +27,14 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.engine.compose import (
     compose_scheduler,
+    effective_config,
     grammar_of,
-    in_force,
     number,
     resolved,
     scheduler_limits,
 )
-from sylvan.runtime.engine.composition import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.corpus import given_corpora, known_contexts
+from sylvan.runtime.engine.engine_core import Emit, EngineCore, Scalar
 from sylvan.runtime.engine.progress import LoggedProgress, Progress
 from sylvan.runtime.engine.ranks import RankGroup, one_rank, with_same_bits
 from sylvan.runtime.executor.api import Executor
@@ -52,10 +52,10 @@ from sylvan.runtime.features.diffusion.build import (
 )
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.grammar.build import Grammar, with_worker
-from sylvan.runtime.features.grammar.parts import GrammarParts
+from sylvan.runtime.features.grammar.build_control import GrammarParts
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
+from sylvan.runtime.features.lora.adapters import LoraAdapters
 from sylvan.runtime.features.lora.build import lora_worker
-from sylvan.runtime.features.lora.serving import LoraServing
 from sylvan.runtime.features.multimodal.build import media_control, media_worker
 from sylvan.runtime.features.multimodal.text_encoder import encoder_facts
 from sylvan.runtime.features.pdmux.build import PdMuxParts
@@ -115,7 +115,7 @@ def build_scheduler(
     mesh = ranks.start(config) if ranks else one_rank(config)
     _warn_of_no_kernels(config)
     grammar = _grammar(config)
-    lora = LoraServing(config.lora) if config.lora else None
+    lora = LoraAdapters(config.lora) if config.lora else None
     tiers = TiersParts(config.tiers) if config.tiers is not None else None
     disagg = _disagg(config)
     pdmux = PdMuxParts(config.pdmux)
@@ -137,7 +137,7 @@ def build_scheduler(
     if model.num_pages:  # share of device memory, known only now
         tokens = (model.num_pages - 1) * number(config.cache.page_size)
         config = replaced(config, {"cache.max_tokens": tokens})
-    config = in_force(config, model.runner, exact=model.exact)
+    config = effective_config(config, model.runner, exact=model.exact)
     if tiers is not None:
         tiers.open(given, model, model_dir(config.model))
     disagg.open(_identity(config, model))
@@ -146,7 +146,7 @@ def build_scheduler(
         grammar.control,
         *([lora.control] if lora else ()),
         *also.capabilities,
-        *pdmux.controls(elsewhere=disagg.receives),
+        *pdmux.controls(may_transfer=disagg.receives),
     )
     draft, corpora = _draft_model(config), given_corpora(config)
     speculation = _speculation(config, executor, model, draft, corpora)

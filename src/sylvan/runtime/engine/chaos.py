@@ -41,7 +41,7 @@ class ProcessFaults:
         """Return the delay of the next message, in seconds."""
         return self._delays.uniform(0, self._faults.ipc_delay_s)
 
-    def forgive(self, name: str) -> bool:
+    def was_injected(self, name: str) -> bool:
         """Whether the last death of a process was injected, and so is not its fault."""
         if name not in self._killed:
             return False

@@ -14,9 +14,9 @@ from sylvan.utils import garbage
 
 def main() -> int:
     """Import and run; returns the exit code."""
-    with garbage.postponed():
+    with garbage.gc_paused():
         *_, module = [importlib.import_module(name) for name in reversed(sys.argv[1:])]
-        garbage.spare()
+        garbage.freeze_existing()
     return module.main()
 
 

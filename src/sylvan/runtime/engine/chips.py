@@ -1,6 +1,7 @@
-"""Table of supported features by kind of device, derived from the configuration rules.
+"""Tables of supported features by kind of device, for `sylvan chips` and the documentation.
 
-Nothing is loaded and no device is needed: an imagined machine has one of each kind.
+They are derived by checking configurations against an imagined machine with one device of each
+kind, so no device is needed and nothing is loaded.
 """
 
 from __future__ import annotations
@@ -71,10 +72,28 @@ class AttentionRow:
 
 
 ATTENTION_COLUMNS = (
-    *("devices", "page sizes", "types", "keys", "largest head", "latents", "runners", "guesses"),
+    *(
+        "devices",
+        "page sizes",
+        "dtypes",
+        "KV dtypes",
+        "largest head",
+        "MLA",
+        "runners",
+        "speculation",
+    ),
     "same bits in any batch",
 )
-COLUMNS = ("types", "formats", "keys", "attention", "runner", "parallel", "guesses", "LoRA")
+COLUMNS = (
+    "dtypes",
+    "formats",
+    "KV dtypes",
+    "attention",
+    "runner",
+    "parallel",
+    "speculation",
+    "LoRA",
+)
 
 
 def chip_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[ChipRow]:
@@ -95,7 +114,7 @@ def _of_backend(name: str, about: AttentionFacts, kinds: Mapping[str, Kind]) -> 
     cases = [_Case(device, _facts(kinds[device], kinds)) for device in about.devices & {*kinds}]
     latent = [case.with_heads(_LATENT_HEAD) for case in cases]
 
-    def some(those: Iterable[_Case], **settings: Any) -> bool:
+    def any_takes(those: Iterable[_Case], **settings: Any) -> bool:
         return any(case.takes({"attention": name, **settings}) for case in those)
 
     pages = about.page_sizes
@@ -104,30 +123,30 @@ def _of_backend(name: str, about: AttentionFacts, kinds: Mapping[str, Kind]) -> 
         "page sizes": "any"
         if pages is None
         else f"{min(pages)}, {2 * min(pages)}, ... {max(pages)}",
-        "types": _joined(kind for kind in _DTYPES if some(cases, dtype=kind)),
-        "keys": _joined(
-            kind for kind in _KEYS if some(cases, cache=convert({"dtype": kind}, CacheConfig))
+        "dtypes": _joined(kind for kind in _DTYPES if any_takes(cases, dtype=kind)),
+        "KV dtypes": _joined(
+            kind for kind in _KEYS if any_takes(cases, cache=convert({"dtype": kind}, CacheConfig))
         ),
         "largest head": str(about.max_head_dim or "any"),
-        "latents": "yes" if some(latent) else "",
+        "MLA": "yes" if any_takes(latent) else "",
         "runners": _joined(
-            runner for runner in ("program", "graph", "eager") if some(cases, runner=runner)
+            runner for runner in ("program", "graph", "eager") if any_takes(cases, runner=runner)
         ),
-        "guesses": "yes" if some(cases, speculative=_guesses("ngram")) else "",
-        "same bits in any batch": "yes" if some(cases, deterministic=True) else "",
+        "speculation": "yes" if any_takes(cases, speculative=_speculative("ngram")) else "",
+        "same bits in any batch": "yes" if any_takes(cases, deterministic=True) else "",
     }
 
 
-def _guesses(algorithm: str) -> SpeculativeConfig:
+def _speculative(algorithm: str) -> SpeculativeConfig:
     return convert({"algorithm": algorithm, "draft_model": "heads"}, SpeculativeConfig)
 
 
 def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
     case = _Case(kind.facts.name, _facts(kind, kinds))
     cells = {
-        "types": _joined(name for name in _DTYPES if case.takes({"dtype": name})),
+        "dtypes": _joined(name for name in _DTYPES if case.takes({"dtype": name})),
         "formats": _joined(name for name in FORMATS if case.takes({"quantization": name})),
-        "keys": _joined(name for name in _KEYS if case.takes_cache(name)),
+        "KV dtypes": _joined(name for name in _KEYS if case.takes_cache(name)),
         "attention": _joined(
             name for name in case.facts.attention if case.takes({"attention": name})
         ),
@@ -147,8 +166,8 @@ def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
             }.items()
             if case.takes({"parallel": wanted})
         ),
-        "guesses": _joined(
-            name for name in ("ngram", "eagle3") if case.takes({"speculative": _guesses(name)})
+        "speculation": _joined(
+            name for name in ("ngram", "eagle3") if case.takes({"speculative": _speculative(name)})
         ),
         "LoRA": "yes" if case.takes({"lora": LoraConfig()}) else "",
     }

@@ -28,7 +28,7 @@ from sylvan.runtime.sched.scheduler import Scheduler
 
 _ABORTED = Finish(type="abort", message="the weights were replaced", status=503)
 
-_BESIDE = (
+_CONCURRENT = (
     LoadWeights,
     UnloadWeights,
     JoinGroup,
@@ -74,7 +74,7 @@ class Commands:
     @property
     def stops_steps(self) -> bool:
         """Whether no step may be launched now."""
-        return self._running is not None and not isinstance(self._running.command, _BESIDE)
+        return self._running is not None and not isinstance(self._running.command, _CONCURRENT)
 
     def add(self, number: int, command: ExecutorCommand) -> None:
         """Queue a command."""
@@ -102,7 +102,7 @@ class Commands:
 
     def _prepare(self, command: ExecutorCommand) -> None:
         """Drain, and release what the command invalidates."""
-        if isinstance(command, _BESIDE):
+        if isinstance(command, _CONCURRENT):
             return
         self._scheduler.pause("in_place")
         flushes = isinstance(command, UpdateWeights) and command.flush

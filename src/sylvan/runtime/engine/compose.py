@@ -1,4 +1,4 @@
-"""Builds the scheduler of a configuration over an executor. Loads no torch."""
+"""Builds a scheduler with its cache and capabilities over an existing executor. Loads no torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.cache.residency import Tier, TierPolicy
 from sylvan.runtime.cache.types import Place
-from sylvan.runtime.engine.composition import Emit, Inspect
+from sylvan.runtime.engine.engine_core import Emit, Inspect
 from sylvan.runtime.engine.facts import gather_facts
 from sylvan.runtime.executor.api import Executor, ExecutorCaps
 from sylvan.runtime.features.explain.control import CacheExplain
 from sylvan.runtime.features.flight_recorder.control import FlightRecorder
 from sylvan.runtime.features.flight_recorder.recording import Recorder, SchedulerSetup
-from sylvan.runtime.features.grammar.parts import GrammarParts, grammar_parts
+from sylvan.runtime.features.grammar.build_control import GrammarParts, grammar_parts
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.kv_events.control import KVEvents
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
@@ -72,10 +72,10 @@ def resolved(config: Config) -> Config:
     return result.config
 
 
-def in_force(config: Config, runner: str, *, exact: bool) -> Config:
-    """Return the configuration with the resulting `deterministic` and `parallel.same_bits`.
+def effective_config(config: Config, runner: str, *, exact: bool) -> Config:
+    """Return the configuration with the values of its best-effort settings that took effect.
 
-    They are best-effort settings.
+    These are `deterministic` and `parallel.same_bits`.
 
     Args:
         config: Resolved.

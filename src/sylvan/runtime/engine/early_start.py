@@ -1,4 +1,4 @@
-"""Builds a scheduler over a saved program, without PyTorch."""
+"""Starts from the step program that an earlier start saved, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sylvan.config import Config
 from sylvan.config.load import dump
 from sylvan.kernels.native.library import Library, LibraryMissing
 from sylvan.kernels.native.library import load as load_library
-from sylvan.runtime.engine.compose import compose_scheduler, grammar_of, in_force, number
-from sylvan.runtime.engine.composition import Emit, EngineCore
+from sylvan.runtime.engine.compose import compose_scheduler, effective_config, grammar_of, number
+from sylvan.runtime.engine.engine_core import Emit, EngineCore
 from sylvan.runtime.executor.api import Executor
 from sylvan.runtime.executor.early.allowed import may_start_early
 from sylvan.runtime.executor.early.executor import EarlyExecutor
@@ -53,7 +53,7 @@ def early_start(config: Config, emit: Emit) -> EngineCore | None:
 
 def _build(config: Config, emit: Emit, library: Library, saved: SavedProgram) -> EngineCore:
     model = saved.model
-    config = in_force(config, str(model.facts["runner"]), exact=model.exact)
+    config = effective_config(config, str(model.facts["runner"]), exact=model.exact)
     size = number(config.cache.page_size)
     num_pages = -(-number(config.cache.max_tokens) // size) + 1
     grammar = grammar_of(config, model.vocab_size)

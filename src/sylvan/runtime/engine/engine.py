@@ -26,8 +26,8 @@ from sylvan.media.encode import encode_images
 from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.runtime.engine.arguments import ServerArgs, configuration
 from sylvan.runtime.engine.engine_control import EngineControl
-from sylvan.runtime.engine.feed import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.runtime import Runtime
+from sylvan.runtime.engine.thread_bridge import END, SHUT_DOWN, ThreadBridge
 from sylvan.runtime.engine.weights import EngineWeights, NamedTensors, safetensors_of
 from sylvan.runtime.serving import embeddings, ranking
 from sylvan.runtime.serving.labels import read_labels
@@ -410,16 +410,16 @@ class Engine(EngineControl):
         return embeddings.EmbeddingCaller(manager=self._runtime.manager)
 
     async def _load_adapter(self, name: str, path: str, *, pinned: bool) -> tuple[bool, str]:
-        return await _tried(self._runtime.manager.adapters.load(name, path, pinned=pinned))
+        return await _succeeds(self._runtime.manager.adapters.load(name, path, pinned=pinned))
 
     async def _send_adapter(
         self, name: str, tensors: NamedTensors, config: dict[str, Any], *, pinned: bool
     ) -> tuple[bool, str]:
         data, adapters = safetensors_of(tensors), self._runtime.manager.adapters
-        return await _tried(adapters.load_tensors(name, config, data, pinned=pinned))
+        return await _succeeds(adapters.load_tensors(name, config, data, pinned=pinned))
 
     async def _unload_adapter(self, name: str, *, abort: bool) -> tuple[bool, str]:
-        return await _tried(self._runtime.manager.adapters.unload(name, abort=abort))
+        return await _succeeds(self._runtime.manager.adapters.unload(name, abort=abort))
 
     async def _encode(
         self, prompt: object, input_ids: object, fields: dict[str, Any]
@@ -540,7 +540,7 @@ async def _kept(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, N
             yield {**reply, "output_ids": list(reply["output_ids"]), "meta_info": lists}
 
 
-async def _tried(work: Coroutine[Any, Any, object]) -> tuple[bool, str]:
+async def _succeeds(work: Coroutine[Any, Any, object]) -> tuple[bool, str]:
     try:
         await work
     except RequestError as error:

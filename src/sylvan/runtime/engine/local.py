@@ -19,8 +19,8 @@ from sylvan.protocol.messages import (
     ToScheduler,
 )
 from sylvan.protocol.steps import StepRecord, read_steps
-from sylvan.runtime.engine.composition import Build, EngineCore
 from sylvan.runtime.engine.detokenizer_loop import DetokenizerLoop, TextPorts
+from sylvan.runtime.engine.engine_core import Build, EngineCore
 from sylvan.runtime.engine.roles import Replica
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
 from sylvan.runtime.tokenizer.detokenizer import DetokenizerManager

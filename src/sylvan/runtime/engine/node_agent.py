@@ -1,4 +1,4 @@
-"""A machine that serves a model together with node 0: it starts and ends ranks on request."""
+"""Runs on each machine other than node 0: starts and ends its ranks at node 0's request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sylvan.runtime.engine.watchdog import Watchdog
 from sylvan.transport.api import MessageError
 from sylvan.transport.arrays import SharedArrays
 from sylvan.transport.codec import MessageDecoder
-from sylvan.transport.star import AsyncPoint
+from sylvan.transport.hub import AsyncHubClient
 from sylvan.transport.workspace import Workspace
 from sylvan.transport.zmq import AsyncPullReceiver
 from sylvan.utils.clock import monotonic
@@ -68,10 +68,10 @@ class NodeAgent:
     """Serves a model together with node 0; belongs to one event loop.
 
     Args:
-        config: Of this machine, resolved.
-        given: Settings from its operator, which node 0 compares with its own.
+        config: Resolved configuration of this machine.
+        given: Settings given by its operator; node 0 compares them with its own.
         checkpoint: Digest of the checkpoint.
-        parent: Folder of the workspace; default: where memory is shared.
+        parent: Parent directory of the workspace; default: in shared memory.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NodeAgent:
         self._host, port = split_address(parallel.address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"tcp://{self._host}:{port}"
-        self._head: AsyncPoint[ToHead, ToNode] = AsyncPoint(self._context, address, ToNode)
+        self._head: AsyncHubClient[ToHead, ToNode] = AsyncHubClient(self._context, address, ToNode)
         self._workspace = Workspace.create(parent)
         self._arrays = SharedArrays(self._workspace.path)
         self._join_message = JoinNode(
@@ -111,8 +111,8 @@ class NodeAgent:
         """Serve until node 0 stops.
 
         Raises:
-            ConfigError: node 0 does not answer within `parallel.join_timeout_s`, or refuses; says
-                why.
+            ConfigError: Node 0 does not answer within `parallel.join_timeout_s`, or refuses this
+                machine; the message says why.
         """
         beats = asyncio.get_running_loop().create_task(self._beat())
         try:
@@ -136,11 +136,11 @@ class NodeAgent:
             with contextlib.suppress(TimeoutError):
                 match await asyncio.wait_for(self._receive(), _ASK_S):
                     case Welcome():
-                        logger.info("node %d takes part", parallel.node_rank)
+                        logger.info("node %d has joined node 0", parallel.node_rank)
                         return
                     case NodeRefused(reason=reason):
                         raise ConfigError(reason)
-                    case _:  # of before
+                    case _:  # sent before this attempt
                         pass
         raise ConfigError(
             f"node 0 at {parallel.address} did not answer within {parallel.join_timeout_s:g} s; "
@@ -154,7 +154,7 @@ class NodeAgent:
             try:
                 message = await asyncio.wait_for(self._receive(), silent_s)
             except TimeoutError:
-                logger.warning("node 0 has not been heard of for %g s", silent_s)
+                logger.warning("no message from node 0 for %g s; ending the ranks", silent_s)
                 await self._end()
                 return True
             match message:
@@ -177,7 +177,7 @@ class NodeAgent:
             try:
                 return await self._head.receive()
             except MessageError as error:
-                logger.warning("a message of node 0 is dropped: %s", error)
+                logger.warning("dropped a malformed message of node 0: %s", error)
 
     async def _beat(self) -> None:
         while True:
@@ -214,7 +214,7 @@ class NodeAgent:
         return child
 
     async def _keep(self, run: int, children: list[ChildProcess]) -> None:
-        """Tell node 0 when the ranks are ready, and when one has ended; then end the others."""
+        """Report to node 0 that the ranks are ready; when one ends, end the others and report."""
         watching = asyncio.get_running_loop().create_task(self._watch(children))
         reason = ""
         try:
@@ -243,7 +243,7 @@ class NodeAgent:
             await asyncio.sleep(watchdogs[0].interval_s)
             for child, watchdog in zip(children, watchdogs, strict=True):
                 if watchdog.hangs(child.heartbeat_s) and not child.ended.done():
-                    logger.error("%s hangs; it is ended pid=%d", child.name, child.pid)
+                    logger.error("%s hangs; killing it pid=%d", child.name, child.pid)
                     child.signal(signal.SIGKILL)
 
     async def _end(self) -> None:

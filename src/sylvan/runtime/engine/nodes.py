@@ -38,14 +38,14 @@ from sylvan.protocol.nodes import (
     Welcome,
 )
 from sylvan.transport.api import MessageError
-from sylvan.transport.star import AsyncCentre
+from sylvan.transport.hub import AsyncHub
 from sylvan.utils.clock import Clock, monotonic
 
 logger = logging.getLogger(__name__)
 
 BEATS_PER_LIMIT = 8
 END_PATIENCE_S = 5.0
-"""Time limit for a machine to end its ranks; after that it is given up."""
+"""Seconds that a machine has to end its ranks; after that they count as ended."""
 OWN_SETTINGS = (
     *("server.", "observe.", "chaos", "model", "tokenizer", "served_model_name", "threads"),
     *("processes", "load_cache", "parallel.node_rank", "parallel.address", "parallel.placement"),
@@ -101,14 +101,14 @@ class RemoteNode:
     def close(self) -> None:
         """Do nothing: no resources are open."""
 
-    def get_ready(self, now_s: float) -> None:
-        """All of its ranks have loaded their shard."""
+    def mark_ready(self, now_s: float) -> None:
+        """Record that all of its ranks have loaded their shard."""
         self.heartbeat_s = now_s
         if not self.ready.done():
             self.ready.set_result(Ready(facts={}))
 
     def end(self, code: int, reason: str) -> None:
-        """All of its ranks have ended."""
+        """Record that all of its ranks have ended."""
         if not self.ready.done():
             self.ready.set_exception(ConfigError(reason or f"{self.name} ended while it started"))
             self.ready.exception()  # marks the exception as retrieved
@@ -117,7 +117,7 @@ class RemoteNode:
 
 
 @dataclass(slots=True)
-class _Place:
+class _NodeState:
     """State of one machine."""
 
     peer: bytes | None = None
@@ -126,12 +126,12 @@ class _Place:
 
 
 class NodeHub:
-    """Lets the other machines join, and starts and ends their ranks; for one event loop.
+    """Accepts the other machines, and starts and ends their ranks; belongs to one event loop.
 
     Args:
         config: Of node 0.
-        context: For sockets.
-        checkpoint: Digest of the checkpoint that node 0 has.
+        context: ZeroMQ context of the sockets.
+        checkpoint: Digest of node 0's checkpoint.
 
     Raises:
         ConfigError: `parallel.address` cannot be listened on.
@@ -148,24 +148,24 @@ class NodeHub:
         assert parallel.address is not None, "checked with the configuration"
         host, port = split_address(parallel.address)
         try:
-            self._centre: AsyncCentre[ToNode, ToHead] = AsyncCentre(
+            self._hub: AsyncHub[ToNode, ToHead] = AsyncHub(
                 context, resolve_host(host), port, ToHead
             )
         except MessageError as error:
             raise ConfigError(
-                f"parallel.address={parallel.address}: {error}; give an address of this machine, "
-                "node 0, and a port that is free"
+                f"parallel.address={parallel.address}: {error}; use an address of this machine "
+                "(node 0) and a free port"
             ) from None
         self._config, self._clock, self._checkpoint = config, clock, checkpoint
-        self._places = {node: _Place() for node in range(1, parallel.nodes)}
-        self._met: tuple[int, RankRendezvous] | None = None
+        self._nodes = {node: _NodeState() for node in range(1, parallel.nodes)}
+        self._rendezvous: tuple[int, RankRendezvous] | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._listen(), self._beat())]
 
     def start(self, node: int, name: str, run: int) -> RemoteNode:
-        """Start the ranks of a machine once it has joined and the first rank is reachable."""
-        place, parallel = self._places[node], self._config.parallel
-        ranks = place.ranks = RemoteNode(name, run, lambda message: self._send(place, message))
+        """Start the ranks of a machine, once it has joined and the first rank accepts them."""
+        state, parallel = self._nodes[node], self._config.parallel
+        ranks = state.ranks = RemoteNode(name, run, lambda message: self._send(state, message))
         late = (
             f"node {node} of {parallel.nodes} did not join within {parallel.join_timeout_s:g} s; "
             f"start it with --nnodes {parallel.nodes} --node-rank {node} "
@@ -173,66 +173,66 @@ class NodeHub:
         )
         loop = asyncio.get_running_loop()
         loop.call_later(parallel.join_timeout_s, _give_up, ranks, late)
-        self._start_if_possible(place)
+        self._start_if_possible(state)
         return ranks
 
-    def meet(self, run: int, meeting: RankRendezvous) -> None:
-        """The first rank of a run accepts connections."""
-        self._met = run, meeting
-        for place in self._places.values():
-            self._start_if_possible(place)
+    def set_rendezvous(self, run: int, rendezvous: RankRendezvous) -> None:
+        """Record where the first rank of a run accepts connections, and start the other ranks."""
+        self._rendezvous = run, rendezvous
+        for state in self._nodes.values():
+            self._start_if_possible(state)
 
     def close(self) -> None:
         """Stop the other machines; idempotent."""
         for task in self._tasks:
             task.cancel()
-        for place in self._places.values():
-            self._send(place, StopNode())
-            place.peer = None
-        self._centre.close()
+        for state in self._nodes.values():
+            self._send(state, StopNode())
+            state.peer = None
+        self._hub.close()
 
     # ---- inside
 
-    def _start_if_possible(self, place: _Place) -> None:
-        ranks = place.ranks
-        if ranks is None or ranks.is_started or ranks.ended.done() or place.peer is None:
+    def _start_if_possible(self, state: _NodeState) -> None:
+        ranks = state.ranks
+        if ranks is None or ranks.is_started or ranks.ended.done() or state.peer is None:
             return
-        if self._met is None or self._met[0] != ranks.run:
+        if self._rendezvous is None or self._rendezvous[0] != ranks.run:
             return
-        meeting = self._met[1]
-        start = StartRanks(run=ranks.run, port=meeting.port, tokens=meeting.tokens)
-        ranks.is_started = self._send(place, start)
+        rendezvous = self._rendezvous[1]
+        start = StartRanks(run=ranks.run, port=rendezvous.port, tokens=rendezvous.tokens)
+        ranks.is_started = self._send(state, start)
 
-    def _send(self, place: _Place, message: ToNode) -> bool:
+    def _send(self, state: _NodeState, message: ToNode) -> bool:
         """Send to a machine; False if it has not joined, or its connection is lost."""
-        return place.peer is not None and self._centre.send(place.peer, message)
+        return state.peer is not None and self._hub.send(state.peer, message)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._config.parallel.rank_timeout_s / BEATS_PER_LIMIT)
-            for place in self._places.values():
-                self._send(place, HeadAlive())
+            for state in self._nodes.values():
+                self._send(state, HeadAlive())
 
     async def _listen(self) -> None:
         while True:
             try:
-                peer, message = await self._centre.receive()
+                peer, message = await self._hub.receive()
             except MessageError as error:
-                logger.warning("a message to %s is dropped: %s", self._address, error)
+                logger.warning("dropped a malformed message to %s: %s", self._address, error)
                 continue
             if isinstance(message, JoinNode):
                 self._join(peer, message)
                 continue
-            place = next((p for p in self._places.values() if p.peer == peer), None)
-            if place is None:
-                self._centre.send(peer, AskJoin())
-            elif (ranks := place.ranks) is not None:
+            state = next((p for p in self._nodes.values() if p.peer == peer), None)
+            if state is None:
+                self._hub.send(peer, AskJoin())
+            elif (ranks := state.ranks) is not None:
                 self._on_message(ranks, message)
 
     def _on_message(self, ranks: RemoteNode, message: ToHead) -> None:
         match message:
             case RanksReady(run=run) if run == ranks.run:
-                ranks.get_ready(self._clock())
+                ranks.mark_ready(self._clock())
             case RanksEnded(run=run, code=code, reason=reason) if run == ranks.run:
                 ranks.end(code, reason)
             case NodeAlive() if ranks.ready.done():
@@ -241,24 +241,24 @@ class NodeHub:
                 pass
 
     def _join(self, peer: bytes, asked: JoinNode) -> None:
-        why = self._objection(asked)
-        place = self._places.get(asked.node)
-        if why or place is None:
+        why = self._reason_to_refuse(asked)
+        state = self._nodes.get(asked.node)
+        if why or state is None:
             logger.warning("%s, node %d, cannot join: %s", asked.host, asked.node, why)
-            self._centre.send(peer, NodeRefused(why))
-            if place is not None and place.ranks is not None and not place.ranks.is_started:
-                place.ranks.end(1, why)
+            self._hub.send(peer, NodeRefused(why))
+            if state is not None and state.ranks is not None and not state.ranks.is_started:
+                state.ranks.end(1, why)
             return
-        if place.attempt == asked.attempt:
+        if state.attempt == asked.attempt:
             return
-        place.peer, place.attempt = peer, asked.attempt
-        if place.ranks is not None and place.ranks.is_started:
-            place.ranks.end(1, f"node {asked.node} was restarted")
-        self._send(place, Welcome())
+        state.peer, state.attempt = peer, asked.attempt
+        if state.ranks is not None and state.ranks.is_started:
+            state.ranks.end(1, f"node {asked.node} was restarted")
+        self._send(state, Welcome())
         logger.info("node %d has joined: %s", asked.node, asked.host)
-        self._start_if_possible(place)
+        self._start_if_possible(state)
 
-    def _objection(self, asked: JoinNode) -> str:
+    def _reason_to_refuse(self, asked: JoinNode) -> str:
         """Return why a machine cannot join; empty if it can."""
         nodes, node = self._config.parallel.nodes, asked.node
         differing = _differing(self._config, asked.settings)
@@ -267,7 +267,7 @@ class NodeHub:
                 asked.nodes != nodes,
                 f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}",
             ),
-            (node not in self._places, f"there is no node {node} of {nodes}"),
+            (node not in self._nodes, f"there is no node {node} of {nodes}"),
             (
                 asked.version != sylvan.__version__,
                 f"node {node} has Sylvan {asked.version}, node 0 {sylvan.__version__}",

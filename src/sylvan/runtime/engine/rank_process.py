@@ -1,4 +1,4 @@
-"""A tensor-parallel rank besides the scheduler's process.
+"""The process of a rank other than the first, whose process runs the scheduler.
 
 The supervisor starts it. It holds its shard of the model, and executes the scheduler's steps.
 """

@@ -48,7 +48,7 @@ from sylvan.runtime.layers.placement import ExpertPlacement, read_placement
 from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.registry import load_config
 from sylvan.transport.api import Duplex, DuplexChannel, MessageError
-from sylvan.transport.star import Centre, Point, Spoke
+from sylvan.transport.hub import Hub, HubClient, HubPeer
 from sylvan.utils.names import random_hex
 from sylvan.utils.numa import bind_to_node
 
@@ -100,10 +100,10 @@ def with_same_bits(config: Config) -> Config:
 
 
 def describe_ranks(config: Config) -> str:
-    """Say how a resolved configuration divides its model, without loading it.
+    """Describe how a resolved configuration divides its model, without loading it.
 
     Raises:
-        ConfigError: The model does not divide so.
+        ConfigError: The model cannot be divided this way.
     """
     parallel = config.parallel
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
@@ -117,7 +117,7 @@ def describe_ranks(config: Config) -> str:
 
 
 def _why_not_alike(config: Config) -> str:
-    """Why sums cannot be those of any number of ranks; empty if they can be."""
+    """Return why sums depend on the number of ranks; empty if they do not."""
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
     why = same_bits_obstacle(model, _without_others(config))
     return why.removeprefix("parallel.same_bits: ")
@@ -144,13 +144,13 @@ class RankGroup:
 
     Attributes:
         others: Channels to the other ranks, by rank.
-        meeting: Rendezvous file, if all ranks are on one machine.
-        elsewhere: Where ranks of other machines connect, if any.
+        rendezvous: Rendezvous file, if all ranks are on one machine.
+        remote: Ranks on other machines, if any.
     """
 
     others: Sequence[DuplexChannel[StartRank | ToRank, FromRank]]
-    meeting: Path
-    elsewhere: RemoteRanks | None = None
+    rendezvous: Path
+    remote: RemoteRanks | None = None
 
     def start(self, config: Config) -> Mesh:
         """Send the others the configuration, and join them.
@@ -159,17 +159,17 @@ class RankGroup:
             RankLostError: Some did not join in time; the message names the first.
         """
         store, port = None, 0
-        if self.elsewhere is not None:
-            self.elsewhere.join(config)
-            store = listening_store(self.elsewhere.host, config.parallel.join_timeout_s)
+        if self.remote is not None:
+            self.remote.join(config)
+            store = listening_store(self.remote.host, config.parallel.join_timeout_s)
             port = store.port
         for other in self.others:
             other.send(StartRank(config, port))
-        return join_mesh(config, self.meeting, 0, store)
+        return join_mesh(config, self.rendezvous, 0, store)
 
     def executor(self, own: Executor, mesh: Mesh) -> Executor:
         """Build the executor that spans all ranks."""
-        several = self.elsewhere is not None
+        several = self.remote is not None
         return RankedExecutor(
             own,
             self.others,
@@ -185,23 +185,23 @@ class RemoteRanks:
     """Ranks on other machines, from the first rank's view.
 
     Attributes:
-        centre: Where they connect.
+        hub: The hub that they connect to.
         host: Address of this machine.
-        tokens: Tokens that authenticate them, by rank.
+        tokens: Secret name of each rank, by which the hub recognises it.
     """
 
-    centre: Centre[StartRank | ToRank, FromRank]
+    hub: Hub[StartRank | ToRank, FromRank]
     host: str
     tokens: Mapping[int, str]
 
     def join(self, config: Config) -> None:
-        """Wait for all of them.
+        """Wait until all of them have connected.
 
         Raises:
             RankLostError: One did not connect in time; the message names it.
         """
         timeout_s = config.parallel.join_timeout_s
-        missing = self.centre.join(timeout_s)
+        missing = self.hub.join(timeout_s)
         if missing is None:
             return
         rank = next(rank for rank, token in self.tokens.items() if token == missing)
@@ -212,14 +212,14 @@ class RemoteRanks:
         )
 
 
-def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None) -> Mesh:
+def join_mesh(config: Config, rendezvous: Path | None, rank: int, store: Any = None) -> Mesh:
     """Join the other ranks.
 
     Args:
         config: How the model is served.
-        meeting: File by which ranks of one machine find each other.
-        rank: Of this process.
-        store: By which ranks of several machines find each other; None: there is one machine.
+        rendezvous: File by which ranks of one machine find each other.
+        rank: Rank of this process.
+        store: Store by which ranks of several machines find each other; None: one machine.
 
     Raises:
         ConfigError: Shared memory is configured, but no kernels are compiled; or there are fewer
@@ -228,7 +228,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
     """
     _bind_to_node(config, rank)
     if config.device != "cpu":
-        return _join_devices(config, meeting, rank, store)
+        return _join_devices(config, rendezvous, rank, store)
     size, timeout_s = config.parallel.ranks, config.parallel.join_timeout_s
     step_timeout_s = config.scheduler.hang_timeout_s
     if store is not None:
@@ -239,7 +239,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
             return join_ranks(own, rank, size, timeout_s, step_timeout_s, host)
 
         return _mesh(config, rank, over_machines)
-    assert meeting is not None, "ranks of one machine have a file"
+    assert rendezvous is not None, "ranks of one machine have a file"
     if config.parallel.backend != "gloo":
         try:
             library = load_library()
@@ -249,13 +249,13 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
         else:
 
             def over_memory(name: str, rank: int, size: int) -> Communicator:
-                path = meeting.with_name(meeting.name + name)
+                path = rendezvous.with_name(rendezvous.name + name)
                 shared = SharedRanks(library, path, rank, size, step_timeout_s)
                 shared.join(timeout_s)
                 return shared
 
             return _mesh(config, rank, over_memory)
-    file = file_store(str(meeting), size)
+    file = file_store(str(rendezvous), size)
 
     def over_gloo(name: str, rank: int, size: int) -> Communicator:
         return join_ranks(part_of_store(file, name), rank, size, timeout_s, step_timeout_s)
@@ -263,7 +263,7 @@ def join_mesh(config: Config, meeting: Path | None, rank: int, store: Any = None
     return _mesh(config, rank, over_gloo)
 
 
-def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -> Mesh:
+def _join_devices(config: Config, rendezvous: Path | None, rank: int, store: Any) -> Mesh:
     """`join_mesh` for ranks that have a GPU each."""
     from sylvan.kernels.collective.nccl import GroupMember, choose_gpu, join_gpus  # not on a CPU
 
@@ -271,7 +271,7 @@ def _join_devices(config: Config, meeting: Path | None, rank: int, store: Any) -
     each = parallel.ranks_per_node
     device = choose_gpu(rank % each, each)
     if store is None:
-        store = file_store(str(meeting), parallel.ranks)
+        store = file_store(str(rendezvous), parallel.ranks)
     short = parallel.nodes == 1 and parallel.backend != "nccl"
 
     def over_nccl(name: str, rank: int, size: int) -> Communicator:
@@ -369,30 +369,30 @@ def rank_group(child: ChildMain, report: Callable[[RankRendezvous], None]) -> Ra
     for rank in range(1, parallel.ranks_per_node):
         steps, answers = streams_of(rank)
         others.append(Duplex(child.sender(steps), child.receiver(FromRank, answers)))
-    elsewhere = None
+    remote = None
     if parallel.nodes > 1:
-        elsewhere = _elsewhere(child, report)
-        others += [Spoke(elsewhere.centre, token) for token in elsewhere.tokens.values()]
-    return RankGroup(others, child.path(RENDEZVOUS), elsewhere)
+        remote = _listen_for_remote(child, report)
+        others += [HubPeer(remote.hub, token) for token in remote.tokens.values()]
+    return RankGroup(others, child.path(RENDEZVOUS), remote)
 
 
-def _elsewhere(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RemoteRanks:
+def _listen_for_remote(child: ChildMain, report: Callable[[RankRendezvous], None]) -> RemoteRanks:
     parallel, host = child.config.parallel, _head_host(child.config)
     ranks = range(parallel.ranks_per_node, parallel.ranks)
     tokens = {rank: random_hex(16) for rank in ranks}
     try:
-        centre: Centre[Any, Any] = Centre(child.context, host, tuple(tokens.values()), FromRank)
+        hub: Hub[Any, Any] = Hub(child.context, host, tuple(tokens.values()), FromRank)
     except MessageError as error:
         raise ConfigError(f"parallel.address={parallel.address}: {error}") from None
-    report(RankRendezvous(port=centre.port, tokens=tokens))
-    return RemoteRanks(centre, host, tokens)
+    report(RankRendezvous(port=hub.port, tokens=tokens))
+    return RemoteRanks(hub, host, tokens)
 
 
 def rank_channel(child: ChildMain) -> DuplexChannel[FromRank, StartRank | ToRank]:
     """Open another rank's channels."""
     if child.steps is not None:
         place = child.steps
-        ends: Any = Point(child.context, place.address, place.token, StartRank | ToRank)
+        ends: Any = HubClient(child.context, place.address, place.token, StartRank | ToRank)
     else:
         steps, answers = streams_of(child.rank)
         ends = Duplex(child.sender(answers), child.receiver(StartRank | ToRank, steps))

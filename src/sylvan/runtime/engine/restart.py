@@ -10,9 +10,9 @@ from sylvan.utils.clock import Clock, monotonic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """At most `max_restarts` within `window_s` seconds.
+    """Allows at most `max_restarts` restarts within `window_s` seconds.
 
-    The first restart is immediate, the second after four times `base_delay_s`, and each later
+    The first restart is immediate, the second comes after four times `base_delay_s`, and each later
     one after twice the previous delay.
     """
 

@@ -11,7 +11,7 @@ from sylvan.config.env import for_compute
 from sylvan.protocol.messages import Alive, Ready, TextBatch
 from sylvan.protocol.shared_params import ParamsSender
 from sylvan.runtime.engine.child_process import FromChild
-from sylvan.runtime.engine.composition import Scalar
+from sylvan.runtime.engine.engine_core import Scalar
 from sylvan.runtime.engine.process import DETOKENIZER_ARGV, RANK_ARGV, SCHEDULER_ARGV
 from sylvan.runtime.engine.restart import RestartPolicy
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient, Send
@@ -35,11 +35,11 @@ class ProcessObserver(Protocol):
         """The process sent a message."""
         ...
 
-    def on_lost(self, *, inflicted: bool) -> None:
+    def on_lost(self, *, injected: bool) -> None:
         """The process exited, and will be restarted unless `on_given_up` follows.
 
         Args:
-            inflicted: By fault injection: no request is to blame.
+            injected: By fault injection: no request is to blame.
         """
         ...
 
@@ -115,8 +115,8 @@ class SchedulerObserver:
         if not isinstance(message, TextBatch | Alive):
             self.replica.client.on_message(message)
 
-    def on_lost(self, *, inflicted: bool) -> None:
-        self.replica.client.disconnect(inflicted=inflicted)
+    def on_lost(self, *, injected: bool) -> None:
+        self.replica.client.disconnect(injected=injected)
 
     def on_given_up(self) -> None:
         self.replica.client.give_up()
@@ -135,8 +135,8 @@ class DetokenizerObserver:
         if isinstance(message, TextBatch):
             self.replica.client.on_texts(message)
 
-    def on_lost(self, *, inflicted: bool) -> None:
-        self.replica.client.detokenizer_lost(inflicted=inflicted)
+    def on_lost(self, *, injected: bool) -> None:
+        self.replica.client.detokenizer_lost(injected=injected)
 
     def on_given_up(self) -> None:
         self.replica.client.give_up()
@@ -144,7 +144,7 @@ class DetokenizerObserver:
 
 @dataclass(frozen=True, slots=True)
 class RankObserver:
-    """Does little: the scheduler's process is in the same group, and its observer acts."""
+    """Does nothing: ranks restart with the scheduler's process, whose observer acts."""
 
     replica: Replica
 
@@ -154,7 +154,7 @@ class RankObserver:
     def on_message(self, message: FromChild) -> None:
         pass
 
-    def on_lost(self, *, inflicted: bool) -> None:
+    def on_lost(self, *, injected: bool) -> None:
         pass
 
     def on_given_up(self) -> None:

@@ -12,12 +12,12 @@ from typing import Protocol
 from sylvan.config import Config
 from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.messages import Finish
-from sylvan.runtime.engine.composition import Build, Scalar
+from sylvan.runtime.engine.engine_core import Build, Scalar
 from sylvan.runtime.engine.local import LocalEngine
 from sylvan.runtime.engine.process import PrewarmedScheduler
 from sylvan.runtime.engine.progress import Progress
 from sylvan.runtime.engine.roles import Replica, Topology
-from sylvan.runtime.engine.served import served_facts
+from sylvan.runtime.engine.served_model import served_model_info
 from sylvan.runtime.engine.supervisor import DuringStart, Supervisor
 from sylvan.runtime.engine.text import load_tokenizer, read_chat_template
 from sylvan.runtime.storage.cipher import tenants_secret
@@ -173,7 +173,7 @@ def _replicas(config: Config, tokenizer: Tokenizer, router: ReplicaRouter) -> li
     path = str(model_dir(config.model))
 
     def facts_of(facts: Mapping[str, Scalar]) -> ServedModelInfo:
-        return served_facts(config, facts, tokenizer, path)
+        return served_model_info(config, facts, tokenizer, path)
 
     return [Replica(client, facts_of) for client in router.clients]
 

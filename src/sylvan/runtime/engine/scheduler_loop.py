@@ -49,7 +49,7 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.shared_params import ParamsReceiver
 from sylvan.protocol.tiers import TierCommand
 from sylvan.runtime.engine.commands import Commands
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 from sylvan.runtime.engine.rebalancing import OWN, Rebalancing
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.transport.api import MessageError, MessageReceiver, MessageSender
@@ -86,7 +86,7 @@ class Ports:
     weight_version: str = DEFAULT_VERSION
 
     def emit(self, outputs: Sequence[TokenOutput]) -> None:
-        """Send outputs to the detokenizer; implements the scheduler's `Parts.emit`."""
+        """Send outputs to the detokenizer; implements `SchedulerDeps.emit`."""
         self.text.send(TokenBatch(outputs=tuple(outputs), weight_version=self.weight_version))
 
     def close(self) -> None:
@@ -151,8 +151,8 @@ class SchedulerLoop:
             progressed = self._commands.active and self._advance_commands()
             if not self._commands.stops_steps:
                 progressed = self._step() or progressed
-            most = _MIN_WAIT_S if self._scheduler.wants_step_soon() else _MAX_WAIT_S
-            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), most)
+            limit = _MIN_WAIT_S if self._scheduler.wants_step_soon() else _MAX_WAIT_S
+            longer = min(max(2 * self._wait_s, _MIN_WAIT_S), limit)
             self._wait_s = 0.0 if progressed else longer
         return not self._shutdown
 
@@ -256,7 +256,7 @@ class SchedulerLoop:
                 self._refuse(request, "the scheduler failed on this request", 500)
 
     def _attempt(self, call: Callable[[], object], what: str) -> Exception | None:
-        """Execute what one client asked for; return its error, which affects only that client."""
+        """Run a call made for one client; return its error, which affects only that client."""
         outcome = outcome_of(call)
         if not isinstance(outcome, Exception):
             return None

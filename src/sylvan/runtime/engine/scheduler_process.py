@@ -8,8 +8,8 @@ from typing import Any, cast
 from sylvan.protocol.errors import ExecutorError, RankLostError
 from sylvan.protocol.messages import Ready, ToScheduler
 from sylvan.runtime.engine.child_main import ChildMain, run_start
-from sylvan.runtime.engine.composition import Build, Emit, EngineCore
 from sylvan.runtime.engine.early_start import early_start
+from sylvan.runtime.engine.engine_core import Build, Emit, EngineCore
 from sylvan.runtime.engine.progress import ReportedProgress
 from sylvan.runtime.engine.roles import STEPS
 from sylvan.runtime.engine.scheduler_loop import Ports, SchedulerLoop
@@ -32,7 +32,7 @@ def main(build: Build | None = None) -> int:
         built = build(child.config, ports.emit) if build else _build(child, ports.emit, replies)
         built.scheduler.times.log.move_to(child.path(STEPS))
 
-    with garbage.postponed():
+    with garbage.gc_paused():
         code = run_start(replies, start)
     if ports is not None and built is not None:
         replies.send(Ready(facts=dict(built.facts)))

@@ -278,7 +278,7 @@ class Supervisor:
                 self._progress(message.done, message.total)
         elif isinstance(message, RankRendezvous):
             if self._hub is not None:
-                self._hub.meet(self._group_runs[slot.replica, slot.role.group], message)
+                self._hub.set_rendezvous(self._group_runs[slot.replica, slot.role.group], message)
         elif slot.observer is not None:
             slot.observer.on_message(message)
 
@@ -300,9 +300,9 @@ class Supervisor:
         while True:
             first = asyncio.FIRST_COMPLETED
             await asyncio.wait([slot.child.ended for slot in group], return_when=first)
-            forgiven = {slot.name for slot in group if self._faults.forgive(slot.name)}
+            forgiven = {slot.name for slot in group if self._faults.was_injected(slot.name)}
             for slot in group:  # at once: from now on requests wait for the next processes
-                _observer(slot).on_lost(inflicted=bool(forgiven))
+                _observer(slot).on_lost(injected=bool(forgiven))
             await self._end(group)
             delay_s = 0.0 if forgiven else backoff.next_delay_s()
             if delay_s is None:

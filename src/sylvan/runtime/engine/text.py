@@ -71,8 +71,8 @@ def check_vocabulary(tokenizer: Tokenizer, model: Path) -> str:
     rows = vocabulary_rows(model)
     last = tokenizer.vocab_size - 1
     if rows is None or last < rows or (last == rows and last == tokenizer.pad_id):
-        return f"{tokenizer.vocab_size} ids of {rows or 'unknown many'} rows"
+        return f"{tokenizer.vocab_size} token IDs, {rows or 'an unknown number of'} embedding rows"
     raise ConfigError(
-        f"tokenizer: its token {tokenizer.token_name(last)!r} has the id {last}, but the model "
-        f"knows only {rows} (vocab_size in config.json); choose the model's own with --tokenizer"
+        f"tokenizer: token {tokenizer.token_name(last)!r} has ID {last}, but the model has only "
+        f"{rows} embedding rows (vocab_size in config.json); give its own tokenizer (--tokenizer)"
     )

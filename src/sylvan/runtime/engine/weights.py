@@ -35,11 +35,11 @@ from sylvan.protocol.commands import (
 )
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import ControlReply
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """PyTorch tensors by name."""
-Outcome = tuple[bool, str]
+UpdateResult = tuple[bool, str]
 """Whether it succeeded, and the error."""
 _SHARED = Path("/dev/shm")
 
@@ -50,42 +50,42 @@ class EngineWeights:
     def __init__(self, updates: WeightUpdates) -> None:
         self._updates = updates
 
-    async def from_disk(self, body: DiskBody) -> Outcome:
+    async def from_disk(self, body: DiskBody) -> UpdateResult:
         """See `Engine.update_weights_from_disk`."""
-        return _outcome(
+        return _update_result(
             await self._updates.update(update_of(body, disk_source(body), partial=False))
         )
 
-    async def from_tensors(self, named: NamedTensors, body: UpdateBody) -> Outcome:
+    async def from_tensors(self, named: NamedTensors, body: UpdateBody) -> UpdateResult:
         """See `Engine.update_weights_from_tensor`."""
         with _shared(dict(named)) as source:
-            return _outcome(await self._updates.update(update_of(body, source, partial=True)))
+            return _update_result(await self._updates.update(update_of(body, source, partial=True)))
 
-    async def from_distributed(self, body: DistributedBody) -> Outcome:
+    async def from_distributed(self, body: DistributedBody) -> UpdateResult:
         """See `Engine.update_weights_from_distributed`."""
         command = update_of(body, group_source(body), partial=True)
-        return _outcome(await self._updates.update(command))
+        return _update_result(await self._updates.update(command))
 
-    async def from_ipc(self, body: SocketBody) -> Outcome:
+    async def from_ipc(self, body: SocketBody) -> UpdateResult:
         """See `Engine.update_weights_from_ipc`."""
         command = update_of(body, socket_source(body), partial=True)
-        return _outcome(await self._updates.update(command))
+        return _update_result(await self._updates.update(command))
 
-    async def end(self) -> Outcome:
+    async def end(self) -> UpdateResult:
         """See `Engine.end_weight_update`."""
-        return _outcome(await self._updates.end())
+        return _update_result(await self._updates.end())
 
-    async def join_group(self, body: GroupBody) -> Outcome:
+    async def join_group(self, body: GroupBody) -> UpdateResult:
         """See `Engine.init_weights_update_group`."""
-        return _outcome(await self._updates.send(group_of(body)))
+        return _update_result(await self._updates.send(group_of(body)))
 
-    async def leave_group(self, name: str) -> Outcome:
+    async def leave_group(self, name: str) -> UpdateResult:
         """See `Engine.destroy_weights_update_group`."""
-        return _outcome(await self._updates.send(LeaveGroup(name)))
+        return _update_result(await self._updates.send(LeaveGroup(name)))
 
-    async def tensor(self, name: str, most: int) -> list[Any]:
+    async def tensor(self, name: str, limit: int) -> list[Any]:
         """See `Engine.get_weights_by_name`."""
-        return (await self._body(ReadWeights(name, most)))["values"]
+        return (await self._body(ReadWeights(name, limit)))["values"]
 
     async def checksums(self, skip: tuple[str, ...]) -> dict[str, str]:
         """See `Engine.check_weights`."""
@@ -111,10 +111,10 @@ def safetensors_of(named: NamedTensors) -> bytes:
     from safetensors.torch import save  # callers with tensors have imported torch already
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in dict(named).items()}
-    return save(_apart(tensors))
+    return save(_without_aliases(tensors))
 
 
-def _outcome(reply: ControlReply) -> Outcome:
+def _update_result(reply: ControlReply) -> UpdateResult:
     return reply.ok, reply.message
 
 
@@ -127,14 +127,14 @@ def _shared(named: Mapping[str, Any]) -> Iterator[SharedTensors]:
     path = _SHARED / f"sylvan-update-{os.getpid()}-{secrets.token_hex(8)}"
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        save_file(_apart(tensors), path)
+        save_file(_without_aliases(tensors), path)
         yield SharedTensors(path.name, path.stat().st_size)
     finally:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 
 
-def _apart(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _without_aliases(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Copy tensors that share memory (tied weights), which the format does not allow."""
     seen: set[int] = set()
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform.api import Event, Memory, PlatformGraph, PlatformStream
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.utils.garbage import postponed
+from sylvan.utils.garbage import gc_paused
 
 
 class DeviceEvent:
@@ -57,7 +57,7 @@ class DeviceGraph:
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         with (
-            postponed(),  # collecting may free another graph, which ends a capture
+            gc_paused(),  # collecting may free another graph, which ends a capture
             self._module.graph(self._graph, pool=self._pool, stream=self._stream),
         ):
             return work()

@@ -117,10 +117,10 @@ class Capability:
         """The longest prefix of `req` that may come from the prefix cache; None: no limit."""
         return None
 
-    def cut(self, req: Req, size: int, most: int) -> int:
+    def cut(self, req: Req, size: int, limit: int) -> int:
         """Return the size of the next slice of `req`; `size` is the default.
 
-        At most `most`, which may exceed `size`; 0 defers it to a step with more room.
+        At most `limit`, which may exceed `size`; 0 defers it to a step with more room.
         """
         return size
 
@@ -132,7 +132,7 @@ class Capability:
         """Whether to call `draft` in this step; without drafts, decoding takes its fast path."""
         return True
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         """Return draft tokens to verify in this step after the known tokens."""
         return None
 
@@ -344,12 +344,12 @@ class Hooks:
             limit = limit if own is None else min(limit, own)
         return limit
 
-    def cut(self, req: Req, size: int, most: int) -> int:
+    def cut(self, req: Req, size: int, limit: int) -> int:
         """The size of the next slice of `req`; `size` unless a capability changes it."""
         if not self._cutters:
             return size
         for capability in self._cutters:
-            size = capability.cut(req, size, most)
+            size = capability.cut(req, size, limit)
         self._observe("cut", req, size)
         return size
 
@@ -368,9 +368,9 @@ class Hooks:
         self._observe("may_draft", None, wanted)
         return wanted
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         """Return the guesses of the first capability that has any."""
-        draft = next((d for c in self._drafters if (d := c.draft(req, most))), None)
+        draft = next((d for c in self._drafters if (d := c.draft(req, limit))), None)
         self._observe("draft", req, draft)
         return draft
 

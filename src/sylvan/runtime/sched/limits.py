@@ -69,9 +69,9 @@ class StepSize:
     If `fixed`, because prompts are never split, a step that does not fit fails.
     """
 
-    def __init__(self, most: int, *, fixed: bool) -> None:
-        self.tokens = most
-        self._most, self._fixed = most, fixed
+    def __init__(self, limit: int, *, fixed: bool) -> None:
+        self.tokens = limit
+        self._limit, self._fixed = limit, fixed
         self._steps = 0
 
     def shrink(self, failed: Batch) -> bool:
@@ -85,14 +85,14 @@ class StepSize:
     def skip(self, steps: int) -> None:
         """Count `steps` steps that fit."""
         for _ in range(steps):
-            if self.tokens == self._most:
+            if self.tokens == self._limit:
                 return
             self.on_step()
 
     def on_step(self) -> None:
         """Count a step that fit."""
-        if self.tokens == self._most:
+        if self.tokens == self._limit:
             return
         self._steps += 1
         if self._steps >= RECOVER_STEPS:
-            self.tokens, self._steps = min(self._most, 2 * self.tokens), 0
+            self.tokens, self._steps = min(self._limit, 2 * self.tokens), 0

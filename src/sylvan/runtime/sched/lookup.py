@@ -61,7 +61,7 @@ class Lookup:
             if root is not None and key.first in root.children:
                 yield req
 
-    def gains_from(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
+    def could_share_more(self, req: Req, leaders: Sequence[Req], at_least: int) -> bool:
         """Whether `req` could reuse much more of a running request's prompt than is cached."""
         key, known = self.key(req), None
         for leader in leaders:
@@ -80,16 +80,16 @@ class Lookup:
         return False
 
 
-def _key(req: Req, apart_by: str) -> CacheKey:
+def _key(req: Req, namespace: str) -> CacheKey:
     request = req.request
     tokens = req.tokens.view(0, len(req.tokens))
     media = tuple(MediaSpan(item.start, item.stop, item.digest) for item in request.media)
     if isinstance(request, EmbedRequest):
-        return CacheKey(tokens, f"embed:{request.cache_salt}{apart_by}", media)
+        return CacheKey(tokens, f"embed:{request.cache_salt}{namespace}", media)
     if request.cache_salt and request.shared_tokens:
-        apart = tenant_span(request.shared_tokens, request.cache_salt)
-        return CacheKey(tokens, f"{request.lora or ''}:{apart_by}", (*media, apart))
-    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{apart_by}", media)
+        tenant = tenant_span(request.shared_tokens, request.cache_salt)
+        return CacheKey(tokens, f"{request.lora or ''}:{namespace}", (*media, tenant))
+    return CacheKey(tokens, f"{request.lora or ''}:{request.cache_salt}{namespace}", media)
 
 
 # clients choose the rest of the namespace, which might resemble an adapter's

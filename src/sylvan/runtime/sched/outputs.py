@@ -163,7 +163,7 @@ def met_targets(req: Req, now_s: float) -> bool | None:
     return not late and not slow
 
 
-def unchosen(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
+def without_chosen(logprobs: TokenLogprobs | None) -> TokenLogprobs | None:
     """Logprobs of the first position, which has no sampled token to report."""
     first = None if logprobs is None else cut(logprobs, 0, 1)
     if first is None:

@@ -22,7 +22,7 @@ from sylvan.runtime.sched.outputs import (
     head,
     output,
     refusal,
-    unchosen,
+    without_chosen,
 )
 from sylvan.runtime.sched.plan_builder import PlanBuilder
 from sylvan.runtime.sched.planner import Planner
@@ -41,17 +41,17 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: SchedulerDeps,
+        deps: SchedulerDeps,
         hooks: Hooks,
         planner: Planner,
         lifecycle: Lifecycle,
         statistics: Statistics,
         times: StepTimes,
     ) -> None:
-        self._executor, self._cache = parts.executor, parts.cache
+        self._executor, self._cache = deps.executor, deps.cache
         self._hooks, self._planner, self._times = hooks, planner, times
         self._lifecycle, self._statistics = lifecycle, statistics
-        caps = parts.executor.caps
+        caps = deps.executor.caps
         self._builder = PlanBuilder(caps.max_running_reqs, resolves=caps.stages == 1)
         self.inflight: deque[tuple[Batch, Pending]] = deque()
         self._steps: deque[int] = deque()  # the planner's step numbers of those in flight
@@ -182,7 +182,7 @@ class Pipeline:
             self._lifecycle.finish(req, finish)
         if req.finish or fields or emittable(req) >= req.emit_at:
             found = out.logprobs
-            logprobs = unchosen(found) if only_prefill else head(found, len(tokens))
+            logprobs = without_chosen(found) if only_prefill else head(found, len(tokens))
             if req.held is not None and not only_prefill:
                 logprobs = req.held.take(emittable(req) - req.num_emitted)
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
@@ -204,13 +204,13 @@ class Pipeline:
             return refusal(error)
         held.final = max(held.final, review.final)
         if review.kept < req.tokens.length:
-            self._go_back(req, max(review.kept, req.num_emitted))
+            self._truncate(req, max(review.kept, req.num_emitted))
             return None
         if finish is not None:
             held.final = req.tokens.length
         return finish
 
-    def _go_back(self, req: Req, length: int) -> None:
+    def _truncate(self, req: Req, length: int) -> None:
         """Drop the tokens from `length` on; earlier KV stays valid and shared."""
         assert req.held is not None
         self._void_later_samples(req)

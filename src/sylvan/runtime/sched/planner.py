@@ -31,7 +31,7 @@ class Planner:
 
     def __init__(
         self,
-        parts: SchedulerDeps,
+        deps: SchedulerDeps,
         limits: SchedulerLimits,
         requests: RequestTable,
         lookup: Lookup,
@@ -43,7 +43,7 @@ class Planner:
         self.refused: dict[str, RequestError] = {}  # by rid; the scheduler fails them
         self.admission = Admission(limits.conservativeness)
         self.step_size = StepSize(limits.max_batch_tokens, fixed=limits.whole_prompts)
-        self._parts, self._limits, self._cache = parts, limits, parts.cache
+        self._deps, self._limits, self._cache = deps, limits, deps.cache
         self._requests, self._lookup, self._hooks = requests, lookup, hooks
         self._waiting, self._running = requests.waiting, requests.running
         self._preemption = Preemption(self._running, limits.preemption_threshold)
@@ -55,15 +55,15 @@ class Planner:
         self.num_decodes = 0  # see `Batch.num_decodes`
         self.growth: Growth | None = None  # see `Batch.growth`
         one_step = limits.inflight == 1 and not hooks.gates_running
-        self._decodes = Decodes(parts.cache) if one_step else None
+        self._decodes = Decodes(deps.cache) if one_step else None
         self._slices: list[Slice] = []
-        self._page_size = parts.cache.page_size
-        self._max_chunk = min(limits.chunk_tokens, parts.cache.max_step_tokens)
+        self._page_size = deps.cache.page_size
+        self._max_chunk = min(limits.chunk_tokens, deps.cache.max_step_tokens)
         self._budget = 0
         self._chunk = self._first_chunk = 0
         self._guesses = self._paths = 0  # of this step
-        self._most_samples = parts.executor.caps.max_samples or NEVER
-        self._stages = parts.executor.caps.stages
+        self._most_samples = deps.executor.caps.max_samples or NEVER
+        self._stages = deps.executor.caps.stages
 
     def plan(self) -> tuple[Slice, ...]:
         """Choose the next step's slices: decodes first, then running prompts, then new requests."""
@@ -233,11 +233,11 @@ class Planner:
         if size <= 0 or (req.computed >= req.prompt_len and not self._hooks.fills):
             return size
         fresh = self._chunk == self._first_chunk  # the first prompt may use the whole chunk
-        most = min(self._budget, self._cache.max_step_tokens) if fresh else room
-        size = self._hooks.cut(req, size, most)
+        limit = min(self._budget, self._cache.max_step_tokens) if fresh else room
+        size = self._hooks.cut(req, size, limit)
         if not size and not self._slices:
             self.refused[req.rid] = RequestError(
-                f"{most} tokens of a step are too few for an image, which cannot be split "
+                f"{limit} tokens of a step are too few for an image, which cannot be split "
                 "(scheduler.max_batch_tokens).",
                 param="media",
             )
@@ -252,15 +252,15 @@ class Planner:
             return None
         if self._hooks.fills:
             return self._hooks.draft(req, self._budget - size)
-        most = min(
+        limit = min(
             self._budget - size,
             req.max_tokens - req.num_tokens - 1,  # one more token follows them
             self._most_samples - len(self._running) - self._guesses,
         )
-        draft = self._hooks.draft(req, most) if most > 0 else None
-        if draft is None or req.kv is None or not 0 < len(draft.tokens) <= most:
+        draft = self._hooks.draft(req, limit) if limit > 0 else None
+        if draft is None or req.kv is None or not 0 < len(draft.tokens) <= limit:
             return None
-        caps = self._parts.executor.caps
+        caps = self._deps.executor.caps
         if draft.is_chain:
             verifiable = caps.draft_chains
         else:
@@ -279,8 +279,8 @@ class Planner:
 
     def _fits_paths(self, draft: Draft, budget: int) -> bool:
         """Whether all paths of a tree can be computed in this step."""
-        most = self._parts.executor.caps.tree_paths
-        return not most or (draft.rows <= budget and self._paths + draft.paths - 1 <= most)
+        limit = self._deps.executor.caps.tree_paths
+        return not limit or (draft.rows <= budget and self._paths + draft.paths - 1 <= limit)
 
     # ---- waiting requests
 
@@ -289,9 +289,9 @@ class Planner:
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
-        most = most_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
+        limit = most_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
         for req in self._waiting.candidates():
-            if not self._has_room or len(self.started) >= most:
+            if not self._has_room or len(self.started) >= limit:
                 return
             if req.pending or not self._may_run(req, running=False):
                 continue
@@ -359,7 +359,7 @@ class Planner:
         """Whether a running prompt is computing an uncached prefix that `req` shares."""
         if self._waiting.is_aged(req) or not isinstance(req.request, GenerateRequest):
             return False
-        return self._lookup.gains_from(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
+        return self._lookup.could_share_more(req, leaders, max(MIN_SHARED_TOKENS, self._page_size))
 
     def _start(self, req: Req, verdict: Verdict) -> bool:
         """Allocate memory for `req` and plan its first slice or load; False if memory is short."""
@@ -389,10 +389,10 @@ class Planner:
                 req.may_load = False  # its tokens can never all fit at once
             return False
         if not req.started_s:
-            req.started_s = self._parts.clock()
+            req.started_s = self._deps.clock()
             req.cached_tokens = min(kv.cached, req.prompt_len)
         if loads:
-            req.loading_since_s = self._parts.clock()
+            req.loading_since_s = self._deps.clock()
             self._requests.move(req, Phase.LOADING)
             self._hooks.on_load(req)
             return True
@@ -416,7 +416,7 @@ class Planner:
         self._slices.append(piece)
         self.planned_tokens += size
         self._budget -= size + guesses
-        if draft and not draft.is_chain and self._parts.executor.caps.tree_paths:
+        if draft and not draft.is_chain and self._deps.executor.caps.tree_paths:
             self._budget -= draft.rows - guesses
             self._paths += draft.paths - 1
         self._guesses += 0 if self._hooks.fills else guesses

@@ -44,34 +44,34 @@ class Scheduler:
         times: Times of steps, and the log of the last ones.
     """
 
-    def __init__(self, parts: SchedulerDeps, limits: SchedulerLimits) -> None:
-        capabilities = parts.capabilities
-        lookup = Lookup(parts.cache, Hooks(capabilities))
-        self.policy = parts.policy(
+    def __init__(self, deps: SchedulerDeps, limits: SchedulerLimits) -> None:
+        capabilities = deps.capabilities
+        lookup = Lookup(deps.cache, Hooks(capabilities))
+        self.policy = deps.policy(
             PolicyContext(
                 cached_tokens=lookup.cached_tokens,
                 likely_hits=lookup.likely_hits,
-                clock=parts.clock,
-                seed=parts.seed,
+                clock=deps.clock,
+                seed=deps.seed,
                 inflight=limits.inflight,
-                tenant_weights=parts.tenant_weights,
+                tenant_weights=deps.tenant_weights,
             )
         )
         if isinstance(self.policy, Capability):  # a policy that needs the hooks of a capability
             capabilities = (*capabilities, self.policy)
-        self._parts, self._limits, self._lookup = parts, limits, lookup
+        self._deps, self._limits, self._lookup = deps, limits, lookup
         self._hooks = Hooks(capabilities)
         self.wants_step_soon = self._hooks.wants_step_soon
-        self.waiting = WaitingQueue(self.policy, parts.clock, limits.age_limit_s)
+        self.waiting = WaitingQueue(self.policy, deps.clock, limits.age_limit_s)
         self._requests = RequestTable(self.waiting)
         self.running = self._requests.running
-        self._planner = Planner(parts, limits, self._requests, lookup, self._hooks)
+        self._planner = Planner(deps, limits, self._requests, lookup, self._hooks)
         self._statistics = statistics = Statistics()
         self._lifecycle = lifecycle = Lifecycle(
-            self._requests, self._planner, self._hooks, statistics, parts.clock
+            self._requests, self._planner, self._hooks, statistics, deps.clock
         )
-        self.times = times = StepTimes(parts.clock, self._requests)
-        self._pipeline = Pipeline(parts, self._hooks, self._planner, lifecycle, statistics, times)
+        self.times = times = StepTimes(deps.clock, self._requests)
+        self._pipeline = Pipeline(deps, self._hooks, self._planner, lifecycle, statistics, times)
         self.port = Port(self._requests, self._planner, self._pipeline, lifecycle, self._hooks)
         followed = capabilities or self.waiting.pacing
         self.skipping = Skipping(
@@ -79,7 +79,7 @@ class Scheduler:
             self._planner,
             self._pipeline,
             lifecycle,
-            parts.cache,
+            deps.cache,
             allowed=limits.inflight == 1 and not followed,
         )
         self._deadlines = Deadlines()
@@ -105,10 +105,10 @@ class Scheduler:
             yields = self.waiting.least_urgent(below=request.priority)
             if yields is None:
                 raise CapacityError(f"{len(self.waiting)} requests wait already; try again later")
-        refuse_oversized(request, self._parts.cache, whole_prompts=self._limits.whole_prompts)
+        refuse_oversized(request, self._deps.cache, whole_prompts=self._limits.whole_prompts)
         if yields is not None:
             self._lifecycle.abort(yields.rid, QUEUE_FULL)
-        now = self._parts.clock()
+        now = self._deps.clock()
         self._arrivals += 1
         req = Req(request, arrived_s=now, order=self._arrivals)
         self._lookup.key(req)  # compute it now; a step may need the keys of all waiting requests
@@ -158,7 +158,7 @@ class Scheduler:
             self._hooks.on_step_end()
 
     def _step(self) -> bool:
-        now, hooks = self._parts.clock(), self._hooks
+        now, hooks = self._deps.clock(), self._hooks
         if self._deadlines.next_s <= now or self._requests.loading:
             self._expire(now)
         completed, pipeline = False, self._pipeline
@@ -169,7 +169,7 @@ class Scheduler:
         batch = Batch(()) if self._paused else self._next_batch()
         if self._planner.started or hooks.watches_batches:
             hooks.launch(batch, self._planner.started)
-        needed = batch.slices or batch.ended or self._parts.executor.caps.lockstep
+        needed = batch.slices or batch.ended or self._deps.executor.caps.lockstep
         if needed or hooks.wants_step():
             pipeline.launch(batch)
         elif pipeline.inflight:
@@ -177,7 +177,7 @@ class Scheduler:
         elif not len(self._requests):
             self._planner.admission.on_idle()
             self.times.nothing_to_do()
-        self._lifecycle.flush(self._parts.emit)
+        self._lifecycle.flush(self._deps.emit)
         return completed or bool(batch.slices)
 
     def pause(self, mode: Literal["abort", "retract", "in_place"]) -> int:
@@ -194,7 +194,7 @@ class Scheduler:
         if mode == "retract":
             for req in tuple(self.running):
                 self._planner.retract(req)
-        self._lifecycle.flush(self._parts.emit)
+        self._lifecycle.flush(self._deps.emit)
         return count
 
     def resume(self) -> None:
@@ -205,14 +205,14 @@ class Scheduler:
     def flush_outputs(self) -> None:
         """Emit the buffered tokens of unfinished requests."""
         self._lifecycle.collect_buffered()
-        self._lifecycle.flush(self._parts.emit)
+        self._lifecycle.flush(self._deps.emit)
 
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, changing nothing, while requests are alive."""
         self._hooks.on_call("flush_cache")
         if len(self._requests) or self._requests.closing or self._requests.held:
             return False
-        self._parts.cache.clear()
+        self._deps.cache.clear()
         return True
 
     @property
@@ -232,14 +232,14 @@ class Scheduler:
             self._planner.retract(req)
         for req in tuple(self._requests.closing.values()):
             self._lifecycle.end(req)  # its client has all outputs; only its memory was kept
-        self._parts.cache.clear()
+        self._deps.cache.clear()
 
     def audit(self) -> int:
         """Check the owner of every page, and reclaim pages without one.
 
         Returns the number of leaked pages: 0 unless there is a bug. No request is affected.
         """
-        found = self._parts.cache.audit([r.kv for r in self._requests.with_memory() if r.kv])
+        found = self._deps.cache.audit([r.kv for r in self._requests.with_memory() if r.kv])
         if found.total:
             self._hooks.on_call("audit")
             logger.error("leaked memory was reclaimed: %s", found)
@@ -259,7 +259,7 @@ class Scheduler:
 
     def load(self) -> SchedulerLoad:
         """Counts for health checks, balancing and metrics."""
-        return self._statistics.load(self._requests, self._parts.cache, self._planner, self.times)
+        return self._statistics.load(self._requests, self._deps.cache, self._planner, self.times)
 
     # ---- inside
 
@@ -272,7 +272,7 @@ class Scheduler:
             self._lifecycle.abort(rid, refusal(error))
         self._statistics.computed += planner.planned_tokens
         self._statistics.steps += bool(slices)
-        copies = self._parts.cache.take_copies()
+        copies = self._deps.cache.take_copies()
         ended = self._lifecycle.take_ended()
         page_copies = tuple(PageCopy(*copy) for copy in copies) if copies else ()
         return Batch(slices, page_copies, ended, planner.num_decodes, planner.growth)

@@ -38,8 +38,8 @@ class Skipping:
         self._requests, self._planner, self._pipeline = requests, planner, pipeline
         self._lifecycle, self._cache, self._allowed = lifecycle, cache, allowed
 
-    def steps(self, most: int) -> int:
-        """Number of steps, at most `most`, that can be skipped: none of them ends or emits."""
+    def steps(self, limit: int) -> int:
+        """Number of steps, at most `limit`, that can be skipped: none of them ends or emits."""
         requests, lifecycle = self._requests, self._lifecycle
         if not self._allowed or not requests.running or len(requests.waiting):
             return 0
@@ -50,12 +50,12 @@ class Skipping:
             return 0
         for req in requests.running:
             known = req.tokens.length
-            most = min(most, req.max_tokens - known - 1, req.emit_at - known - 1)
+            limit = min(limit, req.max_tokens - known - 1, req.emit_at - known - 1)
             if req.stop_ids or req.held or not req.first_token_s:
                 return 0
-        while most > 0 and self._pages(most) > self._cache.spare_pages:
-            most //= 2  # steps that evict run one by one
-        return max(0, most)
+        while limit > 0 and self._pages(limit) > self._cache.spare_pages:
+            limit //= 2  # steps that evict run one by one
+        return max(0, limit)
 
     def skip(self, steps: int, token: int, pending: Pending) -> None:
         """Skip steps, at most as many as `steps` returned.

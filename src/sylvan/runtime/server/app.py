@@ -12,7 +12,7 @@ from sylvan.runtime.server.access_log import AccessLog
 from sylvan.runtime.server.browsers import HostCheck, checked_hosts
 from sylvan.runtime.server.connections import Connections
 from sylvan.runtime.server.context import Context, make_context
-from sylvan.runtime.server.direct import Direct
+from sylvan.runtime.server.dispatch import PathDispatcher
 from sylvan.runtime.server.endpoint import serve
 from sylvan.runtime.server.internal import InternalCaller
 from sylvan.runtime.server.routes import ENDPOINTS
@@ -49,7 +49,7 @@ def app_of(context: Context) -> ASGIApp:
     with contextlib.suppress(RuntimeError):  # no event loop runs
         context.accounts.watch(asyncio.get_running_loop())
     context.batches.worker.begin(InternalCaller(context, gate, ENDPOINTS))
-    app: ASGIApp = Direct(routes, settings.server.root_path)
+    app: ASGIApp = PathDispatcher(routes, settings.server.root_path)
     if settings.server.cors_origins:
         app = CORSMiddleware(
             app,

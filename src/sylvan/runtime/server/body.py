@@ -55,7 +55,7 @@ class Bodies:
     def limit(self, limits: BodyLimits) -> None:
         """Set new limits for later bodies."""
         self.limits = limits
-        self._memory.most = limits.together
+        self._memory.limit = limits.together
 
     @property
     def held(self) -> int:

@@ -1,4 +1,4 @@
-"""Tells calls of web pages from those of programs, by Host, Origin and fetch metadata.
+"""Distinguishes calls of web pages from those of programs, by Host, Origin and fetch metadata.
 
 A server without a key trusts every client that can reach it. So can a browser on the same machine,
 which runs pages of any site. Such a page reaches the server through a host name of its own (DNS
@@ -64,7 +64,7 @@ def checked_hosts(settings: ServerSettings) -> Collection[str] | None:
     return settings.allowed_hosts if settings.allowed_hosts or settings.trusting else None
 
 
-def is_foreign(headers: Headers, origins: Collection[str]) -> bool:
+def is_cross_origin(headers: Headers, origins: Collection[str]) -> bool:
     """Whether a page of another origin makes this call, according to the browser's headers.
 
     Args:

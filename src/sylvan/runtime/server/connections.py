@@ -261,8 +261,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(431, self._too_large())
 
     def _too_large(self) -> str:
-        most = self._limits.head_bytes
-        return f"Request line and headers are over {most} bytes (limits.head_bytes)."
+        limit = self._limits.head_bytes
+        return f"Request line and headers are over {limit} bytes (limits.head_bytes)."
 
     def _refuse(self, status: int, message: str) -> None:
         if status == 431:

@@ -30,11 +30,11 @@ from sylvan.runtime.serving.pairing import Role
 from sylvan.runtime.serving.service import GenerationService, make_service, wall_clock
 from sylvan.runtime.serving.sessions import SessionStore
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 from sylvan.text.chat_template import ChatTemplate
 from sylvan.text.parsers import Parsers
 from sylvan.utils.clock import Clock, monotonic
-from sylvan.utils.tasks import Shared
+from sylvan.utils.tasks import SharedTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Context:
     updates: WeightUpdates
     bodies: Bodies
     calls: TenantCalls
-    probe: Shared[bool] = field(default_factory=Shared[bool])
+    probe: SharedTask[bool] = field(default_factory=SharedTask[bool])
     detached: Detached = field(default_factory=Detached)
     started: float = 0.0
     role: Role = field(default_factory=Role)

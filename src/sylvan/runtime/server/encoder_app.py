@@ -1,4 +1,4 @@
-"""The HTTP application of a server that has nothing but an encoder (`media.encoder_only`)."""
+"""The HTTP application of an encoder server (`media.encoder_only`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.config.values import Secret
 from sylvan.media.messages import EncodeItem
 from sylvan.media.remote import PATH, TYPE
 from sylvan.protocol.errors import CapacityError
-from sylvan.runtime.features.multimodal.apart import EncoderService
+from sylvan.runtime.features.multimodal.encoder_service import EncoderService
 from sylvan.transport.api import MessageError
 from sylvan.transport.codec import MessageDecoder, MessageEncoder
 
@@ -24,7 +24,7 @@ class EncoderApp:
     Args:
         service: Encodes.
         item_bytes: Size of the largest item.
-        key: Key of callers; None: anybody may call.
+        key: Key that callers must send; None: no key is required.
     """
 
     def __init__(self, service: EncoderService, item_bytes: int, key: Secret | None) -> None:

@@ -37,9 +37,9 @@ from sylvan.runtime.server.body import (
     check_content_type,
 )
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.formats import unknown_formats
 from sylvan.runtime.server.keyring import Tenant
 from sylvan.runtime.server.observe.origin import Arrival, origin_of
+from sylvan.runtime.server.schema_formats import unknown_formats
 from sylvan.runtime.server.security import CallRefusal, Gate, Level
 from sylvan.runtime.server.streaming import GONE
 from sylvan.runtime.server.tenant_calls import CountedResponse
@@ -95,8 +95,8 @@ class Call(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     formats: list[str] = msgspec.field(default_factory=list)
     names: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def demand(self, level: Level) -> None:
-        """Require a higher access level than the route does.
+    def require_level(self, level: Level) -> None:
+        """Check for a higher access level than that of the route.
 
         Raises:
             RequestError: The caller lacks it (401 or 403).
@@ -132,9 +132,9 @@ class Endpoint:
         form: The body is a form with a file, parsed by the handler.
         plain_statuses: Errors with these statuses use `media_type`.
         reply_on_failure: Failures of valid requests use the type `reply` too.
-        spelling: Maps the engine's field names to those of the API.
+        field_names: Maps the engine's field names to those of the API.
         budgeted: Counts against the tenant's budget.
-        lacks: What the server lacks to serve this; the route answers 501.
+        missing_feature: What the server lacks to serve this; the route answers 501.
     """
 
     path: str
@@ -152,12 +152,12 @@ class Endpoint:
     statuses: tuple[int, ...] = ()
     tag: str = "Native"
     summary: str = ""
-    spelling: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = field(default_factory=dict)
     budgeted: bool = False
     form: bool = False
     plain_statuses: tuple[int, ...] = ()
     reply_on_failure: bool = False
-    lacks: str = ""
+    missing_feature: str = ""
 
 
 Handle = Callable[[Request], Awaitable[Response]]
@@ -181,7 +181,7 @@ def serve(endpoint: Endpoint, context: Context, gate: Gate) -> Handle:
         return response
 
     async def admit(request: Request) -> Response:
-        changes = "POST" in endpoint.methods and not endpoint.lacks
+        changes = "POST" in endpoint.methods and not endpoint.missing_feature
         simple = changes and request.method in ("GET", "HEAD")
         tenant = gate.check(endpoint.level, request.headers, simple=simple)
         if isinstance(tenant, CallRefusal):
@@ -305,8 +305,10 @@ async def _read(
             check_charset(request)
             if endpoint.typed:
                 check_content_type(request)
-            model, most = endpoint.body, context.bodies.limits.json
-            body, formats = await context.bodies.decoded(raw, lambda raw: _decode(model, raw, most))
+            model, limit = endpoint.body, context.bodies.limits.json
+            body, formats = await context.bodies.decoded(
+                raw, lambda raw: _decode(model, raw, limit)
+            )
         else:
             body = endpoint.body()
         pairing = read_pairing(body, endpoint.path, context.role)
@@ -330,7 +332,7 @@ async def _read(
         ignored=ignored,
         formats=formats,
         gate=gate,
-        names=dict(endpoint.spelling),
+        names=dict(endpoint.field_names),
     )
 
 

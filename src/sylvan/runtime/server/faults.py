@@ -24,7 +24,7 @@ class DiskFaults:
         self._faults = faults
         self._random = Random(faults.seed)
 
-    def inflict(self, db: sqlite3.Connection) -> None:
+    def before_transaction(self, db: sqlite3.Connection) -> None:
         """Before a transaction: sleep, and decide whether the database may grow."""
         if self._faults.disk_delay_s:
             time.sleep(self._random.uniform(0, self._faults.disk_delay_s))

@@ -54,7 +54,7 @@ class InternalCaller:
                 self._context.keyring.admit(owner)
             asked = {**body, "priority": LOWEST_PRIORITY}
             parsed = await call_in_thread(parse, endpoint.body, asked)  # may be large
-            names.update(endpoint.spelling)
+            names.update(endpoint.field_names)
             call = Call(
                 request=Request(scope, _no_messages),
                 body=parsed,

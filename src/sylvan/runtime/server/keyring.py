@@ -21,7 +21,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keyring:
-    """The keys of ordinary clients, stored as hashes."""
+    """The keys of ordinary clients, stored as hashes, and their tenants' budgets."""
 
     def __init__(self, keys: Iterable[Secret], entries: Iterable[KeyEntry], clock: Clock) -> None:
         self._entries: list[KeyEntry] = []

@@ -1,4 +1,4 @@
-"""Prometheus metrics and budgets: every request passes here once, at its end.
+"""Prometheus metrics and tenants' budgets: each request is counted here once, at its end.
 
 Counts what the engine generated, whether or not a client stayed to read it: a client that
 disconnects from a stream is still charged for its tokens.
@@ -25,7 +25,7 @@ from sylvan.runtime.server.settings import ServerSettings
 from sylvan.runtime.server.tier_metrics import TierMetrics
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.manager import TokenizerManager
-from sylvan.utils.loop_watch import Hold
+from sylvan.utils.loop_watch import LoopStall
 
 
 class Accounts:
@@ -100,9 +100,9 @@ class Accounts:
         if isinstance(error, RequestError | CapacityError) and error.setting is not None:
             self._calls.refused(error.setting)
 
-    def held(self, hold: Hold) -> None:
+    def loop_stalled(self, stall: LoopStall) -> None:
         """Count and log a function that blocked the event loop; thread-safe."""
-        self._calls.held(hold)
+        self._calls.loop_stalled(stall)
 
     def show_connections(self, connections: Connections) -> None:
         """Export the number of open connections, and of closed ones by reason."""

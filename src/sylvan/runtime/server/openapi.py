@@ -30,12 +30,12 @@ _MEANINGS = {
     400: "The request cannot be served; the message names field and limit.",
     401: "No key, or an unknown one.",
     403: "The key does not allow this.",
-    404: "There is no such thing.",
+    404: "The named object does not exist.",
     413: "The body is larger than the limit.",
     429: "A budget is used up; see Retry-After.",
     500: "The model failed.",
-    501: "This server cannot do that.",
-    503: "Too much is going on, or nothing is served now; see Retry-After.",
+    501: "This server does not support that.",
+    503: "The server is overloaded or not ready; see Retry-After.",
 }
 
 
@@ -56,7 +56,7 @@ def describe(table: tuple[Endpoint, ...]) -> dict[str, Any]:
         "info": {
             "title": "Sylvan",
             "version": VERSION,
-            "description": "Serves a language model in the languages that clients speak.",
+            "description": "Serves a language model over several public APIs.",
         },
         "paths": paths,
         "components": {
@@ -86,9 +86,9 @@ def _operation(endpoint: Endpoint, method: str) -> dict[str, Any]:
         "operationId": f"{method.lower()}_{name}",
         "tags": [endpoint.tag],
         "summary": endpoint.summary or doc.partition("\n")[0],
-        **({"description": endpoint.lacks} if endpoint.lacks else {}),
+        **({"description": endpoint.missing_feature} if endpoint.missing_feature else {}),
         "responses": {
-            **({} if endpoint.lacks else {"200": _success(endpoint)}),
+            **({} if endpoint.missing_feature else {"200": _success(endpoint)}),
             **dict(_failures(endpoint)),
         },
     }

@@ -47,16 +47,16 @@ status 501 and the sentence of the last column, as `error.message` and as `messa
 def markdown() -> str:
     """Return the page."""
     parts = [_HEAD, "| route | for | what |\n|---|---|---|\n"]
-    parts += [_row(endpoint) for endpoint in ENDPOINTS if not endpoint.lacks]
+    parts += [_row(endpoint) for endpoint in ENDPOINTS if not endpoint.missing_feature]
     parts.append(_ABSENT)
-    parts += [_row(endpoint) for endpoint in ENDPOINTS if endpoint.lacks]
+    parts += [_row(endpoint) for endpoint in ENDPOINTS if endpoint.missing_feature]
     parts.append("\n## Bodies\n")
     parts += [_body(model) for model in _bodies(ENDPOINTS)]
     return "".join(parts)
 
 
 def _row(endpoint: Endpoint) -> str:
-    doc = endpoint.lacks or (endpoint.handler.__doc__ or "").partition("\n")[0]
+    doc = endpoint.missing_feature or (endpoint.handler.__doc__ or "").partition("\n")[0]
     body = (
         f" ([{endpoint.body.__name__}](#{endpoint.body.__name__.lower()}))" if endpoint.body else ""
     )

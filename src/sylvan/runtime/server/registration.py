@@ -57,7 +57,7 @@ def _decoded(answer: httpx.Response, kind: type[T]) -> T:
 
 
 @dataclass(slots=True)
-class _Place:
+class _GatewayEntry:
     """A gateway; `worker_id` is empty while this server is not registered there."""
 
     gateway: str
@@ -101,79 +101,79 @@ class Registration:
     are notified that the server stops, so they send it nothing new.
     """
 
-    def __init__(self, presence: RegistrationInfo) -> None:
-        self._presence = presence
-        self._places = [_Place(gateway.rstrip("/")) for gateway in presence.gateways]
+    def __init__(self, info: RegistrationInfo) -> None:
+        self._info = info
+        self._entries = [_GatewayEntry(gateway.rstrip("/")) for gateway in info.gateways]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Registration:
-        if not self._places:  # creating a client takes 0.1 s
+        if not self._entries:  # creating a client takes 0.1 s
             return self
-        key = self._presence.operator_key
+        key = self._info.operator_key
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._http = httpx.AsyncClient(timeout=TIMEOUT_S, headers=headers, trust_env=False)
-        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+        self._tasks = [asyncio.create_task(self._maintain(entry)) for entry in self._entries]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if not self._places:
+        if not self._entries:
             return
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        leaving = [self._leave(place) for place in self._places if place.worker_id]
+        leaving = [self._unregister(entry) for entry in self._entries if entry.worker_id]
         await asyncio.gather(*leaving)
         await self._http.aclose()
 
-    async def _keep(self, place: _Place) -> None:
+    async def _maintain(self, entry: _GatewayEntry) -> None:
         while True:
             try:
-                await self._look(place)
-                place.logged_error = ""
+                await self._check(entry)
+                entry.logged_error = ""
             except (httpx.HTTPError, RegistrationRefusedError) as error:
-                self._complain(place, str(error) or type(error).__name__)
-            await asyncio.sleep(self._presence.interval_s)
+                self._warn_once(entry, str(error) or type(error).__name__)
+            await asyncio.sleep(self._info.interval_s)
 
-    async def _look(self, place: _Place) -> None:
+    async def _check(self, entry: _GatewayEntry) -> None:
         """Register unless the gateway knows this server."""
-        if place.worker_id and await self._known(place):
+        if entry.worker_id and await self._is_registered(entry):
             return
-        presence = self._presence
-        body: dict[str, Any] = {"url": presence.url}
-        if presence.api_key is not None:
-            body["api_key"] = presence.api_key
-        answer = await self._http.post(f"{place.gateway}/workers", json=body)
+        info = self._info
+        body: dict[str, Any] = {"url": info.url}
+        if info.api_key is not None:
+            body["api_key"] = info.api_key
+        answer = await self._http.post(f"{entry.gateway}/workers", json=body)
         if answer.status_code == 409:  # added by an operator, or before a crash of this server
-            place.worker_id = await self._id_of(place)
+            entry.worker_id = await self._id_of(entry)
         elif answer.status_code == 202:
-            place.worker_id = _decoded(answer, _Added).worker_id
-            logger.info("registered at %s as %s", place.gateway, presence.url)
+            entry.worker_id = _decoded(answer, _Added).worker_id
+            logger.info("registered at %s as %s", entry.gateway, info.url)
         else:
             raise RegistrationRefusedError(f"status {answer.status_code}: {answer.text[:200]}")
 
-    async def _known(self, place: _Place) -> bool:
-        answer = await self._http.get(f"{place.gateway}/workers/{place.worker_id}")
+    async def _is_registered(self, entry: _GatewayEntry) -> bool:
+        answer = await self._http.get(f"{entry.gateway}/workers/{entry.worker_id}")
         if answer.status_code != 200:
             return False
         job = _decoded(answer, _Shown).job_status
         return job is None or job.status != "failed"
 
-    async def _id_of(self, place: _Place) -> str:
+    async def _id_of(self, entry: _GatewayEntry) -> str:
         """Return the ID under which the gateway knows this server; empty if it does not."""
-        answer = await self._http.get(f"{place.gateway}/workers")
+        answer = await self._http.get(f"{entry.gateway}/workers")
         answer.raise_for_status()
         known = _decoded(answer, _List).workers
-        return next((worker.id for worker in known if worker.url == self._presence.url), "")
+        return next((worker.id for worker in known if worker.url == self._info.url), "")
 
-    async def _leave(self, place: _Place) -> None:
-        work = self._http.delete(f"{place.gateway}/workers/{place.worker_id}")
-        outcome = await settled(work)
-        if isinstance(outcome, httpx.HTTPError):
-            logger.warning("cannot notify %s that this server stops: %s", place.gateway, outcome)
-        elif isinstance(outcome, BaseException):
-            raise outcome
+    async def _unregister(self, entry: _GatewayEntry) -> None:
+        work = self._http.delete(f"{entry.gateway}/workers/{entry.worker_id}")
+        result = await settled(work)
+        if isinstance(result, httpx.HTTPError):
+            logger.warning("cannot notify %s that this server stops: %s", entry.gateway, result)
+        elif isinstance(result, BaseException):
+            raise result
 
-    def _complain(self, place: _Place, why: str) -> None:
-        if why != place.logged_error:
-            logger.warning("cannot register at %s: %s", place.gateway, why)
-            place.logged_error = why
+    def _warn_once(self, entry: _GatewayEntry, why: str) -> None:
+        if why != entry.logged_error:
+            logger.warning("cannot register at %s: %s", entry.gateway, why)
+            entry.logged_error = why

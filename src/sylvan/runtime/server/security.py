@@ -8,7 +8,7 @@ from enum import Enum
 from starlette.datastructures import Headers
 
 from sylvan.config.values import Secret
-from sylvan.runtime.server.browsers import ANY, is_foreign
+from sylvan.runtime.server.browsers import ANY, is_cross_origin
 from sylvan.runtime.server.keyring import Keyring, Tenant
 from sylvan.runtime.server.settings import CurrentSettings
 
@@ -85,7 +85,7 @@ class Gate:
 
     def _of_a_page(self, headers: Headers, *, simple: bool) -> CallRefusal | None:
         """Reject a call without credentials if a web page may have made it."""
-        if is_foreign(headers, self._origins):
+        if is_cross_origin(headers, self._origins):
             return CallRefusal(
                 403, "Forbidden: pages of other origins may not call (cors_origins)."
             )

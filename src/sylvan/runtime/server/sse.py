@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 DONE = b"data: [DONE]\n\n"
-HOLE = "\x00hole\x00"
+PLACEHOLDER = "\x00hole\x00"
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 
@@ -35,21 +35,21 @@ def line(content: Any) -> bytes:
     return encode(content) + b"\n"
 
 
-class Framed:
+class EventTemplate:
     """An event in which only one string varies; the rest is encoded once.
 
     Args:
-        content: The event, with `hole` in place of the string.
-        hole: A string that occurs once in `content`.
+        content: The event, with `placeholder` in place of the string.
+        placeholder: A string that occurs once in `content`.
     """
 
     __slots__ = ("_head", "_tail")
 
-    def __init__(self, content: Any, hole: str = HOLE) -> None:
+    def __init__(self, content: Any, placeholder: str = PLACEHOLDER) -> None:
         encoded = event(content)
-        self._head, found, self._tail = encoded.partition(orjson.dumps(hole))
-        assert found, "the hole is missing"
+        self._head, found, self._tail = encoded.partition(orjson.dumps(placeholder))
+        assert found, "the placeholder is missing"
 
     def fill(self, text: str) -> bytes:
-        """Return the event with `text` in place of the hole."""
+        """Return the event with `text` in place of the placeholder."""
         return self._head + encode(text) + self._tail

@@ -65,7 +65,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`; cancel it if the client disconnects first.
 
     The body must have been read. The connection is not watched for the first moments: a short call
@@ -113,7 +113,7 @@ class _Watch:
         self.task.cancel()
 
 
-async def primed(
+async def await_first_chunk(
     request: Request,
     chunks: AsyncGenerator[bytes, None],
     on_error: Callable[[SylvanError], bytes],
@@ -127,7 +127,7 @@ async def primed(
         ClientGoneError: The client disconnected before the first chunk.
     """
     try:
-        first = await unless_gone(request, anext(chunks))
+        first = await cancel_on_disconnect(request, anext(chunks))
     except BaseException:
         await chunks.aclose()
         raise

@@ -16,11 +16,11 @@ class TenantCalls:
     """The calls in flight of tenants; holders of unnamed keys are not counted or limited.
 
     Args:
-        most: Concurrent calls per tenant.
+        limit: Concurrent calls per tenant.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._calls: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -35,9 +35,10 @@ class TenantCalls:
         name = tenant.name
         if not name:
             return None
-        if self._calls[name] >= self._most:
+        if self._calls[name] >= self._limit:
             raise CapacityError(
-                f"{self._most} calls of this key's tenant are under way (limits.calls_per_tenant).",
+                f"{self._limit} calls of this key's tenant are in flight "
+                "(limits.calls_per_tenant).",
                 status=429,
                 setting="limits.calls_per_tenant",
             )

@@ -64,7 +64,7 @@ class Tickets:
         text = headers[TICKET_HEADER]
         trusted = trusts_gateway(self._settings.now, self._gate, headers)
         if text == PROBE:
-            await self._app(scope, receive, _noted(send, trusted))
+            await self._app(scope, receive, _with_journal_header(send, trusted))
         elif trusted:
             await self._serve(scope, receive, send)
         else:
@@ -100,9 +100,9 @@ class Tickets:
             return None, receive
         if not given.isdigit() or len(given) > 12:
             raise JournalError(f"{RESUME_HEADER} must be a number of bytes")
-        size, most = int(given), self._settings.now.server.max_body_bytes
-        if size > most:
-            raise JournalError(f"the journal has {size} bytes; at most {most} are taken")
+        size, limit = int(given), self._settings.now.server.max_body_bytes
+        if size > limit:
+            raise JournalError(f"the journal has {size} bytes; at most {limit} are taken")
         data, more = bytearray(), True
         while len(data) < size and more:
             message = await receive()
@@ -179,13 +179,13 @@ def _has_ticket(scope: Scope) -> bool:
     return _TICKET in [key for key, _ in scope["headers"]]
 
 
-def _noted(send: Send, trusted: bool) -> Send:
-    async def noted(message: Message) -> None:
+def _with_journal_header(send: Send, trusted: bool) -> Send:
+    async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message)[JOURNAL_HEADER] = "1" if trusted else "0"
         await send(message)
 
-    return noted
+    return send_with_header
 
 
 def _first(message: Message, receive: Receive) -> Receive:

@@ -58,7 +58,7 @@ class Update(msgspec.Struct, frozen=True):
         return self.delta.finish
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class FinishedAnswer(msgspec.Struct, frozen=True):
     """A finished sample."""
 
     sample: Sample
@@ -113,7 +113,7 @@ class AnswerRun:
             self._prepared = self._limited(found)
         return self._prepared
 
-    async def whole(self) -> list[Outcome]:
+    async def whole(self) -> list[FinishedAnswer]:
         """Return all finished samples.
 
         Raises:
@@ -122,13 +122,13 @@ class AnswerRun:
         """
         prepared = await self.prepared()
         [samples] = await collect(self._service, [prepared.input])
-        outcomes: list[Outcome] = []
+        finished_samples: list[FinishedAnswer] = []
         for sample in samples:
             answer = read_whole(prepared.rules, sample.text)
             ids, thinking = sample.token_ids, answer.reasoning
             tokens = count_reasoning(self._service, prepared.rules, ids, thinking)
-            outcomes.append(Outcome(sample, answer, tokens))
-        return outcomes
+            finished_samples.append(FinishedAnswer(sample, answer, tokens))
+        return finished_samples
 
     async def updates(self) -> AsyncGenerator[Update, None]:
         """Yield updates of all samples, interleaved. Closing it aborts the request."""
@@ -146,10 +146,10 @@ class AnswerRun:
         skip = prepared.input.sampling.skip_special_tokens
         return ChatLogprobs(self._service.manager.tokenizer, skip_special_tokens=skip, every=every)
 
-    async def text_logprobs(self, outcome: Outcome) -> list[dict[str, Any]]:
+    async def text_logprobs(self, finished: FinishedAnswer) -> list[dict[str, Any]]:
         """Return log probabilities of a finished text's tokens, without its reasoning."""
-        sample = outcome.sample
-        spans = [span for span in outcome.answer.spans if not span.thinking]
+        sample = finished.sample
+        spans = [span for span in finished.answer.spans if not span.thinking]
         log = self.log(await self.prepared())
         return log.reply(sample.token_ids, sample.logprobs, sample.text, spans)["content"]
 

@@ -1,8 +1,9 @@
-"""How models of deferred interaction mark, expand and cut texts (ColBERT, arXiv:2004.12832).
+"""Prepares texts for late-interaction models (ColBERT, arXiv:2004.12832) as the checkpoint says.
 
-A token after the first one says whether a text is a query or a document. Queries are filled up with
-masks, whose vectors count, too; of documents the vectors of punctuation are left out. PyLate writes
-this into `config_sentence_transformers.json`, the first programs into `artifact.metadata`.
+A marker token after the first token tells queries from documents. Queries are padded with mask
+tokens, whose vectors count too (query expansion); vectors of punctuation in documents are dropped.
+PyLate stores the rules in `config_sentence_transformers.json`, the original ColBERT code in
+`artifact.metadata`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ _LONGEST = 1 << 16  # tokens that a file may ask for
 
 
 @dataclass(frozen=True, slots=True)
-class LateTexts:
-    """The conventions of a model.
+class LateInteractionConfig:
+    """The rules of one checkpoint.
 
     Attributes:
-        markers: What marks queries and documents.
-        lengths: Tokens of the longest of each, with all special ones; longer texts are cut.
-        expands: Queries are filled up with masks.
-        sees_masks: Other tokens attend to these.
-        skipped: Words whose vectors a document lacks.
+        markers: Marker token of queries, and of documents.
+        lengths: Maximum tokens of a query and of a document, including special tokens; longer texts
+            are truncated.
+        expands: Whether queries are padded with mask tokens.
+        sees_masks: Whether other tokens attend to these mask tokens.
+        skipped: Words whose vectors are dropped from documents.
     """
 
     markers: tuple[str, str]
@@ -46,11 +48,11 @@ class LateTexts:
     sees_masks: bool
     skipped: tuple[str, ...]
 
-    def asked(self, role: Role, text: str, tokenizer: Tokenizer, like: EmbedInput) -> EmbedInput:
-        """The input that makes the vectors of a text.
+    def input_of(self, role: Role, text: str, tokenizer: Tokenizer, like: EmbedInput) -> EmbedInput:
+        """Return the engine input for a text; `like` has the other fields.
 
         Raises:
-            RequestError: the tokenizer lacks a token that is needed.
+            RequestError: The tokenizer lacks the marker or the mask token.
         """
         number = get_args(Role).index(role)
         ids = self._cut(text, self.lengths[number] - bool(self.markers[number]), tokenizer)
@@ -63,22 +65,22 @@ class LateTexts:
             hidden = 0 if self.sees_masks else fill
         return replace(like, text=None, input_ids=ids, hidden=hidden)
 
-    def kept(self, vector: Vector, tokenizer: Tokenizer) -> np.ndarray:
-        """The vectors of a document without those of skipped words. Shape: (n, D)."""
+    def document_vectors(self, vector: Vector, tokenizer: Tokenizer) -> np.ndarray:
+        """Return the vectors of a document without those of skipped words. Shape: (n, D)."""
         idle = {tokenizer.token_id(word) for word in self.skipped} - {None}
         stays = [token not in idle for token in vector.input_ids]
         return vector.values[np.array(stays, bool)]
 
-    def _cut(self, text: str, most: int, tokenizer: Tokenizer) -> list[int]:
-        """Tokens with special ones around them, of which only the others are cut."""
+    def _cut(self, text: str, limit: int, tokenizer: Tokenizer) -> list[int]:
+        """Tokenise a text, and truncate it without removing the special tokens around it."""
         ids = tokenizer.encode_user(text)
-        if len(ids) <= most:
+        if len(ids) <= limit:
             return ids
         inner = tokenizer.encode_user(text, add_special_tokens=False)
         around = len(ids) - len(inner)
         starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
         first = next(starts, 0)
-        return [*ids[:first], *inner[: max(0, most - around)], *ids[first + len(inner) :]]
+        return [*ids[:first], *inner[: max(0, limit - around)], *ids[first + len(inner) :]]
 
 
 def _mask_of(tokenizer: Tokenizer) -> str:
@@ -95,11 +97,11 @@ def _id_of(tokenizer: Tokenizer, name: str) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def read_late_texts(model_path: str) -> LateTexts | None:
-    """Read a checkpoint's conventions; None: it has none.
+def read_late_interaction(model_path: str) -> LateInteractionConfig | None:
+    """Read a checkpoint's rules; None: it is no late-interaction model.
 
     Raises:
-        ConfigError: they are unreadable or impossible.
+        ConfigError: They are unreadable or invalid.
     """
     folder = Path(model_path)
     if (folder / METADATA).is_file():
@@ -108,7 +110,7 @@ def read_late_texts(model_path: str) -> LateTexts | None:
     if "query_prefix" not in raw and "query_length" not in raw:
         return None
     words = raw.get("skiplist_words")
-    return LateTexts(
+    return LateInteractionConfig(
         markers=(
             str(_given(raw, "query_prefix", "[Q] ")),
             str(_given(raw, "document_prefix", "[D] ")),
@@ -120,8 +122,8 @@ def read_late_texts(model_path: str) -> LateTexts | None:
     )
 
 
-def _of_metadata(raw: dict[str, Any]) -> LateTexts:
-    return LateTexts(
+def _of_metadata(raw: dict[str, Any]) -> LateInteractionConfig:
+    return LateInteractionConfig(
         markers=(
             str(_given(raw, "query_token_id", "[unused0]")),
             str(_given(raw, "doc_token_id", "[unused1]")),
@@ -141,7 +143,7 @@ def _given(raw: dict[str, Any], name: str, usual: Any) -> Any:
 def _length(raw: dict[str, Any], name: str, usual: int) -> int:
     value = _given(raw, name, usual)
     if not isinstance(value, int) or not 4 <= value <= _LONGEST:
-        raise ConfigError(f"{name} must be in 4..{_LONGEST}, it is {value!r}")
+        raise ConfigError(f"{name} must be in 4..{_LONGEST}, not {value!r}")
     return value
 
 

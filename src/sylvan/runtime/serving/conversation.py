@@ -177,10 +177,10 @@ async def render_chat(service: GenerationService, request: ChatRequest) -> Rende
 
 
 def _render(service: GenerationService, request: ChatRequest, length: int) -> RenderedPrompt:
-    most = MAX_CHARS_PER_TOKEN * length
+    limit = MAX_CHARS_PER_TOKEN * length
     for name, items in (("messages", _texts(request.messages)), ("tools", request.tools or ())):
-        size = _size(items, most)
-        if size > most:
+        size = _size(items, limit)
+        if size > limit:
             raise ContextLengthError.of_text(size, length, name)
     return service.template.render(request)
 
@@ -199,11 +199,11 @@ def _is_media(part: Any) -> bool:
     return isinstance(part, dict) and cast(dict[str, Any], part).get("type") in _MEDIA
 
 
-def _size(items: Iterable[Any], most: int) -> int:
-    """Estimate the size of values as JSON characters; stops counting above `most`."""
+def _size(items: Iterable[Any], limit: int) -> int:
+    """Estimate the size of values as JSON characters; stops counting above `limit`."""
     total = 0
     left = [iter(items)]
-    while left and total <= most:
+    while left and total <= limit:
         value = next(left[-1], left)
         total += _PUNCTUATION
         if value is left:

@@ -20,7 +20,7 @@ from sylvan.api.openai.vectors import ClassifyBody, EmbeddingsBody, EncodeBody, 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import VectorForm
-from sylvan.runtime.serving.colbert import LateTexts, Role, read_late_texts
+from sylvan.runtime.serving.colbert import LateInteractionConfig, Role, read_late_interaction
 from sylvan.runtime.serving.labels import Labels
 from sylvan.runtime.serving.media_inputs import item_input, media_input, page_input
 from sylvan.runtime.serving.prompts import Prompts, read_prompts
@@ -60,11 +60,11 @@ class EmbeddingCaller:
         named = model and self.manager.adapters.find(model, self.tenant)
         return asked or (model if named else None)
 
-    def demand(self, *tasks: str, what: str) -> None:
-        """Reject what the model is not served for.
+    def require_task(self, *tasks: str, what: str) -> None:
+        """Check that the model serves one of these tasks; `what`: the results, for the message.
 
         Raises:
-            RequestError: Its task is not among `tasks`.
+            RequestError: The model serves another task.
         """
         facts = self.facts
         if facts.task not in tasks:
@@ -72,14 +72,14 @@ class EmbeddingCaller:
             message = f"The model {facts.served_name!r} {kind}; it makes no {what}."
             raise RequestError(message, param="model")
 
-    def demand_texts(self, other: str) -> None:
-        """Reject what needs numbers of a whole text, of a model that judges its steps.
+    def reject_step_rewards(self, other: str) -> None:
+        """Reject a process reward model, which scores each step instead of the whole text.
 
         Raises:
-            RequestError: It does; `other` is the route for it.
+            RequestError: It is one; the message names the route to use, `other`.
         """
         if "steps" in self.facts.forms:
-            message = f"The model {self.facts.served_name!r} judges steps: use {other}."
+            message = f"The model {self.facts.served_name!r} scores single steps: use {other}."
             raise RequestError(message, param="model")
 
     async def vectors(self, inputs: Sequence[EmbedInput]) -> list[Vector]:
@@ -101,7 +101,7 @@ class EmbeddingCaller:
 
 async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTemplate) -> Reply:
     """Answer `/v1/embeddings`."""
-    caller.demand("embed", "both", what="embeddings")
+    caller.require_task("embed", "both", what="embeddings")
     lora = caller.adapter(body.lora_path, body.model)
     form = _form(caller.facts, body)
     asked = EmbedInput(
@@ -112,15 +112,15 @@ async def embeddings(caller: EmbeddingCaller, body: EmbeddingsBody, chat: ChatTe
         check_no_chunks(caller.facts)
         return await _late_chunks(caller, body, asked, prompts)
     inputs = _inputs(body.input, body.rid, asked)
-    if form == "tokens" and (late := read_late_texts(caller.facts.model_path)) is not None:
-        vectors = await late_vectors(caller, late, inputs, _role(body.prompt_name))
+    if form == "tokens" and (late := read_late_interaction(caller.facts.model_path)) is not None:
+        vectors = await late_interaction_vectors(caller, late, inputs, _role(body.prompt_name))
     else:
         inputs = _prompted(inputs, prompts, body.prompt_name)
         inputs = await with_media(caller, chat, body.input, queries(caller, inputs))
         vectors = await caller.vectors(inputs)
     if form == "weights":
         hidden = caller.manager.tokenizer.special_ids
-        written = [_words(v, hidden) for v in vectors]
+        written = [_term_weights(v, hidden) for v in vectors]
     else:
         written = [_written(v.values, body) for v in vectors]
     return {
@@ -144,25 +144,25 @@ def _role(prompt_name: str | None) -> Role:
     raise RequestError(message, param="prompt_name")
 
 
-async def late_vectors(
-    caller: EmbeddingCaller, late: LateTexts, inputs: Sequence[EmbedInput], role: Role
+async def late_interaction_vectors(
+    caller: EmbeddingCaller, late: LateInteractionConfig, inputs: Sequence[EmbedInput], role: Role
 ) -> list[Vector]:
-    """Vectors of the tokens of texts, as a late-interaction model makes them.
+    """Return the token vectors of each input, prepared by the rules of a late-interaction model.
 
-    Token ids are taken as they are.
+    Inputs of token IDs are not changed.
 
     Raises:
-        RequestError: as `EmbeddingCaller.vectors`.
+        RequestError: See `EmbeddingCaller.vectors`.
     """
     tokenizer = caller.manager.tokenizer
     asked = [
-        inp if inp.text is None else late.asked(role, inp.text, tokenizer, inp) for inp in inputs
+        inp if inp.text is None else late.input_of(role, inp.text, tokenizer, inp) for inp in inputs
     ]
     vectors = await caller.vectors(asked)
     if role == "query":
         return vectors
     kept = [
-        vector.values if inp.text is None else late.kept(vector, tokenizer)
+        vector.values if inp.text is None else late.document_vectors(vector, tokenizer)
         for inp, vector in zip(inputs, vectors, strict=True)
     ]
     return [dataclasses.replace(v, values=rows) for v, rows in zip(vectors, kept, strict=True)]
@@ -171,14 +171,14 @@ async def late_vectors(
 async def _late_chunks(
     caller: EmbeddingCaller, body: EmbeddingsBody, asked: EmbedInput, prompts: Prompts
 ) -> Reply:
-    """One text in chunks, with a vector for each."""
+    """Answer with late chunking: one text in chunks, with a vector for each."""
     given = body.input
     texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
     if not texts or not all(texts) or texts != given:
         raise RequestError(
             "late_chunking: input is a list of texts that are not empty.", param="input"
         )
-    before = prompts.apply("", body.prompt_name)  # is read, and has no vector
+    before = prompts.apply("", body.prompt_name)  # a first chunk whose vector is dropped
     texts = [text.lower() for text in texts] if prompts.lower else texts
     chunks = (*([before] if before else []), *texts)
     [vector] = await caller.vectors([replace(asked, chunks=chunks, rid=body.rid)])
@@ -197,9 +197,9 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
     """Answer `/encode`, and `/classify`, where the numbers belong to labels."""
     began_s = caller.clock()
     inputs, is_batch = _native_inputs(body)
-    late = read_late_texts(caller.facts.model_path) if body.return_multivector else None
+    late = read_late_interaction(caller.facts.model_path) if body.return_multivector else None
     if late is not None:
-        vectors = await late_vectors(caller, late, inputs, _role(body.prompt_name))
+        vectors = await late_interaction_vectors(caller, late, inputs, _role(body.prompt_name))
     else:
         if caller.facts.embeds:
             inputs = _prompted(inputs, read_prompts(caller.facts.model_path), body.prompt_name)
@@ -212,8 +212,8 @@ async def encode(caller: EmbeddingCaller, body: EncodeBody) -> Reply | list[Repl
 
 async def classify(caller: EmbeddingCaller, body: ClassifyBody, labels: Labels) -> Reply:
     """Answer `/v1/classify`."""
-    caller.demand("classify", what="classes")
-    caller.demand_texts("/classify")
+    caller.require_task("classify", what="classes")
+    caller.reject_step_rewards("/classify")
     asked = EmbedInput(priority=body.priority or 0)
     vectors = await caller.vectors(_inputs(body.input, body.rid, asked))
     data: list[Reply] = []
@@ -379,18 +379,18 @@ def _rids(rid: str | list[str] | None, size: int, many: bool) -> list[str | None
 
 
 def _form(facts: ServedModelInfo, body: EmbeddingsBody) -> VectorForm | None:
-    """The form of vectors that a body asks for; None: the model's usual one."""
+    """Return the form of vectors that a body requests; None: the model's default."""
     sparse = body.encoding_format == "sparse"
     if body.return_multivector:
         if sparse:
-            message = "encoding_format: vectors of tokens are not sparse."
+            message = "encoding_format: token vectors cannot be sparse."
             raise RequestError(message, param="encoding_format")
         return "tokens"
     return "weights" if sparse and "weights" in facts.forms else None
 
 
-def _words(vector: Vector, hidden: Collection[int]) -> Reply:
-    """The largest weight of each word of a text, without those of special tokens."""
+def _term_weights(vector: Vector, hidden: Collection[int]) -> Reply:
+    """Return the largest weight of each token ID in a text, without special tokens."""
     found: dict[int, float] = {}
     for token, weight in zip(vector.input_ids, vector.values.tolist(), strict=True):
         if weight > 0 and token not in hidden:

@@ -1,4 +1,4 @@
-"""Texts with images, videos and sounds to embed: rendered as a conversation."""
+"""Converts embedding inputs with images, videos or audio to engine input."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from sylvan.utils.threads import call_in_thread
 async def media_input(
     chat: ChatTemplate, given: MediaInput, path: str, asked: EmbedInput
 ) -> EmbedInput:
-    """Return what is embedded: the conversation up to where an answer would begin.
+    """Render the input as a conversation, up to where an answer would begin.
 
-    That is how Qwen3-VL-Embedding was trained
-    (https://github.com/QwenLM/Qwen3-VL-Embedding).
+    Qwen3-VL-Embedding was trained this way (https://github.com/QwenLM/Qwen3-VL-Embedding).
 
     Args:
         chat: The model's template.
@@ -40,10 +39,10 @@ async def media_input(
 def item_input(
     given: MediaInput, path: str, asked: EmbedInput, facts: ServedModelInfo
 ) -> EmbedInput:
-    """Return what is embedded by a model with an encoder for each kind (CLIP): one item, or a text.
+    """Return the input for a model with separate encoders (CLIP): one item, or a text.
 
     Raises:
-        RequestError: It is something else.
+        RequestError: The input is neither.
     """
     if given.text and not (given.image or given.video or given.audio) and not given.instruct:
         return msgspec.structs.replace(asked, text=given.text)
@@ -63,10 +62,10 @@ def page_input(
     facts: ServedModelInfo,
     tokenizer: Tokenizer,
 ) -> EmbedInput:
-    """Return what is embedded by a model that retrieves pages: a page, or a query without an image.
+    """Return the input for a model that retrieves pages: the image of a page, or a text as query.
 
     Raises:
-        RequestError: It is something else.
+        RequestError: The input is neither.
     """
     if given.text and not (given.image or given.video or given.audio) and not given.instruct:
         ids = prompts.of_query(given.text, tokenizer)
@@ -81,17 +80,17 @@ def page_input(
 
 
 def _only_item(given: MediaInput, path: str) -> MediaSource:
-    """Return the item of an input that has one, and nothing else.
+    """Return the only item of an input.
 
     Raises:
-        RequestError: It has a text, an instruction, or several items.
+        RequestError: The input also has a text or an instruction, or has several items.
     """
     _, sources = split_media(given.messages(path))
     for name in ("text", "instruct"):
         if getattr(given, name):
-            message = f"{path}.{name}: this model embeds a text or an image, not both as one."
+            message = f"{path}.{name}: this model embeds a text or an image, not both together."
             raise RequestError(message, param=f"{path}.{name}")
     if len(sources) > 1:
-        message = f"{path}: this model makes a vector of one image, not of {len(sources)} as one."
+        message = f"{path}: this model embeds one image at a time, not {len(sources)} together."
         raise RequestError(message, param=path)
     return sources[0]

@@ -65,7 +65,7 @@ class NativeCall:
             samples = await collect(self._service, inputs)
             self._record(samples[0][0].token_ids, samples[0][0].finish)
         replies = [
-            self._whole(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
+            self._whole_reply(j, sample, self._options(i, prompt_ids), self._counter(inputs[i]))
             for i, of_prompt in enumerate(samples)
             for j, sample in enumerate(of_prompt)
         ]
@@ -204,7 +204,7 @@ class NativeCall:
             inside = marks.is_open(inp.text, inp.input_ids or (), tokenizer)
         return ReasoningCounter(marks, inside=inside)
 
-    def _whole(
+    def _whole_reply(
         self, index: int, sample: Sample, options: ReplyOptions, counter: ReasoningCounter
     ) -> Reply:
         counter.add(sample.token_ids)

@@ -44,7 +44,9 @@ class Pairing(msgspec.Struct, frozen=True):
         if not self.bootstraps:
             return inputs
         found = self._per_sample(inputs)
-        return [self._placed(inp, tuple(own)) for inp, own in zip(inputs, found, strict=True)]
+        return [
+            self._with_bootstraps(inp, tuple(own)) for inp, own in zip(inputs, found, strict=True)
+        ]
 
     def _per_sample(self, inputs: Sequence[GenerateInput]) -> list[list[Bootstrap]]:
         """Return the rooms of each input's samples: given ones, or consecutive numbers."""
@@ -64,7 +66,9 @@ class Pairing(msgspec.Struct, frozen=True):
             for first, count in zip(given, counts, strict=True)
         ]
 
-    def _placed(self, inp: GenerateInput, bootstraps: tuple[Bootstrap, ...]) -> GenerateInput:
+    def _with_bootstraps(
+        self, inp: GenerateInput, bootstraps: tuple[Bootstrap, ...]
+    ) -> GenerateInput:
         reads_prompt = inp.logprobs is not None and inp.logprobs.start is not None
         if reads_prompt and not self.merges:
             return inp  # only a server with both roles can report both

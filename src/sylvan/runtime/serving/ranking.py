@@ -16,11 +16,11 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import Usage
 from sylvan.protocol.requests import LogprobOptions, VectorForm
 from sylvan.protocol.sampling import SamplingParams
-from sylvan.runtime.serving.colbert import LateTexts, read_late_texts
+from sylvan.runtime.serving.colbert import LateInteractionConfig, read_late_interaction
 from sylvan.runtime.serving.embeddings import (
     EmbeddingCaller,
     Reply,
-    late_vectors,
+    late_interaction_vectors,
     meta_of,
     queries,
     usage_of,
@@ -56,8 +56,8 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """The relevance of a document, and its log probabilities."""
+class ScoredDocument:
+    """The relevance score of a document, and its `meta_info`."""
 
     score: float
     meta: Reply
@@ -74,7 +74,7 @@ async def rerank(
     task = caller.facts.task
     by_vector = task == "embed" or (task == "both" and not _verdicts(caller))
     if body.late_interaction and not by_vector:
-        message = "late_interaction: the model makes no vectors to compare."
+        message = "late_interaction: this model computes no embeddings."
         raise RequestError(message, param="late_interaction")
     if by_vector:
         found = await _by_vector(caller, body, chat)
@@ -89,7 +89,7 @@ async def rerank(
     return [
         {
             "score": found[i].score,
-            **(_shown(body.documents[i]) if with_text else {}),
+            **(_document_text(body.documents[i]) if with_text else {}),
             "index": i,
             "meta_info": found[i].meta,
         }
@@ -97,7 +97,7 @@ async def rerank(
     ]
 
 
-def _shown(document: str | MediaInput) -> Reply:
+def _document_text(document: str | MediaInput) -> Reply:
     """Return the text of a document, for the answer; its media are not sent back."""
     text = document.text if isinstance(document, MediaInput) else document
     return {} if text is None else {"document": text}
@@ -108,24 +108,30 @@ def _check_texts(body: RerankBody) -> None:
     given = {"query": body.query} | {f"documents[{i}]": d for i, d in enumerate(body.documents)}
     for path, item in given.items():
         if isinstance(item, MediaInput):
-            message = f"{path}: this model ranks texts; media need one that makes embeddings."
-            raise RequestError(message, param=path)
+            raise RequestError(
+                f"{path}: this model ranks texts only; ranking media needs an embedding model.",
+                param=path,
+            )
 
 
-async def _by_label(caller: EmbeddingCaller, body: RerankBody, labels: Labels) -> list[Judged]:
-    caller.demand_texts("/classify")
+async def _by_label(
+    caller: EmbeddingCaller, body: RerankBody, labels: Labels
+) -> list[ScoredDocument]:
+    caller.reject_step_rewards("/classify")
     if caller.facts.vector_size > 2:
         count = caller.facts.vector_size
         message = f"The model has {count} labels; ranking needs one with a single label, or two."
         raise RequestError(message, param="model")
     pairs = [EmbedInput(text=_asked(body), pair=_text(document)) for document in body.documents]
     vectors = await caller.vectors(pairs)
-    return [Judged(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
+    return [ScoredDocument(labels.relevance(v.values) or 0.0, meta_of(v)) for v in vectors]
 
 
-async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
+async def _by_vector(
+    caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate
+) -> list[ScoredDocument]:
     prompts = read_prompts(caller.facts.model_path)
-    late = read_late_texts(caller.facts.model_path)
+    late = read_late_interaction(caller.facts.model_path)
     wanted = body.late_interaction or (body.late_interaction is None and late is not None)
     if late is not None and wanted:
         return await _by_conventions(caller, body, late)
@@ -150,26 +156,27 @@ async def _by_vector(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
     inputs = await with_media(caller, chat, body.documents, inputs, "documents")
     query, *documents = await caller.vectors([asked, *inputs])
     compared = _late_interaction if by_token else _cosine
-    return [Judged(compared(query.values, v.values), meta_of(v)) for v in documents]
+    return [ScoredDocument(compared(query.values, v.values), meta_of(v)) for v in documents]
 
 
 async def _by_conventions(
-    caller: EmbeddingCaller, body: RerankBody, late: LateTexts
-) -> list[Judged]:
-    """By vectors of tokens, marked and cut as the model was trained."""
+    caller: EmbeddingCaller, body: RerankBody, late: LateInteractionConfig
+) -> list[ScoredDocument]:
+    """Score by late interaction, with texts prepared by the checkpoint's rules."""
     _check_texts(body)
     form: VectorForm = "tokens"
     query = EmbedInput(text=_asked(body), form=form)
     texts = [EmbedInput(text=_text(document), form=form) for document in body.documents]
-    [asked] = await late_vectors(caller, late, [query], "query")
-    found = await late_vectors(caller, late, texts, "document")
-    return [Judged(_late_interaction(asked.values, v.values), meta_of(v)) for v in found]
+    [asked] = await late_interaction_vectors(caller, late, [query], "query")
+    found = await late_interaction_vectors(caller, late, texts, "document")
+    return [ScoredDocument(_late_interaction(asked.values, v.values), meta_of(v)) for v in found]
 
 
 def _late_interaction(query: np.ndarray, document: np.ndarray) -> float:
-    """For each token of the query the document's most similar one (ColBERT, arXiv:2004.12832).
+    """Return the mean, over query tokens, of the best similarity to a document token (MaxSim).
 
-    The mean, as BGE-M3 takes it, so that scores lie in -1 to 1. Shapes: (n, D), (m, D).
+    ColBERT (arXiv:2004.12832) takes the sum; the mean, as in BGE-M3, lies in -1 to 1. Shapes: (n,
+    D), (m, D).
     """
     if not len(query) or not len(document):
         return 0.0
@@ -193,7 +200,9 @@ def _text(given: str | MediaInput) -> str:
     return given
 
 
-async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate) -> list[Judged]:
+async def _by_answer(
+    caller: EmbeddingCaller, body: RerankBody, chat: ChatTemplate
+) -> list[ScoredDocument]:
     wanted = _verdicts(caller)
     if not wanted:
         message = (
@@ -206,7 +215,7 @@ async def _by_answer(caller: EmbeddingCaller, body: RerankBody, chat: ChatTempla
         for document in body.documents
     ]
     samples = await _next_tokens(caller, prompts, [wanted] * len(prompts), 1.0)
-    return [Judged(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
+    return [ScoredDocument(_softmax(sample.logprobs)[0], sample.meta) for sample in samples]
 
 
 def _verdicts(caller: EmbeddingCaller) -> list[int]:
@@ -284,7 +293,7 @@ async def _next_token(caller: EmbeddingCaller, inp: GenerateInput) -> _NextToken
 
 async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
     """Answer `/v1/score`: probabilities of label tokens, or the numbers of labels."""
-    caller.demand("generate", "both", "classify", what="scores")
+    caller.require_task("generate", "both", "classify", what="scores")
     items: Any = [body.items] if isinstance(body.items, str) else body.items
     if not items:
         raise RequestError("items must be given.", param="items")
@@ -294,7 +303,7 @@ async def score(caller: EmbeddingCaller, body: ScoreBody) -> Reply:
         message = "items: query and items must both be text, or both be token ids."
         raise RequestError(message, param="items")
     if caller.facts.task == "classify":
-        caller.demand_texts("/classify")
+        caller.reject_step_rewards("/classify")
         rows, usages = await _label_scores(caller, body, items)
         scores = [_softmax(row) if body.apply_softmax else row for row in rows]
     else:

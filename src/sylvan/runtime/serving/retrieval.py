@@ -1,7 +1,8 @@
-"""Prompts of models that retrieve pages (ColPali and the like), as they were trained.
+"""Builds prompts for models that retrieve page images (ColPali and similar).
 
-A page is an image and a fixed text; a query has a text before it, and tokens after it that add
-nothing but vectors. Both are in processor_config.json (arXiv:2407.01449, section 4).
+The prompt of a page is its image and a fixed text. The prompt of a query has a prefix, and padding
+tokens at its end whose vectors also count. Both texts come from processor_config.json
+(arXiv:2407.01449, section 4).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sylvan.runtime.tokenizer.types import EmbedInput, ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.json_files import read_json
 
-_AFTER = 10  # padding tokens behind a query
+_PADDING = 10  # padding tokens at the end of a query
 _PAGE = (
     "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
     "<|im_end|><|endoftext|>"
@@ -28,13 +29,14 @@ _MODERN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nA
 
 @dataclass(frozen=True, slots=True)
 class RetrievalPrompts:
-    """Texts around queries, and of pages.
+    """The fixed texts in prompts of queries and pages.
 
     Attributes:
-        query: Before a query, after the start token if there is one.
-        page: Of a page.
-        starts: Whether prompts have the start token, and an image stands before the text of a page.
-        augmented: The token after queries, if prompts also have the tokenizer's special tokens.
+        query: Prefix of a query, after the start token if there is one.
+        page: Text of a page's prompt.
+        starts: Whether prompts have the start token, and a page's image comes before its text.
+        augmented: Padding token of queries whose prompts have the tokenizer's special tokens; empty
+            for other models.
     """
 
     query: str
@@ -43,18 +45,18 @@ class RetrievalPrompts:
     augmented: str = ""
 
     def of_query(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """Token ids of a query; its text yields no control tokens."""
+        """Return the token IDs of a query; its text never yields control tokens."""
         segments = [(self.query, True), (text, False)]
         if self.augmented:
-            segments.append((self.augmented * _AFTER, True))
+            segments.append((self.augmented * _PADDING, True))
             return tokenizer.affixes.added(tokenizer.encode_segments(segments), text)
         padding = tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_ids[0]
         end = tokenizer.token_name(padding) or ""
-        ids = tokenizer.encode_segments([*segments, (f"{end * _AFTER}\n", True)])
+        ids = tokenizer.encode_segments([*segments, (f"{end * _PADDING}\n", True)])
         return [*self._start(tokenizer), *ids]
 
     def of_page(self, image: int, tokenizer: Tokenizer) -> list[int]:
-        """Token ids of a page, whose image is the placeholder `image`."""
+        """Return the token IDs of a page; `image` is the placeholder token of its image."""
         if not self.starts:
             return tokenizer.encode(self.page, add_special_tokens=bool(self.augmented))
         text = tokenizer.encode(f"{self.page}\n", add_special_tokens=False)
@@ -66,7 +68,7 @@ class RetrievalPrompts:
 
 @functools.lru_cache(maxsize=16)
 def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | None:
-    """Read a checkpoint's prompts; None: it is not such a model."""
+    """Read a checkpoint's prompts; None: the model does not retrieve pages."""
     usual = {
         "ColModernVBertForRetrieval": RetrievalPrompts(
             "", _MODERN, starts=False, augmented="<end_of_utterance>"
@@ -90,7 +92,7 @@ def read_retrieval(model_path: str, architecture: str) -> RetrievalPrompts | Non
 
 
 def query_input(asked: EmbedInput, prompts: RetrievalPrompts, tokenizer: Tokenizer) -> EmbedInput:
-    """Return an input whose text, if it has one, is a query."""
+    """Return the input with its text, if it has one, as the prompt of a query."""
     if asked.text is None:
         return asked
     ids = prompts.of_query(asked.text, tokenizer)
@@ -98,7 +100,7 @@ def query_input(asked: EmbedInput, prompts: RetrievalPrompts, tokenizer: Tokeniz
 
 
 def check_no_chunks(facts: ServedModelInfo) -> None:
-    """Refuse chunks of a text, which these models do not read.
+    """Reject late chunking, which models that retrieve pages do not support.
 
     Raises:
         RequestError: The model retrieves pages.

@@ -80,8 +80,8 @@ async def collect(
 
 
 def _check_together(service: GenerationService, inputs: Sequence[GenerateInput]) -> None:
-    most = service.manager.limits.max_parameter_bytes
-    check_bytes([inp.sampling for inp in inputs], most)
+    limit = service.manager.limits.max_parameter_bytes
+    check_bytes([inp.sampling for inp in inputs], limit)
 
 
 async def _collect_one(service: GenerationService, prompt: int, inp: GenerateInput) -> list[Sample]:

@@ -320,17 +320,17 @@ class SessionStore:
 
     def _make_room(self, sessions: dict[str, Session], keep: Session, more: int) -> None:
         """Close the longest idle sessions until `more` tokens fit."""
-        most = self._limits.tokens
-        if keep.num_tokens + more > most:
+        limit = self._limits.tokens
+        if keep.num_tokens + more > limit:
             raise RequestError(
-                f"session_params.id: the session would hold more than {most} tokens "
+                f"session_params.id: the session would hold more than {limit} tokens "
                 "(limits.session_tokens).",
                 param="session_params.id",
                 setting="limits.session_tokens",
             )
         held = more + sum(session.num_tokens for session in sessions.values())
-        while held > most:
-            message = f"Sessions hold {held} tokens; {most} would fit (limits.session_tokens)."
+        while held > limit:
+            message = f"Sessions hold {held} tokens; {limit} would fit (limits.session_tokens)."
             held -= self._close_oldest(sessions, keep, message, "limits.session_tokens")
 
     def _close_oldest(

@@ -79,7 +79,7 @@ class Adapters:
         self._spool = AdapterSpool(Path(f"{kept}.adapters") if kept is not None else None)
         self._left: list[AdapterInfo] = []  # unloaded, but perhaps still read by running requests
         for client in router.clients:
-            client.reminders.append(self._remind)
+            client.reminders.append(self._registrations)
 
     @property
     def enabled(self) -> bool:
@@ -138,7 +138,7 @@ class Adapters:
         """
         async with self._lock:
             self._check_name(name)
-            await self._clean()
+            await self._delete_unused_files()
             folder = await call_in_thread(self._spool.write, config, weights)
             try:
                 return await self._load(name, str(folder), pinned=pinned)
@@ -172,7 +172,7 @@ class Adapters:
             if self._spool.holds(info.path):
                 self._left.append(info)
                 with contextlib.suppress(CapacityError):  # delete it later
-                    await self._clean()
+                    await self._delete_unused_files()
             return info
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class Adapters:
         await self._save()
         return info
 
-    def _remind(self, facts: ServedModelInfo) -> Sequence[Command]:
+    def _registrations(self, facts: ServedModelInfo) -> Sequence[Command]:
         """Return commands that register later adapters at a restarted scheduler."""
         text = facts.extra.pop("adapters", None)
         if not isinstance(text, str):
@@ -280,7 +280,7 @@ class Adapters:
         except OSError:
             logger.exception("lora.state_file %s cannot be written", path)
 
-    async def _clean(self) -> None:
+    async def _delete_unused_files(self) -> None:
         """Delete files of unloaded adapters without running requests."""
         served = {info.id for info in self._state().adapters.values()}
         for info in tuple(self._left):

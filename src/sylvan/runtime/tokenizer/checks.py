@@ -71,11 +71,11 @@ class CheckedParams:
         self._facts: ServedModelInfo | None = None
         self._known: dict[int, SamplingParams] = {}
 
-    def check(self, sampling: SamplingParams, facts: ServedModelInfo, most: int) -> None:
+    def check(self, sampling: SamplingParams, facts: ServedModelInfo, limit: int) -> None:
         """Check as `check_sampling` and `check_bytes` do, unless it is known to pass.
 
         Raises:
-            RequestError: A field is out of range, or all together are larger than `most` bytes.
+            RequestError: A field is out of range, or all together are larger than `limit` bytes.
         """
         if facts is not self._facts:
             self._facts = facts
@@ -83,20 +83,20 @@ class CheckedParams:
         if self._known.get(id(sampling)) is sampling:
             return
         check_sampling(sampling, facts)
-        if check_bytes([sampling], most) > _REMEMBERED_BYTES:
+        if check_bytes([sampling], limit) > _REMEMBERED_BYTES:
             return
         while len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
         self._known[id(sampling)] = sampling
 
 
-def check_bytes(samplings: Sequence[SamplingParams], most: int) -> int:
+def check_bytes(samplings: Sequence[SamplingParams], limit: int) -> int:
     """Check the size of one request's sampling parameters, summed over all its samples.
 
     Returns the size in bytes.
 
     Raises:
-        RequestError: It exceeds `most` bytes; the message names the largest field.
+        RequestError: It exceeds `limit` bytes; the message names the largest field.
     """
     sizes: dict[int, int] = {}
     total = 0
@@ -104,7 +104,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> int:
         if id(sampling) not in sizes:
             sizes[id(sampling)] = len(msgspec.msgpack.encode(sampling))
         total += sampling.n * sizes[id(sampling)]
-    if total <= most:
+    if total <= limit:
         return total
     largest = max(samplings, key=lambda sampling: sizes[id(sampling)])
     name = max(
@@ -114,7 +114,7 @@ def check_bytes(samplings: Sequence[SamplingParams], most: int) -> int:
     count = sum(sampling.n for sampling in samplings)
     raise RequestError(
         f"{name}: the sampling parameters of {count} samples take {total} bytes together; this "
-        f"server allows {most} (limits.parameter_bytes)",
+        f"server allows {limit} (limits.parameter_bytes)",
         param=name,
         setting="limits.parameter_bytes",
     )
@@ -161,11 +161,11 @@ def build_request(
     )
 
 
-def check_logprob_room(request: GenerateRequest, most: int) -> None:
+def check_logprob_room(request: GenerateRequest, limit: int) -> None:
     """Check how many log probabilities a request may return, over all its samples.
 
     Raises:
-        RequestError: There are more than `most`; the message names the factor that is too large.
+        RequestError: There are more than `limit`; the message names the factor that is too large.
     """
     options = request.logprobs
     if options is None:
@@ -175,11 +175,11 @@ def check_logprob_room(request: GenerateRequest, most: int) -> None:
     output = request.sampling.max_new_tokens or 0
     each = 1 + options.top + len(options.token_ids)
     total = request.sampling.n * (of_prompt + output) * each
-    if total > most:
+    if total > limit:
         name = "top_logprobs_num" if options.top >= len(options.token_ids) else "token_ids_logprob"
         raise RequestError(
             f"{name}: {each} log probabilities at each of up to {of_prompt + output} positions of "
-            f"{request.sampling.n} samples are {total}; this server allows {most} "
+            f"{request.sampling.n} samples are {total}; this server allows {limit} "
             "(limits.logprobs)",
             param=name,
             setting="limits.logprobs",
@@ -201,10 +201,10 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(f"{param} must be a list of token ids", param=param)
     if isinstance(ids, list) and len(ids) <= _FEW_IDS:  # numpy takes longer to start
-        least, most = min(ids), max(ids)
+        low, high = min(ids), max(ids)
     else:
-        least, most = int(array.min()), int(array.max())
-    if least < 0 or most >= vocab_size:
+        low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= vocab_size:
         where = int(((array < 0) | (array >= vocab_size)).argmax())
         raise RequestError(
             f"{param}[{where}] is {array[where]}; token ids of this model are 0 to "
@@ -215,10 +215,10 @@ def check_ids(ids: Sequence[int] | IntArray, vocab_size: int, param: str) -> Int
 
 
 def _check_times(inp: GenerateInput) -> None:
-    for name, most in _TIMES:
+    for name, limit in _TIMES:
         value = getattr(inp.options, name)
-        if value is not None and not 0 < value <= most:
-            message = f"{name} must be a positive number, at most {most:g}"
+        if value is not None and not 0 < value <= limit:
+            message = f"{name} must be a positive number, at most {limit:g}"
             raise RequestError(message, param=name)
 
 
@@ -273,10 +273,10 @@ def _check_bias(bias: dict[str, float], vocab_size: int) -> None:
 
 
 def _check_logprobs(options: LogprobOptions, prompt_len: int, facts: ServedModelInfo) -> None:
-    most = min(MAX_TOP_LOGPROBS, facts.vocab_size)
-    if not 0 <= options.top <= most:
+    limit = min(MAX_TOP_LOGPROBS, facts.vocab_size)
+    if not 0 <= options.top <= limit:
         raise RequestError(
-            f"top_logprobs_num is {options.top}; it must be between 0 and {most}",
+            f"top_logprobs_num is {options.top}; it must be between 0 and {limit}",
             param="top_logprobs_num",
         )
     if options.start is not None and not 0 <= options.start <= prompt_len:

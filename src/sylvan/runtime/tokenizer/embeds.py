@@ -71,8 +71,8 @@ class EmbedTexts:
         self._padding = tokenizer.pad_id if tokenizer.pad_id is not None else (eos or (0,))[0]
         self._pads_left = tokenizer.files.config.get("padding_side", "right") == "left"
 
-    def most(self, facts: ServedModelInfo) -> int:
-        """Tokens of the longest supported text."""
+    def max_tokens(self, facts: ServedModelInfo) -> int:
+        """Return the length of the longest supported text, in tokens."""
         return min(facts.max_request_tokens, self._longest or facts.max_request_tokens)
 
     async def read(self, inp: EmbedInput, facts: ServedModelInfo) -> EmbedPrompt:
@@ -96,7 +96,7 @@ class EmbedTexts:
         if inp.chunks:
             return await call_in_pool(self._pool, self._joined, inp.chunks)
         assert inp.text is not None
-        limit = self.most(facts) if inp.truncate else None
+        limit = self.max_tokens(facts) if inp.truncate else None
         if "steps" in facts.forms:
             ids = await call_in_pool(self._pool, self._tokenizer.encode, inp.text)
             return EmbedPrompt(ids, None, "text")
@@ -104,14 +104,14 @@ class EmbedTexts:
             return self._encode(inp.text, inp.pair, limit)
         return await call_in_pool(self._pool, self._encode, inp.text, inp.pair, limit)
 
-    def _encode(self, text: str, pair: str | None, most: int | None) -> EmbedPrompt:
+    def _encode(self, text: str, pair: str | None, limit: int | None) -> EmbedPrompt:
         if pair is not None:
             return EmbedPrompt(*self._pairs.encode(text, pair), "text")
-        if most is not None:
-            text = text[: MAX_CHARS_PER_TOKEN * most]
+        if limit is not None:
+            text = text[: MAX_CHARS_PER_TOKEN * limit]
         ids = self._with_end(self._tokenizer.encode_user(text))
-        if most is not None and len(ids) > most:
-            ids = self._cut(text, ids, most)
+        if limit is not None and len(ids) > limit:
+            ids = self._cut(text, ids, limit)
         return EmbedPrompt(ids, None, "text")
 
     def _joined(self, chunks: Sequence[str]) -> EmbedPrompt:
@@ -132,13 +132,13 @@ class EmbedTexts:
             return ids
         return [*ids, self._end]
 
-    def _cut(self, text: str, ids: list[int], most: int) -> list[int]:
+    def _cut(self, text: str, ids: list[int], limit: int) -> list[int]:
         """Truncate the text, but none of the special tokens around it."""
         inner = self._tokenizer.encode_user(text, add_special_tokens=False)
         around = len(ids) - len(inner)
         starts = (at for at in range(around + 1) if ids[at : at + len(inner)] == inner)
         first = next(starts, 0)
-        kept = inner[: max(0, most - around)]
+        kept = inner[: max(0, limit - around)]
         return [*ids[:first], *kept, *ids[first + len(inner) :]]
 
 
@@ -218,9 +218,9 @@ def _check_dimensions(wanted: int | None, facts: ServedModelInfo) -> None:
 
 
 def build_embed(
-    inp: EmbedInput, prompt: EmbedPrompt, facts: ServedModelInfo, rid: str, most: int
+    inp: EmbedInput, prompt: EmbedPrompt, facts: ServedModelInfo, rid: str, limit: int
 ) -> EmbedRequest:
-    """Build the scheduler request; the limit is `most` tokens.
+    """Build the scheduler request; the limit is `limit` tokens.
 
     Raises:
         RequestError: The text is empty or too long, or an ID is outside the vocabulary.
@@ -228,8 +228,8 @@ def build_embed(
     count = len(prompt.ids)
     if count == 0:
         raise RequestError(f"{prompt.param} is empty; a text needs a token", param=prompt.param)
-    if count > most:
-        raise ContextLengthError.of_prompt(count, most, prompt.param)
+    if count > limit:
+        raise ContextLengthError.of_prompt(count, limit, prompt.param)
     empty = next((i for i, (start, stop) in enumerate(prompt.spans) if start == stop), None)
     if empty is not None:
         message = f"input[{empty}] is empty; a chunk needs a token"

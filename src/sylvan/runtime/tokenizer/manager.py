@@ -24,6 +24,7 @@ from sylvan.runtime.tokenizer.checks import (
     check_input,
     check_logprob_room,
 )
+from sylvan.runtime.tokenizer.continuation import take_over
 from sylvan.runtime.tokenizer.embeds import (
     EmbedTexts,
     build_embed,
@@ -31,11 +32,10 @@ from sylvan.runtime.tokenizer.embeds import (
     check_generates,
     vector_of,
 )
-from sylvan.runtime.tokenizer.encoded import DECODER_PROMPT, encoded_prompt
+from sylvan.runtime.tokenizer.encoder_prompts import DECODER_PROMPT, encoded_prompt
 from sylvan.runtime.tokenizer.isolation import CacheIsolation
 from sylvan.runtime.tokenizer.live import LiveRequest, SampleState
 from sylvan.runtime.tokenizer.media import MediaPreparer
-from sylvan.runtime.tokenizer.past import take_over
 from sylvan.runtime.tokenizer.router import CONTROL_TIMEOUT_S, ReplicaRouter
 from sylvan.runtime.tokenizer.types import (
     EdgeLimits,
@@ -47,7 +47,7 @@ from sylvan.runtime.tokenizer.types import (
     State,
     Vector,
 )
-from sylvan.runtime.tokenizer.updates import WeightUpdates
+from sylvan.runtime.tokenizer.weight_updates import WeightUpdates
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import Clock, monotonic
 from sylvan.utils.threads import call_in_pool
@@ -141,7 +141,7 @@ class TokenizerManager:
         received_s = self._clock()
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
         check_embed(inp, self.facts)
-        most = self._texts.most(self.facts)
+        limit = self._texts.max_tokens(self.facts)
         self._reserved += 1
         try:
             prompt = await self._texts.read(inp, self.facts)
@@ -150,7 +150,7 @@ class TokenizerManager:
         finally:
             self._reserved -= 1
         self._check_admission(inp.rid, inp.tenant, 1, inp.priority)
-        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), most)
+        request = build_embed(inp, prompt, self.facts, inp.rid or secrets.token_hex(16), limit)
         owner = self.isolation.owner(inp.tenant)
         lora = self.adapters.id_of(inp.lora, inp.tenant)
         request = msgspec.structs.replace(request, cache_salt=owner, lora=lora, media=media)
@@ -289,9 +289,9 @@ class TokenizerManager:
             raise CapacityError(f"no requests are taken: the engine is {state}")
         if rid is not None and self.router.live.get(rid, tenant) is not None:
             raise RequestError(f"a request called {rid!r} is being served", param="rid")
-        most, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
-        if live + count > most:
-            raise CapacityError(f"{live} samples are being served; at most {most} can be")
+        limit, live = self.limits.max_live_samples, self.router.live.num_samples + self._reserved
+        if live + count > limit:
+            raise CapacityError(f"{live} samples are being served; at most {limit} can be")
         # reject early what the scheduler would reject
         if (full := self.limits.max_unfinished) is not None and self.router.is_full(full, priority):
             message = f"{full} requests run or wait already; try again later"

@@ -163,7 +163,7 @@ class MediaPreparer:
         return found
 
     def _numbered(self, sources: Sequence[MediaSource]) -> Sequence[MediaSource]:
-        """Tell processors that want it which of how many items each is."""
+        """Add each item's number, and their count, for processors that need them."""
         if not self._counts:
             return sources
         count = min(len(sources), MANY)

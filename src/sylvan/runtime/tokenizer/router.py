@@ -12,7 +12,7 @@ from sylvan.protocol.errors import CapacityError
 from sylvan.protocol.messages import Command, ControlReply, Finish, SchedulerLoad
 from sylvan.runtime.tokenizer.fan_out import command_for, merged_load, merged_reply
 from sylvan.runtime.tokenizer.live import LiveRequest, LiveTable
-from sylvan.runtime.tokenizer.routing import ReplicaPolicy, ReplicaRoundRobin
+from sylvan.runtime.tokenizer.replica_policy import ReplicaPolicy, ReplicaRoundRobin
 from sylvan.runtime.tokenizer.scheduler_client import SchedulerClient
 from sylvan.runtime.tokenizer.types import ServedModelInfo, State
 from sylvan.transport.api import ChannelFullError
@@ -79,10 +79,10 @@ class ReplicaRouter:
             return "draining"
         return next(state for state in ("up", "recovering", "starting") if state in states)
 
-    def is_full(self, most: int, priority: int) -> bool:
+    def is_full(self, limit: int, priority: int) -> bool:
         """Whether every running replica is full: see `SchedulerClient.is_full`."""
         up = [client for client in self.clients if client.state == "up"]
-        return bool(up) and all(client.is_full(most, priority) for client in up)
+        return bool(up) and all(client.is_full(limit, priority) for client in up)
 
     @property
     def ready(self) -> bool:

@@ -114,19 +114,19 @@ class SchedulerClient:
             self._run_control(send, Pause(mode="in_place"))
         self._resume()
 
-    def is_full(self, most: int, priority: int) -> bool:
-        """Whether `most` samples are unfinished, none of them less urgent than `priority`."""
-        return len(self._samples) >= most and all(
+    def is_full(self, limit: int, priority: int) -> bool:
+        """Whether `limit` samples are unfinished, none of them less urgent than `priority`."""
+        return len(self._samples) >= limit and all(
             sample.request.priority >= priority for _, sample in self._samples.values()
         )
 
-    def disconnect(self, *, inflicted: bool = False) -> None:
+    def disconnect(self, *, injected: bool = False) -> None:
         """The scheduler was lost; requests wait for `connect`.
 
         Args:
-            inflicted: By fault injection: no request is to blame.
+            injected: By fault injection: no request is to blame.
         """
-        self._lose_samples(inflicted=inflicted)
+        self._lose_samples(injected=injected)
         self._send = None
         self.load = SchedulerLoad()
         self._set_recovering()
@@ -134,11 +134,11 @@ class SchedulerClient:
             if not future.done():
                 future.set_exception(CapacityError("the scheduler was lost"))
 
-    def detokenizer_lost(self, *, inflicted: bool = False) -> None:
+    def detokenizer_lost(self, *, injected: bool = False) -> None:
         """The detokenizer was lost; requests wait for `detokenizer_ready`; see `disconnect`."""
         for name in self._samples:
             self._try_send(Abort(rid=name))
-        self._lose_samples(inflicted=inflicted)
+        self._lose_samples(injected=injected)
         self._has_detokenizer = False
         self._set_recovering()
 
@@ -346,11 +346,11 @@ class SchedulerClient:
             self._try_send(message)
         self._replay_next_suspect(sample)
 
-    def _lose_samples(self, *, inflicted: bool) -> None:
+    def _lose_samples(self, *, injected: bool) -> None:
         """Handle the loss of a process that served all registered samples."""
         for _, sample in self._samples.values():
             sample.losses += 1
-            sample.suspicions += not inflicted
+            sample.suspicions += not injected
         self._samples.clear()
 
     def _try_send(self, message: Abort) -> None:

@@ -127,7 +127,7 @@ def test_audit_of_sound_memory_looks_only_at_what_requests_use(states, monkeypat
     def walk(*_):
         raise AssertionError("the whole tree is walked")
 
-    monkeypatch.setattr(made.tree, "restore", walk)
+    monkeypatch.setattr(made.tree, "repair_locks", walk)
     monkeypatch.setattr(made.tree, "all_pages", walk)
     assert made.scheduler.audit() == 0
     used = locks_of(req.kv.node for req in made.scheduler.running)

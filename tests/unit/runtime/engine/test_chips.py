@@ -21,7 +21,7 @@ def test_every_kind_of_device_has_a_row(rows):
         assert set(row.cells) == set(COLUMNS)
         assert row.state
         assert row.how
-        assert row.cells["types"], row.name
+        assert row.cells["dtypes"], row.name
         assert row.cells["attention"], row.name
 
 
@@ -29,15 +29,15 @@ def test_every_kind_of_device_has_a_row(rows):
     ("device", "column", "cell"),
     [
         ("cpu", "formats", "w8a8, w4a8, w4a16, fp8"),
-        ("cpu", "keys", "model, int8, int4, fp8_e4m3"),
+        ("cpu", "KV dtypes", "model, int8, int4, fp8_e4m3"),
         ("cpu", "parallel", "ranks, groups"),
-        ("cpu", "guesses", "ngram, eagle3"),
+        ("cpu", "speculation", "ngram, eagle3"),
         ("cpu", "LoRA", "yes"),
         ("cuda", "formats", "w4a16, fp8"),
         ("cuda", "runner", "graph, eager"),
-        ("cuda", "guesses", "ngram"),
-        ("jax", "types", "float32, bfloat16"),
-        ("jax", "keys", "model"),
+        ("cuda", "speculation", "ngram"),
+        ("jax", "dtypes", "float32, bfloat16"),
+        ("jax", "KV dtypes", "model"),
         ("jax", "attention", "pallas, jnp"),
         ("jax", "runner", "program"),
         ("jax", "parallel", "devices, groups"),
@@ -54,16 +54,16 @@ def test_cells_say_what_is_taken(rows, device, column, cell):
     ("backend", "column", "cell"),
     [
         ("native", "page sizes", "16, 32, ... 256"),
-        ("native", "keys", "model, int8, int4, fp8_e4m3"),
+        ("native", "KV dtypes", "model, int8, int4, fp8_e4m3"),
         ("native", "same bits in any batch", "yes"),
         ("triton", "devices", "cuda, rocm"),
-        ("triton", "latents", "yes"),
+        ("triton", "MLA", "yes"),
         ("triton", "runners", "graph, eager"),
-        ("flashinfer", "types", "bfloat16, float16"),
-        ("flashinfer", "latents", ""),
+        ("flashinfer", "dtypes", "bfloat16, float16"),
+        ("flashinfer", "MLA", ""),
         ("flashinfer", "runners", "eager"),
         ("pallas", "devices", "jax, tpu"),
-        ("pallas", "guesses", "yes"),
+        ("pallas", "speculation", "yes"),
         ("pallas", "same bits in any batch", ""),
     ],
 )

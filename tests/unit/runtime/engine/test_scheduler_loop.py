@@ -36,7 +36,7 @@ from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.pages import PageAllocator
 from sylvan.runtime.cache.radix import RadixCache
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.engine.composition import EngineCore
+from sylvan.runtime.engine.engine_core import EngineCore
 from sylvan.runtime.engine.scheduler_loop import AUDIT_S, HEARTBEAT_S, Ports, SchedulerLoop
 from sylvan.runtime.engine.throughput import ThroughputMeter
 from sylvan.runtime.executor.sim import SimExecutor

@@ -11,7 +11,7 @@ from sylvan.protocol.errors import RankLostError
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.executor.api import ExecutorCaps
 from sylvan.runtime.executor.ranks import Close, FromRank, RankedExecutor, StepFailed, ToRank
-from sylvan.transport.star import Centre, Point, Spoke
+from sylvan.transport.hub import Hub, HubClient, HubPeer
 
 HOST = "127.0.0.1"
 NAMES = ["one", "other"]
@@ -27,21 +27,21 @@ class Own:
         self.is_closed = True
 
 
-def send_on(spoke: Spoke) -> None:
+def send_on(peer: HubPeer) -> None:
     """Until that fails, at most for a minute."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        spoke.send(StepFailed(1))
+        peer.send(StepFailed(1))
         time.sleep(0.01)
 
 
 def test_ranks_are_closed_without_those_that_have_gone():
     with zmq.Context() as context:
-        centre: Centre = Centre(context, HOST, NAMES, FromRank)
-        address = f"tcp://{HOST}:{centre.port}"
-        gone, there = (Point(context, address, name, ToRank) for name in NAMES)
-        assert centre.join(60) is None
-        spokes = [Spoke(centre, name) for name in NAMES]
+        hub: Hub = Hub(context, HOST, NAMES, FromRank)
+        address = f"tcp://{HOST}:{hub.port}"
+        gone, there = (HubClient(context, address, name, ToRank) for name in NAMES)
+        assert hub.join(60) is None
+        spokes = [HubPeer(hub, name) for name in NAMES]
         gone.close()
         with pytest.raises(RankLostError):  # the connection ends a moment later
             send_on(spokes[0])
@@ -52,4 +52,4 @@ def test_ranks_are_closed_without_those_that_have_gone():
         assert own.is_closed
         assert there.receive(60) == Close()
         there.close()
-        centre.close()
+        hub.close()

@@ -80,7 +80,7 @@ def test_certain_tokens_are_appended_and_computed_together(inflight, pages) -> N
 
 def _with_executor(world: World, executor: CheckingExecutor) -> World:
     world.executor = executor
-    parts = replace(world.scheduler._parts, executor=executor)
+    parts = replace(world.scheduler._deps, executor=executor)
     world.scheduler = Scheduler(parts, world.scheduler._limits)
     return world
 

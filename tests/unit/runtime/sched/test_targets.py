@@ -9,7 +9,7 @@ import pytest
 
 from sylvan.runtime.core.req import Req
 from sylvan.runtime.sched.policies.api import PacingPolicy, PolicyContext
-from sylvan.runtime.sched.policies.slo import FIRST_RATE, LeastSlack
+from sylvan.runtime.sched.policies.slo import INITIAL_RATE, LeastSlack
 from sylvan.utils.clock import VirtualClock
 from tests.support.kv import World, alone, request
 
@@ -155,8 +155,8 @@ def room(*reqs: Req, now: float = 10.1, priority: int = 0) -> int:
 
 
 def test_tokens_that_came_early_leave_time_for_prompts():
-    assert room(running()) == pytest.approx(0.2 * FIRST_RATE, abs=1)  # due 0.3 s after the first
-    assert room(running(), running(outputs=2)) == pytest.approx(0.1 * FIRST_RATE, abs=1)
+    assert room(running()) == pytest.approx(0.2 * INITIAL_RATE, abs=1)  # due 0.3 s after the first
+    assert room(running(), running(outputs=2)) == pytest.approx(0.1 * INITIAL_RATE, abs=1)
     assert room(running(), now=10.5) == 0
 
 

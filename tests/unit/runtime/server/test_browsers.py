@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from sylvan.config.values import Secret
-from sylvan.runtime.server.browsers import is_foreign
+from sylvan.runtime.server.browsers import is_cross_origin
 from sylvan.utils.origins import host_of, is_loopback
 from tests.support.http import Client
 
@@ -161,5 +161,5 @@ def test_any_host_is_parsed_or_malformed(text):
 @given(st.text(st.characters(max_codepoint=255), max_size=40))
 def test_any_origin_is_foreign_unless_it_is_the_host(origin):
     headers = Headers({"origin": origin, "host": "127.0.0.1:30000"})
-    if not is_foreign(headers, ()):
+    if not is_cross_origin(headers, ()):
         assert origin.lower() in ("http://127.0.0.1:30000", "https://127.0.0.1:30000")

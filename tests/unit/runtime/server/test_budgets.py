@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from sylvan.utils.loop_watch import Hold
+from sylvan.utils.loop_watch import LoopStall
 from tests.support.http import Client, two_tenants
 
 DEADLINE_S = 60
@@ -145,7 +145,7 @@ async def test_conversations_that_no_context_can_hold_are_not_rendered(client, w
 async def test_probes_of_health_share_one_request(engine):
     """It needs no key, and a probe goes before all other requests."""
     client = Client(engine)
-    engine.control.hold = True
+    engine.control.stall = True
     probes = [asyncio.create_task(client.get("/health_generate")) for _ in range(20)]
     async with asyncio.timeout(DEADLINE_S):
         while not engine.control.requests:
@@ -157,14 +157,14 @@ async def test_probes_of_health_share_one_request(engine):
         answers = await asyncio.gather(*probes)
 
     assert len({answer.status_code for answer in answers}) == 1
-    engine.control.hold = False
+    engine.control.stall = False
     assert (await client.get("/health_generate")).status_code == 200
 
 
 async def test_what_held_the_event_loop_is_counted(client):
-    hold = Hold(1.5, "sylvan.api.strict_json.decode_json", "json.decoder.JSONDecoder.decode")
+    stall = LoopStall(1.5, "sylvan.api.strict_json.decode_json", "json.decoder.JSONDecoder.decode")
 
-    client.context.accounts.held(hold)
+    client.context.accounts.loop_stalled(stall)
     text = (await client.get("/metrics")).text
 
     label = 'function="sylvan.api.strict_json.decode_json"'

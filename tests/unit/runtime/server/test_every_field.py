@@ -222,7 +222,7 @@ def bodies() -> dict[type[WireModel], Endpoint]:
     """One route for each body."""
     found: dict[type[WireModel], Endpoint] = {}
     for endpoint in ENDPOINTS:
-        if endpoint.body is not None and not endpoint.lacks:
+        if endpoint.body is not None and not endpoint.missing_feature:
             found.setdefault(endpoint.body, endpoint)
     return found
 

@@ -22,7 +22,7 @@ from sylvan.protocol.messages import Finish
 from sylvan.protocol.requests import ThinkingOptions
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
-from sylvan.runtime.server.grpc.serving import SERVICE
+from sylvan.runtime.server.grpc.server import SERVICE
 from sylvan.text.tokenizer import Tokenizer
 from tests.support.cluster import until
 from tests.support.grpc_client import grpc_served

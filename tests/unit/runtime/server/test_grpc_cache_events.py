@@ -15,7 +15,7 @@ from sylvan.config.values import Secret
 from sylvan.rpc import common_pb2 as common
 from sylvan.runtime.features.kv_events.blocks import AllBlocksCleared, BlockRemoved, BlockStored
 from sylvan.runtime.features.kv_events.publisher import KVEventPublisher
-from sylvan.runtime.server.grpc.serving import SERVICE
+from sylvan.runtime.server.grpc.server import SERVICE
 from tests.support.grpc_client import grpc_served
 from tests.support.scripted import write_checkpoint
 

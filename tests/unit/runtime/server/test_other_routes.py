@@ -8,8 +8,8 @@ import pytest
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.server.routes import ENDPOINTS
-from sylvan.runtime.server.routes.absent import ABSENT
 from sylvan.runtime.server.routes.platform_paths import with_other_paths
+from sylvan.runtime.server.routes.unsupported import UNSUPPORTED
 from tests.support.http import Client
 
 
@@ -162,7 +162,7 @@ async def test_vectors_of_a_generating_model_are_refused(client, path, body):
     assert "generates text" in response.text
 
 
-@pytest.mark.parametrize("endpoint", ABSENT, ids=lambda e: e.path)
+@pytest.mark.parametrize("endpoint", UNSUPPORTED, ids=lambda e: e.path)
 async def test_what_is_not_there_says_what_is_missing(client, endpoint):
     for method in endpoint.methods:
         response = await client.http.request(method, endpoint.path)
@@ -170,8 +170,8 @@ async def test_what_is_not_there_says_what_is_missing(client, endpoint):
         assert response.status_code == 501
         reply = response.json()
         assert reply["success"] is False
-        assert reply["message"] == reply["error"]["message"] == endpoint.lacks
-        assert endpoint.lacks.endswith(".")
+        assert reply["message"] == reply["error"]["message"] == endpoint.missing_feature
+        assert endpoint.missing_feature.endswith(".")
 
 
 async def test_platforms_choose_paths_by_variables(engine, monkeypatch):
@@ -197,7 +197,7 @@ def test_every_route_of_the_contract_is_there():
     here = {(method, e.path) for e in ENDPOINTS for method in e.methods}
 
     assert CONTRACT - here == set()
-    working = {(method, e.path) for e in ENDPOINTS if not e.lacks for method in e.methods}
+    working = {(method, e.path) for e in ENDPOINTS if not e.missing_feature for method in e.methods}
     assert NEEDED - working == set()
 
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sylvan.runtime.server.sse import HOLE, Framed, event, line, named_event
+from sylvan.runtime.server.sse import PLACEHOLDER, EventTemplate, event, line, named_event
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
     "\u0085\u2028\u2029\u200b\xe2\n\r"
@@ -16,7 +16,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
 
 @given(text=TEXTS)
 def test_an_event_is_one_line_by_any_definition_and_holds_the_text(text):
-    frame = Framed({"a": 1, "text": HOLE, "z": [2]})
+    frame = EventTemplate({"a": 1, "text": PLACEHOLDER, "z": [2]})
     for data in (event({"text": text}), frame.fill(text)):
         shown = data.decode()
         assert shown.endswith("\n\n")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.serving.colbert import read_late_texts
+from sylvan.runtime.serving.colbert import read_late_interaction
 from tests.support.http import Client
 from tests.support.scripted import make_engine, write_checkpoint
 
@@ -37,7 +37,7 @@ FIRST = {
 def folder(tmp_path):
     """A checkpoint whose mask is one of its special tokens."""
     path = write_checkpoint(tmp_path / "model")
-    read_late_texts.cache_clear()
+    read_late_interaction.cache_clear()
     file = path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token": "<|im_start|>"}))
     return path
@@ -124,8 +124,8 @@ def test_impossible_lengths_are_refused(folder):
     file.write_text(json.dumps(PYLATE | {"query_length": 3}))
 
     with pytest.raises(ConfigError, match="query_length must be in 4"):
-        read_late_texts(str(folder))
+        read_late_interaction(str(folder))
 
 
 def test_other_models_have_no_conventions(folder):
-    assert read_late_texts(str(folder)) is None
+    assert read_late_interaction(str(folder)) is None

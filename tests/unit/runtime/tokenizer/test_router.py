@@ -36,8 +36,8 @@ from sylvan.protocol.requests import GenerateRequest, Request
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.tokenizer.live import SUSPECT_AFTER
 from sylvan.runtime.tokenizer.manager import TokenizerManager
+from sylvan.runtime.tokenizer.replica_policy import ReplicaPolicy, ReplicaRoundRobin, ReplicaView
 from sylvan.runtime.tokenizer.router import ReplicaRouter
-from sylvan.runtime.tokenizer.routing import ReplicaPolicy, ReplicaRoundRobin, ReplicaView
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, ServedModelInfo
 from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.clock import VirtualClock

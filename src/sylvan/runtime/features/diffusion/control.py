@@ -22,8 +22,8 @@ class Diffusion(Capability):
     a request is therefore computed together with the rest of its block, in the step that fills the
     positions after it.
 
-    A model that sees the whole text computes all of it in each step, with the places of all later
-    blocks; the KV of one step is of no use to the next.
+    A model that sees the whole text computes all of it in each step, with the masked positions of
+    all later blocks; the KV of one step is of no use to the next.
 
     Args:
         block: Tokens of a block.
@@ -73,7 +73,7 @@ class Diffusion(Capability):
             raise RequestError(message, param="max_tokens")
         return Verdict.READY
 
-    def cut(self, req: Req, size: int, most: int) -> int:
+    def cut(self, req: Req, size: int, limit: int) -> int:
         """Plan whole blocks; leave the last token to the step that fills the positions after it."""
         if req.lacking == 1:
             return size
@@ -85,16 +85,16 @@ class Diffusion(Capability):
         stop = stop // self._block * self._block
         if stop <= req.computed:  # no whole block fits: take one, or wait for a step with more room
             stop = min((req.computed // self._block + 1) * self._block, last)
-        return stop - req.computed if stop - req.computed <= most else 0
+        return stop - req.computed if stop - req.computed <= limit else 0
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         """Return masked positions up to the end of the newest token's block."""
         known = req.tokens.length
         if self._whole is not None:
             end = min(req.max_tokens, self._context_len)
         else:
             end = min((known // self._block + 1) * self._block, self._context_len)
-        if not 0 < end - known <= most:
+        if not 0 < end - known <= limit:
             return None
         return Draft((self._mask_id,) * (end - known), chain(end - known))
 

@@ -9,8 +9,8 @@ import numpy as np
 class FillSlice(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of a slice's last known block without final KV, except the last token.
 
-    `head` are those before the slice, int32; empty: their KV is final. `fills`: how many places
-    this step fills, of those after the slice; None: all of them.
+    `head` are those before the slice, int32; empty: their KV is final. `fills`: number of positions
+    after the slice that this step fills; None: all of them.
     """
 
     index: int

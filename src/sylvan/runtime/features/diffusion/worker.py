@@ -50,9 +50,9 @@ class FillSchedule:
         return max(1, each + (step < more))
 
     def timed_quota(self, block: int, left: int, step: int) -> int:
-        """The same by times, of the places that are left; may be 0. The last pass fills the rest.
+        """Number of the `left` positions to fill in pass `step`, by its time; may be 0.
 
-        Source: `generation_utils.py` of Dream's checkpoints.
+        The last pass fills the rest. Source: `generation_utils.py` of Dream's checkpoints.
         """
         steps = min(self.steps, block)
         if step >= steps - 1:
@@ -117,7 +117,7 @@ class Filling:
         if self.error:
             return SliceOutput(error=self.error)
         tokens = tuple(self.ids[self.first : self.first + self.size].tolist())
-        kept = [self.logprobs[place] for place in sorted(self.logprobs)]
+        kept = [self.logprobs[i] for i in sorted(self.logprobs)]
         logprobs = join_logprobs(kept) if kept else None
         return SliceOutput(tokens, logprobs=logprobs, accepted=len(tokens) - 1)
 
@@ -167,7 +167,7 @@ class DiffusionWorker(CapabilityWorker):
         """Compute a step."""
         fillings = self._fillings(plan)
         others = [i for i in range(plan.num_slices) if i not in fillings]
-        if others and not self._shape.whole:  # else all is computed with the places
+        if others and not self._shape.whole:  # else all rows are computed with the masked ones
             self._forward(backend, self._prompts(plan, others))
         for group in self._groups(list(fillings.values()), backend):
             self._fill(group, backend, slots)
@@ -180,10 +180,10 @@ class DiffusionWorker(CapabilityWorker):
 
     def _fillings(self, plan: StepPlan) -> dict[int, Filling]:
         """The slices of a step with masked positions, by index."""
-        places = {draft.index: len(draft.parents) for draft in plan.drafts}
+        num_masked = {draft.index: len(draft.parents) for draft in plan.drafts}
         ends, found = plan.ends, dict[int, Filling]()
         for part in self._work.slices:
-            count, slot = places[part.index], int(plan.slots[part.index])
+            count, slot = num_masked[part.index], int(plan.slots[part.index])
             start = int(plan.starts[part.index])
             rows = slice(int(ends[part.index]) - (int(plan.stops[part.index]) - start), None)
             ids = plan.input_ids[rows][: int(plan.stops[part.index]) - start]
@@ -214,13 +214,13 @@ class DiffusionWorker(CapabilityWorker):
     ) -> Iterator[list[Filling]]:
         """Divide parts into groups that fit into a forward pass."""
         limits, group = backend.batch.limits, list[Filling]()
-        rows = places = 0
+        rows = num_masked = 0
         for part in fillings:
-            rows, places = rows + len(part.ids), places + len(part.open)
-            full = rows > limits.max_tokens or places > limits.most_samples
+            rows, num_masked = rows + len(part.ids), num_masked + len(part.open)
+            full = rows > limits.max_tokens or num_masked > limits.most_samples
             if group and (full or len(group) >= limits.max_reqs):
                 yield group
-                group, rows, places = [], len(part.ids), len(part.open)
+                group, rows, num_masked = [], len(part.ids), len(part.open)
             group.append(part)
         if group:
             yield group
@@ -246,9 +246,9 @@ class DiffusionWorker(CapabilityWorker):
         self, todo: Sequence[Filling], backend: ImmediateBackend, slots: RequestSlots
     ) -> None:
         """Sample all masked positions, and keep the most confident ones."""
-        places = [part.start + part.open for part in todo]
+        masked = [part.start + part.open for part in todo]
         each = np.repeat([part.slot for part in todo], [len(part.open) for part in todo])
-        positions = np.concatenate(places).astype(np.int64)
+        positions = np.concatenate(masked).astype(np.int64)
         batch = SamplingBatch(each.astype(np.int32), positions, slots.params)
         drawn, chances_S, order_S = self._draw(batch, backend)
         row = 0
@@ -257,19 +257,19 @@ class DiffusionWorker(CapabilityWorker):
             some = slice(row, row + count)
             wrong = (drawn.errors[r] for r in range(row, row + count) if r in drawn.errors)
             part.error = next(wrong, "")
-            quota = self._quota(part)
+            quota = self._num_to_fill(part)
             kept = chosen(chances_S[some], quota, part.schedule.confidence, order_S[some])
-            for place in kept.tolist():
-                at = int(part.open[place])
-                part.ids[at] = drawn.token_ids[row + place]
-                if (logprobs := drawn.logprobs.get(row + place)) is not None:
+            for i in kept.tolist():
+                at = int(part.open[i])
+                part.ids[at] = drawn.token_ids[row + i]
+                if (logprobs := drawn.logprobs.get(row + i)) is not None:
                     part.logprobs[at] = logprobs
             part.open = np.delete(part.open, kept)
             part.step += 1
             row += count
 
-    def _quota(self, part: Filling) -> int:
-        """How many places of a part are filled now; passes that would fill none are left out."""
+    def _num_to_fill(self, part: Filling) -> int:
+        """Number of positions of a part to fill now; passes that would fill none are left out."""
         if not self._shape.last_time:
             return part.schedule.quota(part.size if self._shape.whole else self._block, part.step)
         while not (quota := part.schedule.timed_quota(part.size, len(part.open), part.step)):
@@ -291,7 +291,7 @@ class DiffusionWorker(CapabilityWorker):
             return drawn, chances.numpy(), self._ordered(held_SV, chances).numpy()
 
     def _ordered(self, held_SV: torch.Tensor, chances_S: torch.Tensor) -> torch.Tensor:
-        """The largest goes first. Shape: (S,)."""
+        """Return the rank of each prediction, best largest. Shape: (S,)."""
         if self._order == "entropy":
             return torch.xlogy(held_SV.exp(), held_SV.exp()).sum(-1)
         if self._order == "margin":

@@ -21,14 +21,14 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.disagg.channel import Network
-from sylvan.runtime.features.disagg.counts import Records
+from sylvan.runtime.features.disagg.counts import TransferStats
 from sylvan.runtime.features.disagg.decode import DecodeRole, MissingKVPolicy
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
 from sylvan.runtime.features.disagg.mechanisms import transfer_mechanisms
 from sylvan.runtime.features.disagg.prefill import PrefillRole
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.receiver import Receiver
 from sylvan.runtime.features.disagg.sender import Sender
-from sylvan.runtime.features.disagg.shape import KVLayout
 from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.features.disagg.tcp import TcpNetwork
 from sylvan.runtime.features.disagg.worker import DecodeWorker, PrefillWorker
@@ -63,7 +63,7 @@ class DisaggParts:
     http_port: int = 0
     api_key: str = ""
     network: Callable[[], Network] = TcpNetwork
-    records: Records = field(default_factory=Records)
+    records: TransferStats = field(default_factory=TransferStats)
     port: int = 0
     _prefill: PrefillWorker | None = None
     _decode: DecodeWorker | None = None

@@ -43,9 +43,9 @@ class Channel(Protocol):
         ...
 
     async def receive(
-        self, most: int = 0, place: Place | None = None
+        self, limit: int = 0, place: Place | None = None
     ) -> tuple[bytes, Sequence[Buffer]]:
-        """Receive the next message with its payload of at most `most` bytes, in one new buffer.
+        """Receive the next message with its payload of at most `limit` bytes, in one new buffer.
 
         With `place`, the payload is written into the buffers that `place` returns.
 

@@ -69,7 +69,7 @@ class TransferTimes:
 
 
 @dataclass(slots=True)
-class Records:
+class TransferStats:
     """All statistics."""
 
     counts: TransferCounts = field(default_factory=TransferCounts)

@@ -13,8 +13,11 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import Bootstrap, GenerateRequest
 from sylvan.runtime.cache.types import RunningState
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.disagg.counts import Records
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.counts import TransferStats
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
+from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.store import SharedStore
+from sylvan.runtime.features.disagg.work import (
     DecodeEvents,
     DecodeWork,
     JoinRoom,
@@ -27,9 +30,6 @@ from sylvan.runtime.features.disagg.data import (
     Refused,
     TransferFailed,
 )
-from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.shape import KVLayout
-from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -113,7 +113,7 @@ class DecodeRole(Capability):
         self,
         shape: KVLayout,
         timeout_s: float,
-        records: Records,
+        records: TransferStats,
         policy: MissingKVPolicy,
         *,
         store: SharedStore | None = None,
@@ -141,7 +141,7 @@ class DecodeRole(Capability):
         for found in tuple(self._by_job.values()):
             if not found.leaving and now - found.touched_s >= self._timeout_s:
                 reason = f"the prefill server sent nothing for {self._timeout_s:g} s"
-                self._lose(found, reason)
+                self._fail(found, reason)
                 self._leave(found)
 
     def wants_step(self) -> bool:
@@ -167,21 +167,21 @@ class DecodeRole(Capability):
             return
         if request.bootstrap.role == "prefill":
             return
-        meeting = request.bootstrap
-        found = self._join(req, meeting, meeting.room)
+        rendezvous = request.bootstrap
+        found = self._join(req, rendezvous, rendezvous.room)
         if self._store is not None:  # carries only the message that the KV is in the store
             total = self._shape.pages(self._shape.covered(req.prompt_len))
             self._outbox.append(Receive(found.job, total, ()))
         self.counts.started += 1
 
-    def _join(self, req: Req, meeting: Bootstrap, room: int) -> _Incoming:
+    def _join(self, req: Req, rendezvous: Bootstrap, room: int) -> _Incoming:
         """Connect to the prefill server for all known tokens of a request."""
         now, length = self._clock(), len(req.tokens)
         found = _Incoming(next(self._numbers), req, now, arrived_s=now, length=length)
         self._by_rid[req.rid] = self._by_job[found.job] = found
         request = req.request
         digest = prompt_digest(req.tokens.view(0, length), request.lora)
-        self._outbox.append(JoinRoom(found.job, meeting.host, meeting.port, room, digest))
+        self._outbox.append(JoinRoom(found.job, rendezvous.host, rendezvous.port, room, digest))
         return found
 
     def _ask_again(self, req: Req) -> None:
@@ -189,18 +189,18 @@ class DecodeRole(Capability):
         request = req.request
         if not isinstance(request, GenerateRequest) or request.bootstrap is None:
             return
-        apart = request.bootstrap.role == "prefill" or request.lora is not None
+        cannot_fetch = request.bootstrap.role == "prefill" or request.lora is not None
         seen = self._retracted.get(req.rid, 0)
-        if apart or not req.may_load or req.pending or req.retractions <= seen:
+        if cannot_fetch or not req.may_load or req.pending or req.retractions <= seen:
             return
         self._retracted[req.rid] = req.retractions
-        meeting, room = request.bootstrap, secrets.randbits(62)
-        found = self._join(req, meeting, room)
+        rendezvous, room = request.bootstrap, secrets.randbits(62)
+        found = self._join(req, rendezvous, room)
         found.again = True
         self.counts.again += 1
         self.counts.started += 1
         ids = req.tokens.view(0, found.length).copy()
-        self._outbox.append(PrefillAgain(found.job, meeting.host, meeting.port, room, ids))
+        self._outbox.append(PrefillAgain(found.job, rendezvous.host, rendezvous.port, room, ids))
 
     def gate(self, req: Req) -> Verdict:
         found = self._by_rid.get(req.rid)
@@ -289,7 +289,7 @@ class DecodeRole(Capability):
                 self.counts.refused += 1
                 found.error = f"disaggregated prefill was rejected: {reason}"
             case TransferFailed(reason=reason):
-                self._lose(found, reason)
+                self._fail(found, reason)
             case LeaveDone():
                 pass
         self._end(found)
@@ -324,7 +324,7 @@ class DecodeRole(Capability):
             del self._by_rid[rid]
             self._port.load_failed(rid)
 
-    def _lose(self, found: _Incoming, reason: str) -> None:
+    def _fail(self, found: _Incoming, reason: str) -> None:
         found.failed = True
         logger.warning("KV of request %s does not arrive: %s", found.req.rid, reason)
         if not self._falls_back:

@@ -13,8 +13,12 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.manager import KVCacheManager
 from sylvan.runtime.cache.types import CacheKey, KVHandle, Place
 from sylvan.runtime.core.req import Batch, Req, Slice
-from sylvan.runtime.features.disagg.counts import Records
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.counts import TransferStats
+from sylvan.runtime.features.disagg.kv_layout import KVLayout
+from sylvan.runtime.features.disagg.messages import prompt_digest
+from sylvan.runtime.features.disagg.sender import USED_ROOMS
+from sylvan.runtime.features.disagg.store import SharedStore
+from sylvan.runtime.features.disagg.work import (
     Expose,
     PageSet,
     PagesRequested,
@@ -25,10 +29,6 @@ from sylvan.runtime.features.disagg.data import (
     Sent,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.messages import prompt_digest
-from sylvan.runtime.features.disagg.sender import USED_ROOMS
-from sylvan.runtime.features.disagg.shape import KVLayout
-from sylvan.runtime.features.disagg.store import SharedStore
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -98,7 +98,7 @@ class PrefillRole(Capability):
         shape: KVLayout,
         cache: KVCacheManager,
         timeout_s: float,
-        records: Records,
+        records: TransferStats,
         *,
         store: SharedStore | None = None,
         clock: Clock = monotonic,
@@ -237,7 +237,7 @@ class PrefillRole(Capability):
         if out.writes is None:
             tokens = out.covered // self._shape.page_size * self._shape.page_size
             key = CacheKey(out.req.request.input_ids[:tokens], known.namespace, known.media)
-            if loads.residency.found_in(Place.STORAGE, key, tokens) < tokens:
+            if loads.residency.cached_in(Place.STORAGE, key, tokens) < tokens:
                 return
             out.writes = store.writing
         out.writes &= store.writing

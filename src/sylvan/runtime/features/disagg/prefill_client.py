@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.runtime.features.disagg.channel import ChannelError
-from sylvan.runtime.features.disagg.data import PrefillAgain
+from sylvan.runtime.features.disagg.work import PrefillAgain
 
 
 class PrefillClient:

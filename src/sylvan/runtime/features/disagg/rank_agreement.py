@@ -9,7 +9,7 @@ import msgspec
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.rank_bytes import all_gather_bytes
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.work import (
     DecodeEvents,
     LeaveDone,
     PagesRequested,

@@ -18,22 +18,7 @@ import numpy as np
 
 from sylvan.runtime.core.memory import Checksums, PageMemory, Transfer
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.data import (
-    DecodeEvents,
-    DecodeWork,
-    JoinRoom,
-    Leave,
-    LeaveDone,
-    PageSet,
-    PrefillAgain,
-    Progress,
-    Receive,
-    Received,
-    Refused,
-    TransferFailed,
-)
-from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
-from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,
@@ -53,6 +38,7 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.prefill_client import PrefillClient
 from sylvan.runtime.features.disagg.remote_memory import (
     HTTP_PORT,
@@ -66,6 +52,20 @@ from sylvan.runtime.features.disagg.remote_memory import (
     where,
 )
 from sylvan.runtime.features.disagg.segment import SharedSegment
+from sylvan.runtime.features.disagg.work import (
+    DecodeEvents,
+    DecodeWork,
+    JoinRoom,
+    Leave,
+    LeaveDone,
+    PageSet,
+    PrefillAgain,
+    Progress,
+    Receive,
+    Received,
+    Refused,
+    TransferFailed,
+)
 from sylvan.runtime.pool.transfers import ThreadedTransfer
 from sylvan.runtime.storage.manifest import Manifest
 from sylvan.utils.tasks import settled
@@ -384,7 +384,7 @@ class Receiver:
         self, channel: Channel, rest: PageSet, page_sets: Mapping[int, PageSet]
     ) -> tuple[Pages, Sequence[Buffer]]:
         """Receive the next message; pages of the first group are written in place."""
-        most = max(map(self._num_bytes, (rest, *page_sets.values())))
+        limit = max(map(self._num_bytes, (rest, *page_sets.values())))
 
         def place(message: bytes, num_bytes: int) -> Sequence[Buffer]:
             found = decode(message)
@@ -398,7 +398,7 @@ class Receiver:
                 return self._views.views(rest.pages[: found.count])
             return [np.empty(num_bytes, np.uint8)]
 
-        data, payload = await channel.receive(most, place)
+        data, payload = await channel.receive(limit, place)
         return _expected(decode(data), Pages), payload
 
     async def _take_page_set(
@@ -507,7 +507,7 @@ def _expected(message: Message, kind: type[M]) -> M:
     if isinstance(message, Failed):
         raise ChannelError(message.reason)
     if not isinstance(message, kind):
-        raise ChannelError(f"{type(message).__name__} is not what was awaited")
+        raise ChannelError(f"unexpected message {type(message).__name__}")
     return message
 
 

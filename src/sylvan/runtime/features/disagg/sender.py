@@ -18,18 +18,7 @@ import numpy as np
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.features.disagg.channel import Buffer, Channel, ChannelError, Network
-from sylvan.runtime.features.disagg.data import (
-    Expose,
-    PagesRequested,
-    PrefillEvents,
-    PrefillWork,
-    SendingEnded,
-    SendPages,
-    Sent,
-    Withdraw,
-)
-from sylvan.runtime.features.disagg.direct import PageViews, checksums, split
-from sylvan.runtime.features.disagg.loop import LoopThread
+from sylvan.runtime.features.disagg.loop_thread import LoopThread
 from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms
 from sylvan.runtime.features.disagg.messages import (
     NONCE_BYTES,
@@ -49,8 +38,19 @@ from sylvan.runtime.features.disagg.messages import (
     encode,
     proof,
 )
+from sylvan.runtime.features.disagg.page_views import PageViews, checksums, split
 from sylvan.runtime.features.disagg.remote_memory import HTTP_PORT, WHERE, where
 from sylvan.runtime.features.disagg.segment import SharedSegment
+from sylvan.runtime.features.disagg.work import (
+    Expose,
+    PagesRequested,
+    PrefillEvents,
+    PrefillWork,
+    SendingEnded,
+    SendPages,
+    Sent,
+    Withdraw,
+)
 from sylvan.runtime.storage.manifest import Manifest, decode_manifest
 from sylvan.utils.threads import call_in_thread
 
@@ -242,8 +242,8 @@ class Sender:
         error = "the server ends"
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                ask, accepted = await self._let_in(channel)
-            number = await self._claim(ask)
+                ask, accepted = await self._handshake(channel)
+            number = await self._reserve_room(ask)
             await channel.send(encode(accepted))
             want = _wanted(decode((await channel.receive())[0]))
             error = await self._send(channel, self._rooms[number], want)
@@ -253,8 +253,8 @@ class Sender:
                 raise  # the server is shutting down
             error = withdrawn
             await _last_message(channel, Failed(error))
-        except _ElsewhereError as elsewhere:
-            await _last_message(channel, Redirect(elsewhere.port))
+        except _WrongServerError as wrong:
+            await _last_message(channel, Redirect(wrong.port))
         except _DeniedError as denied:
             error = str(denied)
             logger.warning("a decode server was rejected: %s", denied)
@@ -272,12 +272,12 @@ class Sender:
             if number is not None:
                 self._forget(number, error)
 
-    async def _let_in(self, channel: Channel) -> tuple[Ask, Accepted]:
+    async def _handshake(self, channel: Channel) -> tuple[Ask, Accepted]:
         hello = Hello(PROTOCOL, secrets.token_bytes(NONCE_BYTES))
         await channel.send(encode(hello))
         ask = decode((await channel.receive())[0])
         if not isinstance(ask, Ask):
-            raise ChannelError(f"{type(ask).__name__} is not what was awaited")
+            raise ChannelError(f"unexpected message {type(ask).__name__}")
         if ask.protocol != PROTOCOL:
             theirs, ours = ask.protocol, PROTOCOL
             raise _DeniedError(f"protocol {theirs} of the decode server is not {ours}")
@@ -289,7 +289,7 @@ class Sender:
             raise _DeniedError(f"the decode server is of another version: {error}") from None
         ours, (size, rank) = self._identity.shards, theirs.shards
         if ours != (size, rank) and size == len(self.rank_ports) and 0 <= rank < size:
-            raise _ElsewhereError(self.rank_ports[rank])
+            raise _WrongServerError(self.rank_ports[rank])
         if differences := theirs.differences(self._identity):
             reason = f"prefill and decode server differ: {'; '.join(differences)}"
             room = self._rooms.get(ask.room)
@@ -298,7 +298,7 @@ class Sender:
             raise _DeniedError(reason)
         return ask, Accepted(proof(self._secret, b"prefill", hello, ask), self._offers)
 
-    async def _claim(self, ask: Ask) -> int:
+    async def _reserve_room(self, ask: Ask) -> int:
         """Reserve the room that a decode server asks for."""
         if withdrawn := self._used.get(ask.room):
             raise _GoneError(withdrawn)
@@ -332,13 +332,13 @@ class Sender:
         try:
             last = False
             while not last:
-                part = await _unless(answer, room.queue.get())
+                part = await _unless_peer_speaks(answer, room.queue.get())
                 if isinstance(part, _Part):
                     message = encode(part.message)
-                    await _unless(answer, channel.send(message, [part.buffer]))
+                    await _unless_peer_speaks(answer, channel.send(message, [part.buffer]))
                     self._report(Sent(room.job, part.buffer.nbytes))
                     continue
-                await _unless(answer, self._send_pages(channel, room, part))
+                await _unless_peer_speaks(answer, self._send_pages(channel, room, part))
                 last = part.last
             said = decode((await answer)[0])
             if not isinstance(said, Done):
@@ -402,7 +402,7 @@ class Sender:
 
 def _wanted(message: Message) -> RequestPages:
     if not isinstance(message, RequestPages) or message.first < 0:
-        raise ChannelError(f"{type(message).__name__} is not what was awaited")
+        raise ChannelError(f"unexpected message {type(message).__name__}")
     return message
 
 
@@ -410,8 +410,8 @@ class _DeniedError(Exception):
     """The peer is rejected, with a reason."""
 
 
-class _ElsewhereError(Exception):
-    """Another rank has what this peer wants."""
+class _WrongServerError(Exception):
+    """Another rank's server, at `port`, has what this peer wants."""
 
     def __init__(self, port: int) -> None:
         super().__init__()
@@ -422,7 +422,7 @@ class _GoneError(Exception):
     """The request of a room ended before a decode server connected."""
 
 
-async def _unless(
+async def _unless_peer_speaks(
     answer: asyncio.Future[tuple[bytes, Sequence[Buffer]]], work: Coroutine[Any, Any, Value]
 ) -> Value:
     """Await something, but stop if the peer speaks or disconnects, which it should not do yet."""

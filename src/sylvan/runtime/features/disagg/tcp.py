@@ -61,7 +61,7 @@ class TcpChannel:
             raise ChannelError(f"the connection broke: {error}") from None
 
     async def receive(
-        self, most: int = 0, place: Place | None = None
+        self, limit: int = 0, place: Place | None = None
     ) -> tuple[bytes, Sequence[Buffer]]:
         """See `Channel.receive`."""
         head = np.empty(_HEAD.size, np.uint8)
@@ -69,7 +69,7 @@ class TcpChannel:
         magic, length, size = _HEAD.unpack(head.tobytes())
         if magic != _MAGIC:
             raise ChannelError("the peer speaks another protocol")
-        if length > MAX_MESSAGE or size > most:
+        if length > MAX_MESSAGE or size > limit:
             raise ChannelError(f"a message of {length} and {size} bytes is too large")
         body = np.empty(length, np.uint8)
         await self._fill(body)

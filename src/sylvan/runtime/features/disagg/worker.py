@@ -7,18 +7,18 @@ from typing import ClassVar
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.decode import DecodeRole
+from sylvan.runtime.features.disagg.prefill import PrefillRole
+from sylvan.runtime.features.disagg.rank_agreement import Agreement
+from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.sender import Sender
+from sylvan.runtime.features.disagg.work import (
     DecodeWork,
     Leave,
     PrefillAgain,
     PrefillWork,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.decode import DecodeRole
-from sylvan.runtime.features.disagg.prefill import PrefillRole
-from sylvan.runtime.features.disagg.rank_agreement import Agreement
-from sylvan.runtime.features.disagg.receiver import Receiver
-from sylvan.runtime.features.disagg.sender import Sender
 
 
 class PrefillWorker(CapabilityWorker):

@@ -1,1 +1,1 @@
-"""Requests that need PyTorch wait until it has been imported."""
+"""Early start: requests that need PyTorch wait until it has been imported; others run meanwhile."""

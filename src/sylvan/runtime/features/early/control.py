@@ -1,4 +1,4 @@
-"""Requests that need PyTorch wait until it has been imported; others run meanwhile."""
+"""Control half of an early start: gates requests that need PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.runtime.sched.capability import Capability, Verdict
 
 
 class WholeExecutor(Capability):
-    """Has the whole executor built for the first request that needs it."""
+    """Builds the full executor, with PyTorch, for the first request that needs it."""
 
     name: ClassVar = "whole-executor"
 

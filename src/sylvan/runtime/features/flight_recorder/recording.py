@@ -31,7 +31,7 @@ MAX_EVENT_BYTES = 64 << 20
 
 
 class SchedulerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings to build the same scheduler again. `limits` are the fields of `Limits`.
+    """Settings to build the same scheduler again. `limits` are the fields of `SchedulerLimits`.
 
     `questions` are the hooks that capabilities implement, including "running gate" if running
     requests are gated too. `num_slots` is the executor's number of request slots.

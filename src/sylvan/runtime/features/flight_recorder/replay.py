@@ -108,7 +108,7 @@ def replay(folder: Path, until_step: int | None = None) -> ReplayResult:
     scheduler = _scheduler(setup, tape)
     steps = requests = 0
     difference, cut = "", False
-    for moment in _moments(events):
+    for moment in _by_moment(events):
         steps += _begins_step(moment.first)
         requests += isinstance(moment.first, RequestAdded)
         try:
@@ -128,7 +128,7 @@ def _begins_step(event: Event) -> bool:
     return isinstance(event, Called) and event.method == "step"
 
 
-def _moments(events: Iterator[Event]) -> Iterator[_Moment]:
+def _by_moment(events: Iterator[Event]) -> Iterator[_Moment]:
     moment: list[Event] = []
     ended = in_step = False
     for event in events:
@@ -226,10 +226,10 @@ class _Tape:
     def launched(self, plan: StepPlan) -> None:
         got = planned(plan)
         if not self._plans:
-            raise ExhaustedError(f"a step is launched that was not: {_brief(got)}")
+            raise ExhaustedError(f"a step is launched that was not: {_summary(got)}")
         want = self._plans.popleft()
         if got != want:
-            raise DivergedError(f"planned {_brief(got)}, recorded {_brief(want)}")
+            raise DivergedError(f"planned {_summary(got)}, recorded {_summary(want)}")
 
     def result(self) -> StepResult:
         if not self._results:
@@ -249,7 +249,7 @@ class _Tape:
     def finish(self) -> None:
         """Check that all answers were consumed."""
         if self._plans:
-            raise DivergedError(f"a step is missing: {_brief(self._plans[0])}")
+            raise DivergedError(f"a step is missing: {_summary(self._plans[0])}")
         if self._times or self._answers or self._results or self.port_calls:
             raise DivergedError("fewer questions are asked than were")
 
@@ -279,8 +279,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
             return Verdict.READY if answer else Verdict.WAIT
         return Verdict[answer]
 
-    def draft(req: Req, most: int) -> Draft | None:
-        del most
+    def draft(req: Req, limit: int) -> Draft | None:
+        del limit
         guesses = tape.answer("draft", req)
         return Draft(*guesses) if guesses else None
 
@@ -292,8 +292,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         "gate": lambda self, req: verdict("gate", req),
         "admit": lambda self, req, admitted: verdict("admit", req),
         "may_draft": lambda self: tape.answer("may_draft"),
-        "draft": lambda self, req, most: draft(req, most),
-        "cut": lambda self, req, size, most: tape.answer("cut", req)[0][0],
+        "draft": lambda self, req, limit: draft(req, limit),
+        "cut": lambda self, req, size, limit: tape.answer("cut", req)[0][0],
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
         "wants_step": lambda self: tape.answer("wants_step", None),
@@ -341,7 +341,7 @@ class _TapePending:
         return self._tape.result()
 
 
-def _brief(plan: Planned) -> str:
+def _summary(plan: Planned) -> str:
     count = plan.num_slices
     numbers = np.frombuffer(plan.numbers, np.int32)
     slots, starts, stops = (numbers[i * count : (i + 1) * count].tolist() for i in range(3))

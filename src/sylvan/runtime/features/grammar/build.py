@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sylvan.config.tree import GrammarConfig
+from sylvan.runtime.features.grammar.build_control import GrammarParts, grammar_parts
 from sylvan.runtime.features.grammar.compiler.client import CompilerStats
-from sylvan.runtime.features.grammar.parts import GrammarParts, grammar_parts
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.features.grammar.worker import GrammarWorker
 from sylvan.runtime.sched.capability import Capability

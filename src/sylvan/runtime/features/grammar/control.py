@@ -48,7 +48,7 @@ class GrammarControl(Capability):
         return len(self._tickets)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the fields of `Load`."""
+        """Return the fields of `SchedulerLoad`."""
         return {
             "num_grammar_reqs": self.num_waiting,
             "grammar_tries": self.tries,

@@ -40,8 +40,8 @@ def limit_memory(num_bytes: int) -> None:
     """
     if _PAGES.exists():
         pages = int(_PAGES.read_text().split()[0])
-        most = pages * resource.getpagesize() + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = pages * resource.getpagesize() + num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text(_FIRST)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
-from sylvan.runtime.features.grammar.output import FEW, MORE, SOME, Output
+from sylvan.runtime.features.grammar.output import ANY_BUT_END, BY_GRAMMAR, EXTRA_ONLY, Output
 
 _MOST_KNOWN = 1024  # kinds of end tokens: requests set them
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
@@ -41,17 +41,17 @@ class MaskRows:
 
         Args:
             outputs: At most as many as were requested from `first`.
-            choices: `Output.choice` of each; none is ANY.
+            choices: `Output.choice` of each; none is UNCONSTRAINED.
             eos_ids: IDs whose bits libraries leave undefined.
         """
         bits = self._bits[: len(outputs)]
-        free = [row for row, choice in enumerate(choices) if choice == SOME]
+        free = [row for row, choice in enumerate(choices) if choice == BY_GRAMMAR]
         if free:
             matchers = [m for row in free if (m := outputs[row].matcher) is not None]
             self._ask(matchers, free)
             self._finish(bits, outputs, free, eos_ids)
         if len(free) < len(choices):
-            forced = [(row, choice) for row, choice in enumerate(choices) if choice != SOME]
+            forced = [(row, choice) for row, choice in enumerate(choices) if choice != BY_GRAMMAR]
             rows, ids = np.array(forced, np.int64).T
             bits[rows] = 0
             _set(bits, rows[ids >= 0], ids[ids >= 0])
@@ -80,8 +80,8 @@ class MaskRows:
         for row in free:
             output = outputs[row]
             assert output.matcher is not None
-            if output.ends and output.matcher.is_accepting():
-                for word, bit in self._places_of(output.ends):
+            if output.end_ids and output.matcher.is_accepting():
+                for word, bit in self._places_of(output.end_ids):
                     bits[row, word] |= bit
             if output.banned_at == output.position:
                 for word, bit in self._places_of(output.banned):
@@ -97,12 +97,12 @@ class MaskRows:
     ) -> None:
         """Add IDs that do not depend on a grammar."""
         for row, choice in enumerate(choices):
-            if choice in (SOME, FEW):
+            if choice in (BY_GRAMMAR, EXTRA_ONLY):
                 for word, bit in self._places_of(outputs[row].extra_ids):
                     bits[row, word] |= bit
-            elif choice == MORE:
+            elif choice == ANY_BUT_END:
                 bits[row] = -1
-                for word, bit in self._places_of(outputs[row].ends):
+                for word, bit in self._places_of(outputs[row].end_ids):
                     bits[row, word] &= ~bit
 
     def _places_of(self, ids: tuple[int, ...]) -> list[tuple[int, np.int32]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 
-ANY, SOME, FEW, MORE = -2, -1, -3, -4
-"""See `Output.choice`."""
+UNCONSTRAINED, BY_GRAMMAR, EXTRA_ONLY, ANY_BUT_END = -2, -1, -3, -4
+"""Values of `Output.choice` that are not a token ID."""
 
 
 @dataclass(slots=True)
@@ -19,18 +19,19 @@ class Output:
     tokens: if they turn out to be a marker, the grammar is reset.
 
     Attributes:
-        matcher: The grammar's matcher; None if only thinking is tracked. It is past `due`.
+        matcher: The grammar's matcher, which has already accepted `forced_ids`; None if only
+            thinking is tracked.
         position: Position of the next emitted token; steps in flight that sample an earlier one
             are void.
-        limit: Position at which no token is emitted any more.
-        ends: IDs that end the output, if the grammar accepts.
+        limit: Position from which on no token is emitted.
+        end_ids: IDs that end the output, if the grammar accepts.
         thinking: Tracker; during thinking no grammar applies; None: no thinking.
         jumps: Whether forced tokens are emitted without a forward pass.
-        due: Forced tokens, if this is the answer, that were not emitted yet.
-        over: Nothing can follow, except `due`.
+        forced_ids: Tokens that the grammar forces next in the answer, not emitted yet.
+        finished: The output ends after `forced_ids`.
         error: Why the output cannot continue.
-        taken: Number of emitted tokens that `matcher` has accepted.
-        refused: The grammar rejects the text so far: it must become a marker.
+        num_accepted: Number of emitted tokens that `matcher` has accepted.
+        rejected: The grammar rejects the text so far, so it can only become a marker.
         banned_at: Position at which some IDs are banned.
         banned: The banned IDs.
     """
@@ -38,19 +39,19 @@ class Output:
     matcher: GrammarMatcher | None
     position: int
     limit: int
-    ends: tuple[int, ...]
+    end_ids: tuple[int, ...]
     thinking: ThoughtTracker | None = None
     jumps: bool = False
-    due: tuple[int, ...] = ()
-    over: bool = False
+    forced_ids: tuple[int, ...] = ()
+    finished: bool = False
     error: str = ""
-    taken: int = 0
-    refused: bool = False
+    num_accepted: int = 0
+    rejected: bool = False
     banned_at: int = -1
     banned: tuple[int, ...] = ()
 
     @property
-    def thinks(self) -> bool:
+    def is_thinking(self) -> bool:
         """Whether the grammar does not apply yet."""
         return self.thinking is not None and self.thinking.inside
 
@@ -62,41 +63,41 @@ class Output:
 
     @property
     def choice(self) -> int:
-        """The allowed next tokens.
+        """The allowed next tokens: a single ID, known without a mask, or one of these values.
 
-        A single ID, known without a mask; SOME: what the grammar allows, and `extra_ids`; FEW:
-        `extra_ids` alone; MORE: all except `ends`, because an answer must follow; or ANY.
+        BY_GRAMMAR: what the grammar allows, and `extra_ids`. EXTRA_ONLY: `extra_ids` alone.
+        ANY_BUT_END: all except `end_ids`, because an answer must follow. UNCONSTRAINED: all.
         """
         if self.error:
-            return ANY
+            return UNCONSTRAINED
         thinking = self.thinking
         if thinking is not None and thinking.inside:
-            free = ANY if self.matcher is None or not self.ends else MORE
-            return thinking.due[0] if thinking.due else free
-        if self.undecided and (self.due or self.refused):
-            return FEW
-        if self.due:
-            return ANY if self.jumps else self.due[0]
-        return ANY if self.matcher is None or self.over else SOME
+            free = UNCONSTRAINED if self.matcher is None or not self.end_ids else ANY_BUT_END
+            return thinking.forced_ids[0] if thinking.forced_ids else free
+        if self.undecided and (self.forced_ids or self.rejected):
+            return EXTRA_ONLY
+        if self.forced_ids:
+            return UNCONSTRAINED if self.jumps else self.forced_ids[0]
+        return UNCONSTRAINED if self.matcher is None or self.finished else BY_GRAMMAR
 
     @property
     def extra_ids(self) -> tuple[int, ...]:
         """IDs that may come next regardless of the grammar."""
         if not self.undecided or self.thinking is None:
             return ()
-        return (*self.due[:1], *self.thinking.openings)
+        return (*self.forced_ids[:1], *self.thinking.openings)
 
     @property
     def is_decided(self) -> bool:
         """Whether the result of the next step is known, whatever is sampled."""
-        if not self.due:
-            return self.over
+        if not self.forced_ids:
+            return self.finished
         return self.jumps and not self.undecided
 
     @property
     def may_end(self) -> bool:
-        """Whether one of `ends` may come next."""
-        if self.thinks or self.due or self.refused or self.matcher is None:
+        """Whether one of `end_ids` may come next."""
+        if self.is_thinking or self.forced_ids or self.rejected or self.matcher is None:
             return False
         return self.matcher.is_accepting()
 
@@ -104,7 +105,7 @@ class Output:
         """Apply a sampled token; return whether the grammar had not accepted it yet."""
         self.position += 1
         thinking = self.thinking
-        if thinking is None or thinking.over:
+        if thinking is None or thinking.ended:
             return self._accept(token)
         thought = thinking.inside
         if thinking.follow(token):
@@ -113,25 +114,25 @@ class Output:
         return thought or self._accept(token)
 
     def ban(self, position: int, token_ids: tuple[int, ...]) -> None:
-        """Bar these IDs at that position, though the grammar allows them."""
+        """Ban these IDs at that position, although the grammar allows them."""
         self.banned_at, self.banned = position, token_ids
-        if self.position == position and self.due and self.due[0] in token_ids:
-            self._take_back(0)  # the same text in other tokens leads elsewhere
+        if self.position == position and self.forced_ids and self.forced_ids[0] in token_ids:
+            self._roll_back(0)  # other tokens for the same text may continue differently
 
     def _accept(self, token: int) -> bool:
         matcher = self.matcher
         if matcher is None:
             return False
-        if self.due:
-            if token == self.due[0]:
-                self.due = self.due[1:]
-                self.taken += 1
+        if self.forced_ids:
+            if token == self.forced_ids[0]:
+                self.forced_ids = self.forced_ids[1:]
+                self.num_accepted += 1
                 return False
-            self._take_back(0)
-        if not self.refused and matcher.accept(token):
-            self.taken += 1
+            self._roll_back(0)
+        if not self.rejected and matcher.accept(token):
+            self.num_accepted += 1
         elif self.undecided:
-            self.refused = True
+            self.rejected = True
         else:
             self.error = matcher.error() or f"the grammar does not allow token {token}"
         return True
@@ -139,12 +140,12 @@ class Output:
     def _restart(self) -> None:
         """Reset to before the answer."""
         if self.matcher is not None and not self.error:
-            self._take_back(self.taken)
-            self.refused = False
+            self._roll_back(self.num_accepted)
+            self.rejected = False
 
-    def _take_back(self, taken: int) -> None:
-        """Roll back `due`, and that many tokens before it."""
+    def _roll_back(self, num_accepted: int) -> None:
+        """Roll back `forced_ids`, and this many accepted tokens before them."""
         assert self.matcher is not None
-        self.matcher.rollback(len(self.due) + taken)
-        self.taken -= taken
-        self.due, self.over = (), False
+        self.matcher.rollback(len(self.forced_ids) + num_accepted)
+        self.num_accepted -= num_accepted
+        self.forced_ids, self.finished = (), False

@@ -151,7 +151,7 @@ def endless(root: Schema) -> str | None:
     """
     under_way: set[int] = {id(root)}
     done: set[int] = set()
-    stack = [(root, _musts(root, "#", root))]
+    stack = [(root, _required_schemas(root, "#", root))]
     while stack:
         node, rest = stack[-1]
         at, base, part = next(rest, ("", "", None))
@@ -163,11 +163,11 @@ def endless(root: Schema) -> str | None:
             return at
         elif id(part) not in done:
             under_way.add(id(part))
-            stack.append((part, _musts(root, base, part)))
+            stack.append((part, _required_schemas(root, base, part)))
     return None
 
 
-def _musts(root: Schema, at: str, node: Schema) -> Iterator[tuple[str, str, Schema]]:
+def _required_schemas(root: Schema, at: str, node: Schema) -> Iterator[tuple[str, str, Schema]]:
     """Return the schemas that a value of `node`, or a part of it, must satisfy.
 
     Each with its parent and its place.

@@ -44,10 +44,10 @@ def tree_of(spec: GrammarSpec) -> Node:
         return value["format"]
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise _wrong("#", "needs `format`, or `structures` and `triggers`")
+        raise _invalid("#", "needs `format`, or `structures` and `triggers`")
     tags = [_old_tag(tag, pointer("#/structures", i)) for i, tag in enumerate(structures)]
     if not tags or not triggers:
-        raise _wrong("#", "needs at least one structure and one trigger")
+        raise _invalid("#", "needs at least one structure and one trigger")
     return {
         "type": "triggered_tags",
         "triggers": triggers,
@@ -199,13 +199,13 @@ class LarkWriter:
 
     def _expression(self, node: object, at: str) -> str:
         if not isinstance(node, dict):
-            raise _wrong(at, "must be an object")
+            raise _invalid(at, "must be an object")
         write = self._kinds.get(str(node.get("type")))
         if write is None:
-            raise _unable(pointer(at, "type"), repr(node.get("type")))
+            raise _not_supported(pointer(at, "type"), repr(node.get("type")))
         for key, usual in _BEYOND.items():
             if node.get(key, usual) != usual:
-                raise _unable(pointer(at, key))
+                raise _not_supported(pointer(at, key))
         return write(node, at)
 
     def _rule(self, expression: str, attributes: str = "") -> str:
@@ -219,9 +219,9 @@ class LarkWriter:
     def _json_schema(self, node: Node, at: str) -> str:
         for key, usual in (("style", "json"), ("excludes", [])):
             if node.get(key, usual) != usual:
-                raise _unable(pointer(at, key), repr(node[key]))
+                raise _not_supported(pointer(at, key), repr(node[key]))
         if not isinstance(node.get("json_schema"), dict | bool):
-            raise _wrong(pointer(at, "json_schema"), "must be a JSON schema")
+            raise _invalid(pointer(at, "json_schema"), "must be a JSON schema")
         return self._rule(f"%json {self._leaf(node, at, self._schema)}")
 
     def _regex(self, node: Node, at: str) -> str:
@@ -252,7 +252,7 @@ class LarkWriter:
         token = node.get("token")
         found = self._special.get(token) if isinstance(token, str) else token
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-            raise _wrong(pointer(at, "token"), f"{token!r} is not a control token of this model")
+            raise _invalid(pointer(at, "token"), f"{token!r} is not a control token of this model")
         return f"<[{found}]>"
 
     def _sequence(self, node: Node, at: str) -> str:
@@ -311,7 +311,9 @@ class LarkWriter:
             begin = _string(tag, "begin", path)
             trigger = max((t for t in triggers if begin.startswith(t)), key=len, default=None)
             if not trigger:
-                raise _wrong(pointer(path, "begin"), f"{begin!r} starts with none of the triggers")
+                raise _invalid(
+                    pointer(path, "begin"), f"{begin!r} starts with none of the triggers"
+                )
             groups.setdefault(trigger, []).append(self._tag(tag, path, len(trigger)))
         later = self._rule(
             " | ".join(f"{self._until(t)} ({' | '.join(rules)})" for t, rules in groups.items())
@@ -328,15 +330,15 @@ class LarkWriter:
         return f"({tags}{more}){'' if node.get('at_least_one') else '?'}"
 
     def _repeat(self, node: Node, at: str) -> str:
-        least, most = node.get("min"), node.get("max")
-        if not isinstance(least, int) or not isinstance(most, int) or least < 0:
-            raise _wrong(at, "needs `min` and `max`")
-        return f"({self._content(node, at)}){{{least},{most if most >= 0 else ''}}}"
+        least, limit = node.get("min"), node.get("max")
+        if not isinstance(least, int) or not isinstance(limit, int) or least < 0:
+            raise _invalid(at, "needs `min` and `max`")
+        return f"({self._content(node, at)}){{{least},{limit if limit >= 0 else ''}}}"
 
 
 def _old_tag(tag: object, at: str) -> Node:
     if not isinstance(tag, dict) or not isinstance(tag.get("schema", {}), dict | bool | str):
-        raise _wrong(at, "needs `begin`, `schema` and `end`")
+        raise _invalid(at, "needs `begin`, `schema` and `end`")
     schema = tag.get("schema", {})
     if isinstance(schema, str):
         schema = GrammarSpec("structural_tag", schema).json()
@@ -355,27 +357,27 @@ def _is_text(node: Node) -> bool:
 def _nodes(node: Node, key: str, at: str) -> Sequence[Node]:
     found = node.get(key)
     if not isinstance(found, list) or not found or not all(isinstance(n, dict) for n in found):
-        raise _wrong(pointer(at, key), "must be a list of at least one object")
+        raise _invalid(pointer(at, key), "must be a list of at least one object")
     return found
 
 
 def _strings(value: object, at: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(s, str) for s in value):
-        raise _wrong(at, "must be a list of strings")
+        raise _invalid(at, "must be a list of strings")
     return value
 
 
 def _string(node: Node, key: str, at: str) -> str:
     value = node.get(key)
     if not isinstance(value, str):
-        raise _wrong(pointer(at, key), "must be a string")
+        raise _invalid(pointer(at, key), "must be a string")
     return value
 
 
-def _wrong(at: str, why: str) -> RequestError:
+def _invalid(at: str, why: str) -> RequestError:
     return RequestError(f"structural_tag: {at} {why}", param="structural_tag")
 
 
-def _unable(at: str, what: str = "") -> NotSupportedError:
+def _not_supported(at: str, what: str = "") -> NotSupportedError:
     message = f"structural_tag: {at} {what}".rstrip() + " is not supported by grammar.backend"
     return NotSupportedError(f"{message} llguidance", param="structural_tag")

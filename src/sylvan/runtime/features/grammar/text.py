@@ -44,15 +44,15 @@ class TextEncoder:
         except UnicodeDecodeError:
             return self._greedy(data)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if self._spells(ids, data):
+        if self._decodes_to(ids, data):
             return ids
         ids = self._tokenizer.encode("\n" + text, add_special_tokens=False)
         anchor = len(self._anchor)
-        if ids[:anchor] == self._anchor and self._spells(ids[anchor:], data):
+        if ids[:anchor] == self._anchor and self._decodes_to(ids[anchor:], data):
             return ids[anchor:]
         return self._greedy(data)
 
-    def _spells(self, ids: Sequence[int], data: bytes) -> bool:
+    def _decodes_to(self, ids: Sequence[int], data: bytes) -> bool:
         tokenizer = self._tokenizer
         if not tokenizer.special_ids.isdisjoint(ids):
             return False

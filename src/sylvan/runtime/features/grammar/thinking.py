@@ -17,8 +17,8 @@ class ThoughtTracker:
 
     Attributes:
         inside: The output is thinking.
-        over: The output has ended its thinking or has none, and no header can follow.
-        due: IDs of the end marker that are forced next; empty while thinking may continue.
+        ended: The output has ended its thinking or has none, and no header can follow.
+        forced_ids: IDs of the end marker that are forced next; empty while thinking may continue.
         rest: Text after the marker in the token that ended the thinking, without leading white
             space.
     """
@@ -36,15 +36,15 @@ class ThoughtTracker:
         self._text = b""  # inside: the last bytes
         self._spent = 0
         self.inside = bool(thinking.ends) and thinking.inside
-        self.over = not thinking.ends or not (self.inside or self._markers)
-        self.due: Marker = ()
+        self.ended = not thinking.ends or not (self.inside or self._markers)
+        self.forced_ids: Marker = ()
         self.rest = b""
         self._check_budget()
 
     @property
     def undecided(self) -> bool:
         """Whether a marker may start or continue that is not part of the answer."""
-        return not self.inside and not self.over
+        return not self.inside and not self.ended
 
     @property
     def openings(self) -> Marker:
@@ -59,7 +59,7 @@ class ThoughtTracker:
 
         Returns whether it is the last token of a marker, so that an answer can start after it.
         """
-        if self.over:
+        if self.ended:
             return False
         self._seen.append(token)
         if not self.inside:
@@ -67,8 +67,8 @@ class ThoughtTracker:
         if self._ended(token):
             self._end()
             return True
-        if self.due:
-            self.due = self.due[1:]
+        if self.forced_ids:
+            self.forced_ids = self.forced_ids[1:]
         else:
             self._spent += 1
             self._check_budget()
@@ -83,7 +83,7 @@ class ThoughtTracker:
             self.inside, self._seen = True, []
             self._check_budget()
             return True
-        self.over = not self._active_markers()
+        self.ended = not self._active_markers()
         return seen in thinking.headers
 
     def _active_markers(self) -> list[Marker]:
@@ -108,11 +108,11 @@ class ThoughtTracker:
 
     def _end(self) -> None:
         """End the thinking; the answer follows, perhaps after a header."""
-        self.inside, self._seen, self.due, self._text = False, [], (), b""
+        self.inside, self._seen, self.forced_ids, self._text = False, [], (), b""
         self._markers = () if self.rest else self._thinking.headers
-        self.over = not self._markers
+        self.ended = not self._markers
 
     def _check_budget(self) -> None:
         budget = self._thinking.budget
         if self.inside and budget is not None and self._spent >= budget:
-            self.due = self._thinking.ends[0]
+            self.forced_ids = self._thinking.ends[0]

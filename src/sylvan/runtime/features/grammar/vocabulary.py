@@ -39,7 +39,7 @@ class Vocabulary:
         """Length of a mask row in 32-bit words."""
         return -(-self.size // 32)
 
-    def untextual(self) -> IntArray:
+    def non_text_ids(self) -> IntArray:
         """IDs that are never part of text: special and empty ones, ascending."""
         empty = [i for i, token in enumerate(self.tokens) if not token]
         return np.array(sorted({*empty, *self.special.values()}), np.int32)
@@ -51,7 +51,7 @@ def single_bytes(vocabulary: Vocabulary) -> dict[int, int]:
     With all of them, any text can be written byte by byte, so the set of possible next bytes
     is the set of first bytes of the allowed tokens.
     """
-    unusable = {*vocabulary.untextual().tolist(), *vocabulary.eos_ids}
+    unusable = {*vocabulary.non_text_ids().tolist(), *vocabulary.eos_ids}
     found = {
         token[0]: i
         for i, token in enumerate(vocabulary.tokens)

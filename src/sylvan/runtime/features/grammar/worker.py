@@ -9,8 +9,8 @@ from typing import ClassVar
 from sylvan.protocol.errors import ConfigError, RequestError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.features.grammar.api import CompiledGrammar
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.work import GrammarData, GrammarWork
 from sylvan.runtime.sampling.constraints import Constraints
 

@@ -54,8 +54,8 @@ def chain(key: CacheKey, block_size: int) -> list[int]:
     come eight zero bytes or, for requests with an adapter or a salt, the hash of the namespace's
     name: equal texts of two tenants are different blocks.
     """
-    apart = key.namespace not in SHARED
-    before = _hash(key.namespace.encode()) if apart else bytes(HASH_BYTES)
+    is_separate = key.namespace not in SHARED
+    before = _hash(key.namespace.encode()) if is_separate else bytes(HASH_BYTES)
     hashes: list[int] = []
     tokens = np.ascontiguousarray(key.tokens, "<i4")
     for start in range(0, len(tokens) - block_size + 1, block_size):

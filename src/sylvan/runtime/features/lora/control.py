@@ -24,7 +24,7 @@ class LoraLimits:
         slots: Adapters in one step.
         copies: Adapters in host memory.
         copy_bytes: Their total size.
-        max_overtakes: See `turns`.
+        max_overtakes: See `slot_queue`.
         eviction: Which adapter is evicted from its slot first.
     """
 

@@ -1,4 +1,4 @@
-"""Alignment of text tokens with a sound, from smoothed weights of alignment heads.
+"""Alignment of text tokens with audio, from smoothed weights of alignment heads.
 
 As in OpenAI's published code of Whisper (`whisper/timing.py`). Times are made of it in
 `sylvan.text.word_times`.
@@ -34,7 +34,7 @@ class Alignment:
     def __init__(self, model_dir: Path, config: ModelConfig) -> None:
         layers, heads = config.num_hidden_layers, config.num_attention_heads
         found: dict[int, list[int]] = {}
-        for layer, head in _said(model_dir) or (
+        for layer, head in _configured_heads(model_dir) or (
             (layer, head) for layer in range(layers // 2, layers) for head in range(heads)
         ):
             if not (0 <= layer < layers and 0 <= head < heads):
@@ -68,7 +68,7 @@ def _median(x: torch.Tensor, width: int) -> torch.Tensor:
     return functional.pad(x, (pad, pad), mode="reflect").unfold(-1, width, 1).sort()[0][..., pad]
 
 
-def _said(model_dir: Path) -> Sequence[tuple[int, int]]:
+def _configured_heads(model_dir: Path) -> Sequence[tuple[int, int]]:
     try:
         raw: Any = read_json(model_dir / "generation_config.json")
     except (OSError, ValueError):

@@ -12,9 +12,9 @@ from sylvan.config.media import MediaConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.options import ModelContext
-from sylvan.runtime.features.multimodal.apart import NoEncoder
 from sylvan.runtime.features.multimodal.control import Multimodal
 from sylvan.runtime.features.multimodal.encoder import MediaEncoder
+from sylvan.runtime.features.multimodal.encoder_service import NoEncoder
 from sylvan.runtime.features.multimodal.llava_encoder import LlavaEncoder
 from sylvan.runtime.features.multimodal.published.encoder import PublishedEncoder
 from sylvan.runtime.features.multimodal.worker import MultimodalWorker
@@ -114,7 +114,7 @@ def _encoder(
 
 
 def _has_items(media: ModelMedia | None) -> bool:
-    """Whether prompts have items: images, videos, sounds, or a text that is encoded."""
+    """Whether prompts have items: images, videos, audio, or a text that is encoded."""
     return media is not None and bool(media.token_ids or media.decoder_prompt)
 
 

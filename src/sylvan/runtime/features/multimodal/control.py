@@ -37,7 +37,7 @@ class MediaCounts:
     Attributes:
         encoded: Number of encoder runs.
         kept_bytes: Size of the cached embeddings.
-        load: Fields of `Load`.
+        load: Fields of `SchedulerLoad`.
     """
 
     encoded: int
@@ -56,8 +56,8 @@ class Multimodal(Capability):
         axes: Whether rotary positions have three axes.
         whole: Whether tokens of an item also attend to later ones: slices must not split
             an item.
-        prefix: Whether all tokens of a prompt attend to each other: KV is shared by equal prompts
-            only, and slices must not split a prompt. It has at most so many tokens; 0: they do not.
+        prefix: Maximum tokens of a prompt whose tokens all attend to each other, so that only
+            equal prompts share KV and slices must not split a prompt; 0: attention is causal.
         cross: Whether layers cross-attend to the embeddings in every step instead of reading
             them as rows.
         one: Whether all rows cross-attend to the request's only item.
@@ -130,7 +130,7 @@ class Multimodal(Capability):
         return hashlib.sha256(req.request.input_ids.tobytes()).hexdigest()
 
     def cache_limit(self, req: Req) -> int | None:
-        """Compute all of a prompt that is aligned with its sound."""
+        """Compute all of a prompt that is aligned with its audio."""
         return 0 if _align(req) else None
 
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
@@ -155,9 +155,9 @@ class Multimodal(Capability):
             ready &= self._encodings.want(key)
         return Verdict.READY if ready else Verdict.WAIT
 
-    def cut(self, req: Req, size: int, most: int) -> int:
+    def cut(self, req: Req, size: int, limit: int) -> int:
         prompt = self._prompts.get(req.rid) if self._whole else None
-        return size if prompt is None else prompt.cut(req.computed, size, most)
+        return size if prompt is None else prompt.cut(req.computed, size, limit)
 
     def wants_step(self) -> bool:
         """Items wait for the encoder or are being encoded."""
@@ -237,7 +237,7 @@ class Multimodal(Capability):
 
 
 def _align(req: Req) -> int:
-    """How many vectors of its sound a prompt is aligned with; 0: it is not."""
+    """Number of vectors of its audio that a prompt is aligned with; 0: it is not aligned."""
     return req.request.align if isinstance(req.request, GenerateRequest) else 0
 
 

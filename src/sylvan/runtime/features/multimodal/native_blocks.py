@@ -67,7 +67,7 @@ def use_native_blocks(model: nn.Module, dtype: torch.dtype, threads: int) -> int
     except LibraryMissing:
         return 0
     replaced = 0
-    for stack in _stacks(model):
+    for stack in _block_lists(model):
         try:
             checked = _checked(stack, library, dtype)
             if checked is not None:
@@ -82,7 +82,7 @@ def use_native_blocks(model: nn.Module, dtype: torch.dtype, threads: int) -> int
     return replaced
 
 
-def _stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
+def _block_lists(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Return lists of encoder blocks of one class."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module):
@@ -119,8 +119,8 @@ def _checked(
         rows, limits, angles = inputs
         cuts = list(itertools.pairwise(limits))
         made = programs.run(0, rows, cuts, angles)
-        change, apart = expected.float() - rows.float(), made.float() - expected.float()
-        if apart.norm() <= _BOUNDS[dtype] * change.norm():
+        change, error = expected.float() - rows.float(), made.float() - expected.float()
+        if error.norm() <= _BOUNDS[dtype] * change.norm():
             agreed.append((own, rotated))
     if len({rotated for _, rotated in agreed}) > 1:
         # The number of rotated columns equals that of the angles, which only calls show.
@@ -240,7 +240,7 @@ class BlockPrograms:
             ValueError: A sequence is too long, or the angles have another shape.
         """
         if angles is not None:
-            self._turn(angles)
+            self._fill_rotary_table(angles)
         places = self._positions if positions is None else positions
         out_TD = torch.empty_like(rows_TD)
         for group in self._groups(sequences):
@@ -285,7 +285,7 @@ class BlockPrograms:
         if group:
             yield group
 
-    def _turn(self, angles: _Angles) -> None:
+    def _fill_rotary_table(self, angles: _Angles) -> None:
         """Fill the rotary table, once for all blocks that get the same angles."""
         if self._angles is not None and self._angles[0] is angles[0]:
             return

@@ -53,12 +53,12 @@ class MediaPrompt:
         pairs = zip(self.keys, self._places, strict=True)
         return [key for key, places in pairs if len(places) and places[-1] >= cached]
 
-    def cut(self, start: int, size: int, most: int) -> int:
+    def cut(self, start: int, size: int, limit: int) -> int:
         """Shrink a slice so that it contains each run entirely or not at all."""
         stop = start + size
         for first, end in self._runs:
             if first < stop < end:
-                return end - start if end - start <= most else max(0, first - start)
+                return end - start if end - start <= limit else max(0, first - start)
         return size
 
     def ends(self, piece: Slice) -> IntArray:

@@ -1,6 +1,7 @@
-"""Encoders of texts (T5, BART, Marian, NLLB): what the layers of their decoders attend to.
+"""Runs the text encoder of an encoder-decoder model (T5, BART, Marian, NLLB) in transformers.
 
-That of Florence-2 also reads the images of a text, in places of their own.
+The decoder's cross-attention reads the encoder's output. Florence-2's encoder also reads the images
+of a prompt, whose embeddings replace their placeholders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PIXELS = "pixel_values"
 """Name of the images among the features of a text."""
 _SEES = "florence2"
 _NO_DECODER = ("decoder_layers", "num_decoder_layers")
-"""Names of the number of layers that are not loaded."""
+"""Fields of config.json with the number of decoder layers, which are not loaded."""
 
 
 class PromptEncoder:
@@ -55,11 +56,11 @@ class PromptEncoder:
         ids_1N = torch.from_numpy(np.ascontiguousarray(features[TEXT_IDS], np.int64))[None]
         if (pixels := features.get(PIXELS)) is None:
             return [self._encoder(input_ids=ids_1N).last_hidden_state[0]]
-        x_1ND = self._seeing(ids_1N, torch.from_numpy(np.ascontiguousarray(pixels)))
+        x_1ND = self._with_images(ids_1N, torch.from_numpy(np.ascontiguousarray(pixels)))
         return [self._encoder(inputs_embeds=x_1ND).last_hidden_state[0]]
 
-    def _seeing(self, ids_1N: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-        """Embeddings of a text, those of its images in their places."""
+    def _with_images(self, ids_1N: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of a text, with those of its images at their placeholders."""
         model: Any = self._model
         x_1ND = model.get_input_embeddings()(ids_1N)
         seen = model.get_image_features(pixels.to(x_1ND.dtype)).pooler_output

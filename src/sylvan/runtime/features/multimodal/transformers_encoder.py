@@ -25,13 +25,13 @@ _METHODS: Mapping[MediaKind, str] = {
     "video": "get_video_features",
     "audio": "get_audio_features",
 }
-_APART = frozenset({"clip", "siglip", "siglip2"})
-"""Models with an encoder for each kind."""
+_DUAL_ENCODERS = frozenset({"clip", "siglip", "siglip2"})
+"""Models with one encoder of texts and another of images."""
 _RETRIEVERS = frozenset({"colmodernvbert", "colpali", "colqwen2"})
 
 
 class TransformersEncoder:
-    """Implements `Encoder`.
+    """Implements `MediaEncoder`.
 
     Args:
         model_dir: Directory of the checkpoint.
@@ -235,7 +235,9 @@ def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
     config: Any = AutoConfig.from_pretrained(model_dir)
     config = getattr(config, "thinker_config", config)  # the speech output is not loaded
     kind: Any = AutoModelForMultimodalLM
-    others = dict.fromkeys(_APART, AutoModel) | dict.fromkeys(_RETRIEVERS, AutoModelForPreTraining)
+    others = dict.fromkeys(_DUAL_ENCODERS, AutoModel) | dict.fromkeys(
+        _RETRIEVERS, AutoModelForPreTraining
+    )
     kind = others.get(config.model_type, kind)
     if config.is_encoder_decoder:
         kind, config.decoder_layers = AutoModelForSpeechSeq2Seq, 0

@@ -38,7 +38,7 @@ class CrossRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlignedRows(msgspec.Struct, frozen=True, array_like=True):
-    """Slice `index`, from row `row` on, is part of a prompt to align with its sound.
+    """Slice `index`, from row `row` on, is part of a prompt to align with its audio.
 
     Attributes:
         index: Index of the slice.

@@ -32,7 +32,7 @@ from sylvan.runtime.features.multimodal.work import (
     RowPositions,
 )
 from sylvan.runtime.layers.attention import PagedAttention
-from sylvan.utils.threads import give_way
+from sylvan.utils.threads import lower_priority
 
 _IDLE_WAIT_S = 0.02  # a step without slices delays nothing else
 
@@ -52,7 +52,7 @@ class MultimodalWorker(CapabilityWorker):
     def __init__(self, context: ModelContext, encoder: MediaEncoder) -> None:
         self._model_context, self._encoder = context, encoder
         self._is_first = context.build.mesh.stage.is_first  # other stages get rows, not tokens
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=give_way)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="encode", initializer=lower_priority)
         self._running: dict[Future[Sequence[np.ndarray]], EncodeJob] = {}
         self._vectors: dict[bytes, Future[Sequence[np.ndarray]]] = {}
         assert context.config.media is not None
@@ -112,7 +112,7 @@ class MultimodalWorker(CapabilityWorker):
             for layer, vectors in zip(self._layers, self._encoded(part.key), strict=False)
         )
         if work.positions is not None:
-            batch.rotary_positions = self._placed(step, work.positions)
+            batch.rotary_positions = self._table_positions(step, work.positions)
         media = self._model_context.config.media
         if media is not None and media.cross:
             batch.cross = self._spans(work.cross, self._watched(step, work))
@@ -122,7 +122,7 @@ class MultimodalWorker(CapabilityWorker):
             batch.row_ends = np.ascontiguousarray(work.ends)
 
     def leave(self, slot: int) -> None:
-        """Drop what a request was to be told."""
+        """Drop the alignment of a request that ended."""
         self._watches.pop(slot, None)
 
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
@@ -154,7 +154,7 @@ class MultimodalWorker(CapabilityWorker):
         found: dict[int, CrossWatch] = {}
         for part in work.aligned:
             if self._alignment is None:
-                raise ValueError("layers of this model do not follow a sound")
+                raise ValueError("no layer of this model attends to audio")
             slot = int(step.plan.slots[part.index])
             if part.first:
                 self._watches[slot] = self._alignment.watch(part.most)
@@ -223,7 +223,7 @@ class MultimodalWorker(CapabilityWorker):
             encoded[job.key] = sum(array.nbytes for array in vectors)
         return MediaReport(encoded=encoded, failed=failed) if done else None
 
-    def _placed(self, step: StepContext, found: RowPositions) -> np.ndarray:
+    def _table_positions(self, step: StepContext, found: RowPositions) -> np.ndarray:
         """Return positions in the rotary tables; rows with three axes get spare rows."""
         positions = found.positions.copy()
         count, first = len(found.rows), self._model_context.build.length

@@ -37,11 +37,11 @@ class PdMuxParts:
         self._worker = InterleavedPrefillWorker(context.split, self._settings.wait_ms / 1000)
         return self._worker
 
-    def controls(self, *, elsewhere: bool) -> tuple[Capability, ...]:
+    def controls(self, *, may_transfer: bool) -> tuple[Capability, ...]:
         """Build the control half.
 
         Args:
-            elsewhere: See `PrefillBetween`.
+            may_transfer: See `PrefillBetween`.
 
         Raises:
             ConfigError: The model cannot be computed op by op.
@@ -60,4 +60,4 @@ class PdMuxParts:
         except Unsupported as why:
             raise ConfigError(f"pdmux: prompts cannot be computed op by op: {why}") from None
         least, page_size = self._settings.min_tokens, groups[0].page_size
-        return (PrefillBetween(least, page_size, elsewhere=elsewhere),)
+        return (PrefillBetween(least, page_size, may_transfer=may_transfer),)

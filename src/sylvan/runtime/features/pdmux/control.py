@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.cache.types import common_prefix_len
 from sylvan.runtime.core.req import Batch, Req
-from sylvan.runtime.features.pdmux.data import (
+from sylvan.runtime.features.pdmux.work import (
     Advance,
     Fill,
     Filled,
@@ -44,15 +44,15 @@ class PrefillBetween(Capability):
     Args:
         min_tokens: Shorter prompts are computed in normal steps.
         page_size: Tokens per page.
-        elsewhere: Whether KV of requests with a room is transferred from another server.
+        may_transfer: Whether KV of requests with a room is transferred from another server.
     """
 
     name: ClassVar = "pdmux"
     work_type: ClassVar = MuxWork
     report_type: ClassVar = MuxEvents
 
-    def __init__(self, min_tokens: int, page_size: int, *, elsewhere: bool = False) -> None:
-        self._min_tokens, self._page_size, self._elsewhere = min_tokens, page_size, elsewhere
+    def __init__(self, min_tokens: int, page_size: int, *, may_transfer: bool = False) -> None:
+        self._min_tokens, self._page_size, self._may_transfer = min_tokens, page_size, may_transfer
         self._port: SchedulerPort | None = None
         self._numbers = itertools.count(1)
         self._chosen: set[str] = set()
@@ -94,7 +94,7 @@ class PrefillBetween(Capability):
     def admit(self, req: Req, admitted: Sequence[Req]) -> Verdict:
         self._chosen.discard(req.rid)
         decodes = any(other.computed >= other.prompt_len for other in admitted)
-        if not self._suits(req) or not (decodes or self._by_number):
+        if not self._is_eligible(req) or not (decodes or self._by_number):
             return Verdict.READY
         if len(self._by_number) >= MOST_JOBS or self._shares_a_start(req):
             return Verdict.WAIT
@@ -131,7 +131,7 @@ class PrefillBetween(Capability):
 
     # ---- inside
 
-    def _suits(self, req: Req) -> bool:
+    def _is_eligible(self, req: Req) -> bool:
         """Whether the request needs only the KV of its prompt."""
         request = req.request
         if not isinstance(request, GenerateRequest) or req.retractions or not req.may_load:
@@ -145,7 +145,7 @@ class PrefillBetween(Capability):
             and (logprobs is None or logprobs.start is None)
         )
         room = request.bootstrap
-        with_room = self._elsewhere and room is not None and room.role != "prefill"
+        with_room = self._may_transfer and room is not None and room.role != "prefill"
         return plain and not with_room
 
     def _shares_a_start(self, req: Req) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.graphs.split import SplitPrompt
 from sylvan.runtime.features.pdmux.control import PrefillBetween
-from sylvan.runtime.features.pdmux.data import (
+from sylvan.runtime.features.pdmux.work import (
     Fill,
     Filled,
     MuxEvents,

@@ -1,1 +1,4 @@
-"""Log probabilities of prompt tokens."""
+"""Log probabilities of prompt tokens.
+
+`control` selects the rows that predict prompt tokens; `worker` computes them.
+"""

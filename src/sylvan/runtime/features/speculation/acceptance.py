@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sylvan.runtime.features.speculation.api import GRADES, SHARE_GRADES, rising
 
-FIRST_GUESS = 0.5
+INITIAL_RATE = 0.5
 """Acceptance rate before anything is known: high enough to try."""
 ALL_GRADES = GRADES + SHARE_GRADES
 ALL_WINDOW, OWN_WINDOW = 512.0, 64.0
@@ -31,7 +31,7 @@ class Acceptance:
         self._tried = [0.0] * ALL_GRADES
         self._known: list[float | None] = [None] * ALL_GRADES  # of `chance`, without a prior
 
-    def saw(self, grade: int, *, right: bool) -> None:
+    def record(self, grade: int, *, right: bool) -> None:
         """Record that a draft of that grade was accepted or rejected."""
         grade = min(grade, ALL_GRADES - 1)
         if self._tried[grade] >= self._window:
@@ -41,7 +41,7 @@ class Acceptance:
         self._tried[grade] += 1
         self._known[grade : grade + 2] = (None,) * len(self._known[grade : grade + 2])
         if self._parent is not None:
-            self._parent.saw(grade, right=right)
+            self._parent.record(grade, right=right)
 
     def chance(self, grade: int) -> float:
         """Return the probability that a draft of this grade is accepted after its predecessors."""
@@ -60,12 +60,12 @@ class Acceptance:
         elif grade:
             start, weight = self._of(grade - 1), NEIGHBOUR_WEIGHT
         else:
-            start, weight = FIRST_GUESS, 1.0
+            start, weight = INITIAL_RATE, 1.0
         return (self._right[grade] + weight * start) / (self._tried[grade] + weight)
 
     def _of(self, grade: int) -> float:
         """Return the rate of one grade alone."""
-        return (self._right[grade] + FIRST_GUESS) / (self._tried[grade] + 1.0)
+        return (self._right[grade] + INITIAL_RATE) / (self._tried[grade] + 1.0)
 
     def expected(self, grade: int, count: int) -> list[float]:
         """Return the expected tokens of a step with 0, 1, ... `count` drafts from this grade on."""
@@ -77,26 +77,26 @@ class Acceptance:
 
 
 def record_tree(
-    acceptance: Acceptance, guesses: Sequence[int], parents: Sequence[int], came: Sequence[int]
+    acceptance: Acceptance, drafts: Sequence[int], parents: Sequence[int], actual: Sequence[int]
 ) -> None:
     """Record how deep a tree of drafts was accepted, counting any draft at each depth."""
     last = -1
-    for depth, token in enumerate(came):
+    for depth, token in enumerate(actual):
         level = [i for i, parent in enumerate(parents) if parent == last]
         if not level:
             return
-        right = next((i for i in level if guesses[i] == token), None)
-        acceptance.saw(min(depth, GRADES - 1), right=right is not None)
+        right = next((i for i in level if drafts[i] == token), None)
+        acceptance.record(min(depth, GRADES - 1), right=right is not None)
         if right is None:
             return
         last = right
 
 
 def record_chain(
-    acceptance: Acceptance, grades: Sequence[int], guesses: Sequence[int], came: Sequence[int]
+    acceptance: Acceptance, grades: Sequence[int], drafts: Sequence[int], actual: Sequence[int]
 ) -> None:
     """Record which drafts were accepted, up to the first rejected one, from the actual tokens."""
-    for grade, guess, token in zip(grades, guesses, came, strict=False):
-        acceptance.saw(grade, right=guess == token)
-        if guess != token:
+    for grade, draft, token in zip(grades, drafts, actual, strict=False):
+        acceptance.record(grade, right=draft == token)
+        if draft != token:
             return

@@ -44,9 +44,9 @@ class Proposal:
         """Return the grades of the drafts of a chain."""
         return self.grades or rising(self.grade, len(self.tokens))
 
-    def draft(self, most: int) -> Draft:
+    def draft(self, limit: int) -> Draft:
         """Return the first drafts, at most this many."""
-        count = min(most, len(self.tokens))
+        count = min(limit, len(self.tokens))
         parents = self.parents[:count] or chain(count)
         return Draft(self.tokens[:count], parents)
 
@@ -72,7 +72,7 @@ class Drafter(Protocol):
     It may be wrong, return nonsense or raise: that only costs speed.
     """
 
-    def propose(self, req: Req, most: int) -> Proposal:
+    def propose(self, req: Req, limit: int) -> Proposal:
         """Return at most this many drafts that continue the known tokens of `req`."""
         ...
 
@@ -106,7 +106,7 @@ def depth_of(proposal: Proposal) -> int:
     return max(depths, default=0)
 
 
-def check(proposal: Proposal, most: int, vocab_size: int) -> None:
+def check(proposal: Proposal, limit: int, vocab_size: int) -> None:
     """Check that a proposal can be verified.
 
     Raises:
@@ -114,13 +114,13 @@ def check(proposal: Proposal, most: int, vocab_size: int) -> None:
     """
     tokens = proposal.tokens
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        raise ValueError(f"guesses must be ids in 0..{vocab_size - 1}, not {tokens}")
+        raise ValueError(f"drafts must be ids in 0..{vocab_size - 1}, not {tokens}")
     parents = proposal.parents
     if parents and (
         len(parents) != len(tokens) or not all(-1 <= p < i for i, p in enumerate(parents))
     ):
-        raise ValueError(f"{parents} are not parents of {len(tokens)} guesses")
+        raise ValueError(f"{parents} are no parents of {len(tokens)} drafts")
     if proposal.grades and len(proposal.grades) != len(tokens):
-        raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} guesses")
-    if len(tokens) > most or min(proposal.grade, *proposal.grades, 0) < 0:
-        raise ValueError(f"{len(tokens)} guesses of grade {proposal.grade}, at most {most} fit")
+        raise ValueError(f"{len(proposal.grades)} grades for {len(tokens)} drafts")
+    if len(tokens) > limit or min(proposal.grade, *proposal.grades, 0) < 0:
+        raise ValueError(f"{len(tokens)} drafts of grade {proposal.grade}, at most {limit} fit")

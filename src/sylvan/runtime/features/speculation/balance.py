@@ -1,9 +1,9 @@
-"""Measures whether speculation pays off overall, instead of predicting it.
+"""Measures whether speculation saves time overall, instead of predicting it.
 
-Each draft may promise more than it costs, and steps may still get slower: planning takes time
-too, and the cost of rows is an estimate. So the time and tokens of steps with drafts are compared
-with plain steps of as many requests. After a loss, drafting pauses; otherwise a few plain steps
-now and then keep the measurement current.
+Even if each draft is expected to pay off, steps may get slower: planning takes time too, and the
+cost of rows is an estimate. So time and tokens of steps with drafts are compared with those of
+plain steps (without drafts) for as many requests. After a loss, drafting pauses. Otherwise an
+occasional plain step keeps the measurement current.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import statistics
 from collections import deque
 
 WINDOW = 64
-"""Steps with drafts that are judged together."""
-TOLERATED = 0.015
-"""Share of the time that may be lost: futile lookups take a hundredth, so that texts that copy are
-found."""
+"""Number of steps with drafts per comparison."""
+TOLERATED_LOSS = 0.015
+"""Share of the step time that may be lost before drafting pauses. Futile lookups alone take a
+hundredth of it."""
 REST, LONGEST_REST = 128, 2048
 """Steps without drafts after a loss; doubled after each further loss."""
 PROBE_EVERY, PROBE = 128, 3
 """Steps with drafts, and the plain steps after them that are measured."""
-HELD_UP = 8.0
+DISTURBED = 8.0
 """Multiple of a plain step's time at which a step counts as disturbed, and is clipped to it."""
 SIZES = 24
-"""Step sizes, by powers of two of requests, are judged separately."""
+"""Number of balances, one per power of two of requests in a step."""
 
 
 class Balance:
-    """The balance for steps of about as many requests.
+    """Time saved or lost by drafts in steps of about the same number of requests.
 
     Attributes:
-        until: No drafts before the step with this number.
+        until: Number of the step before which there are no drafts.
     """
 
     def __init__(self) -> None:
         self.until = 0
         self._plain_s: deque[float] = deque(maxlen=9)
-        self._won_s = 0.0
+        self._saved_s = 0.0
         self._steps = 0  # of this window
         self._since_probe = 0
         self._rest = REST
@@ -46,26 +46,26 @@ class Balance:
         """Seconds of a plain step, if known."""
         return statistics.median(self._plain_s) if self._plain_s else None
 
-    def plain(self, seconds: float) -> None:
+    def record_plain(self, seconds: float) -> None:
         """Record the time of a step planned without drafts."""
         self._plain_s.append(seconds)
 
-    def right(self, share: float) -> None:
+    def record_accepted(self, share: float) -> None:
         """Record accepted drafts, each a saved step, as a share of a plain step's tokens."""
-        self._won_s += share * (self.plain_s or 0.0)
+        self._saved_s += share * (self.plain_s or 0.0)
 
-    def guessing(self, seconds: float, number: int) -> None:
+    def record_drafting(self, seconds: float, number: int) -> None:
         """Record the time of a step with this number that had drafts, or looked for some."""
         plain_s = self.plain_s
         if plain_s is None:
             self._stop(number, PROBE)
             return
-        self._won_s -= min(seconds, HELD_UP * plain_s) - plain_s
+        self._saved_s -= min(seconds, DISTURBED * plain_s) - plain_s
         self._steps += 1
         self._since_probe += 1
         if self._steps >= WINDOW:
-            lost = self._won_s < -TOLERATED * self._steps * plain_s
-            self._won_s, self._steps = 0.0, 0
+            lost = self._saved_s < -TOLERATED_LOSS * self._steps * plain_s
+            self._saved_s, self._steps = 0.0, 0
             if lost:
                 self._stop(number, self._rest)
                 self._rest = min(2 * self._rest, LONGEST_REST)

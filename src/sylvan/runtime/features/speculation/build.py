@@ -40,17 +40,17 @@ def build_speculation(
         given: Corpora that `ngram` searches for all requests.
         contexts: Context tree from which `ngram` drafts the model's usual continuations.
     """
-    most = config.num_steps
-    assert isinstance(most, int), "a resolved section has no auto"
+    limit = config.num_steps
+    assert isinstance(limit, int), "a resolved section has no auto"
     if config.algorithm in (*DRAFT_HEADS, OWN_HEAD):
         shape = tree_shape(config)
-        return HeadSpeculation(most, vocab_size, adaptive=config.adaptive, shape=shape)
+        return HeadSpeculation(limit, vocab_size, adaptive=config.adaptive, shape=shape)
     if model is not None:
-        return ModelSpeculation(model, most, vocab_size, adaptive=config.adaptive)
+        return ModelSpeculation(model, limit, vocab_size, adaptive=config.adaptive)
     shared = TenantCorpora(config.shared_tokens) if config.shared_tokens else None
     return Speculation(
         NgramDrafter(config.min_match, config.max_match, shared, given, contexts),
-        most,
+        limit,
         vocab_size,
         adaptive=config.adaptive,
     )

@@ -88,7 +88,7 @@ class ContextTree:
         self._shares: list[float] = (arrays.shares / SHARES).tolist()
         self.depth = _depth(arrays.parents)
 
-    def guess(self, text: list[int]) -> tuple[int, float]:
+    def predict(self, text: list[int]) -> tuple[int, float]:
         """Return the usual token after the longest known suffix of `text`, and its frequency."""
         find, size, node = self._nodes.get, self._vocab_size, 0
         for token in reversed(text):

@@ -73,9 +73,9 @@ class Speculation(Capability):
 
     Args:
         drafter: The drafter.
-        most: Most drafts of a request in one step.
+        limit: Most drafts of a request in one step.
         vocab_size: Upper bound of token IDs.
-        adaptive: Verify what pays off, by measured acceptance and times; otherwise always `most`.
+        adaptive: Verify what pays off, by measured acceptance and times; otherwise always `limit`.
         clock: Clock for timing.
     """
 
@@ -84,14 +84,14 @@ class Speculation(Capability):
     def __init__(
         self,
         drafter: Drafter,
-        most: int,
+        limit: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
         clock: Clock = monotonic,
     ) -> None:
         self.counts = SpeculationCounts()
-        self._drafter, self._most, self._vocab_size = drafter, most, vocab_size
+        self._drafter, self._limit, self._vocab_size = drafter, limit, vocab_size
         self._clock = clock
         self._costs = StepCosts()
         self._policy: DraftPolicy = Throughput(self._costs) if adaptive else FixedLength()
@@ -130,18 +130,18 @@ class Speculation(Capability):
         self._wake = self._step + LONGEST_PAUSE  # `draft` lowers it
         return True
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         followed = self._followed.get(req)
         if followed is None:
             followed = self._followed[req] = _Followed(Acceptance(self._of_all))
         count = 0
-        if self._step >= followed.look_at and (followed.pays or self._may_look):
+        if self._step >= followed.look_at and (followed.pays or self._may_look_up):
             begun_s = self._clock() if self._adaptive else 0.0
-            reach = followed.reach if self._adaptive else self._most
-            count = self._look(req, followed, min(most, self._most, reach))
+            reach = followed.reach if self._adaptive else self._limit
+            count = self._look(req, followed, min(limit, self._limit, reach))
             if self._adaptive:
                 followed.reach = count + REACH
-                self._looked(followed, self._clock() - begun_s, pays=count > 0)
+                self._record_lookup(followed, self._clock() - begun_s, pays=count > 0)
             followed.look_at = self._aligned(followed.pause)
         self._wake = min(self._wake, followed.look_at)
         if not count:
@@ -152,38 +152,38 @@ class Speculation(Capability):
     @property
     def _worth_planning(self) -> bool:
         """Whether to plan a step with drafts, which takes longer."""
-        return self._timer.may_guess and (self._paying > 0 or self._looks.worth_it)
+        return self._timer.drafting_pays and (self._paying > 0 or self._looks.worth_it)
 
     @property
-    def _passes_over(self) -> bool:
+    def _is_untimed(self) -> bool:
         """Whether the step is not timed: all of its requests are plain."""
         return self._idle >= TIMED and self._idle % TIMED_EVERY >= TIMED
 
     @property
-    def _may_look(self) -> bool:
+    def _may_look_up(self) -> bool:
         """Whether another lookup may be in vain."""
         return not self._adaptive or self._looks.allowed
 
-    def _looked(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
+    def _record_lookup(self, followed: _Followed, seconds: float, *, pays: bool) -> None:
         """Record the time and the result of a lookup."""
-        self._looks.looked(seconds, in_vain=not pays)
+        self._looks.record_lookup(seconds, futile=not pays)
         self._looking_s += seconds
         followed.pause = 1 if pays else self._pause(followed)
         self._paying += pays - followed.pays
         followed.pays = pays
 
-    def _look(self, req: Req, followed: _Followed, most: int) -> int:
+    def _look(self, req: Req, followed: _Followed, limit: int) -> int:
         """Compare the last proposal with the actual tokens, make a new one; return drafts."""
         length, last = req.tokens.length, followed.proposal
         if last.tokens and length > followed.length:
-            came = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
+            actual = req.tokens.view(followed.length, length)[: len(last.tokens)].tolist()
             if followed.pays:
-                self._looks.won(len(came) - 1)
+                self._looks.record_accepted(len(actual) - 1)
             if last.parents:
-                record_tree(followed.acceptance, last.tokens, last.parents, came)
+                record_tree(followed.acceptance, last.tokens, last.parents, actual)
             else:
-                record_chain(followed.acceptance, last.each_grade(), last.tokens, came)
-        followed.proposal, followed.length = self._propose(req, most), length
+                record_chain(followed.acceptance, last.each_grade(), last.tokens, actual)
+        followed.proposal, followed.length = self._propose(req, limit), length
         count = len(followed.proposal.tokens)
         if not count:
             return 0
@@ -205,18 +205,18 @@ class Speculation(Capability):
         if not self._costs.known:
             return 1
         step_s = self._costs.seconds(self._timer.num_reqs)
-        wanted = self._looks.look_s * self._timer.num_reqs / (STEPS_SHARE * step_s)
+        wanted = self._looks.lookup_s * self._timer.num_reqs / (STEPS_SHARE * step_s)
         pause = 1
         while pause < min(wanted, LONGEST_PAUSE):
             pause *= 2
         return pause
 
-    def _propose(self, req: Req, most: int) -> Proposal:
+    def _propose(self, req: Req, limit: int) -> Proposal:
         """Ask the drafter; return its proposal, if it is usable."""
         self.counts.looks += 1
         try:
-            found = self._drafter.propose(req, most)
-            check(found, most, self._vocab_size)
+            found = self._drafter.propose(req, limit)
+            check(found, limit, self._vocab_size)
         except FAILURES:
             self.counts.failures += 1
             if self.counts.failures == 1:
@@ -237,13 +237,13 @@ class Speculation(Capability):
         self._last = batch.slices
         if self._adaptive and not self._idle and not self._paying:
             self._looks.planned(self._clock() - self._planned_s - self._looking_s)
-        if self._adaptive and not self._passes_over:
+        if self._adaptive and not self._is_untimed:
             self._timer.begin(batch)
         else:
-            self._timer.pass_over()
+            self._timer.skip_timing()
 
     def on_result(self, batch: Batch, report: Any) -> None:
-        if not self._passes_over:
+        if not self._is_untimed:
             self._timer.end()
             self._looks.step(1 if self._idle < TIMED else TIMED_EVERY // TIMED)
 

@@ -36,10 +36,10 @@ class Corpus:
 
     def add(self, text: IntArray) -> None:
         """Add a text; the oldest tokens are dropped, half of them at once."""
-        most = len(self._ids)
-        text = text[-(most // 2 - 1) :]
-        if self._length + len(text) + 1 > most:
-            kept = self._ids[self._length - most // 2 : self._length].copy()
+        limit = len(self._ids)
+        text = text[-(limit // 2 - 1) :]
+        if self._length + len(text) + 1 > limit:
+            kept = self._ids[self._length - limit // 2 : self._length].copy()
             self._ids[: len(kept)], self._length = kept, len(kept)
         stop = self._length + len(text)
         self._ids[self._length : stop] = text

@@ -28,7 +28,7 @@ class _Measured:
     usual: float = 0.0  # lower quartile: disturbances only ever make steps longer
     drawn: float = 0.0  # `usual` when the curve was last computed
 
-    def saw(self, seconds: float, step: int) -> bool:
+    def record(self, seconds: float, step: int) -> bool:
         """Add a measurement; return whether the curve may stay."""
         self.recent.append(seconds)
         self.step = step
@@ -73,13 +73,13 @@ class StepCosts:
         """Whether a step of this many rows was measured."""
         return rows in self._measured
 
-    def saw(self, rows: int, seconds: float) -> None:
+    def record(self, rows: int, seconds: float) -> None:
         """Record the time of a step of this many rows."""
         self._steps += 1
         found = self._measured.get(rows)
         if found is None:
             found = self._measured[rows] = _Measured()
-        same = found.saw(max(seconds, SHORTEST_S), self._steps)
+        same = found.record(max(seconds, SHORTEST_S), self._steps)
         if not same or self._steps - self._drawn_at >= REMEMBERED // 4:
             self._drawn = False
 

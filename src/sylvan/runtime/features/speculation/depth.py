@@ -23,8 +23,8 @@ class CommonDepth:
     """Measures acceptance rates, and the times of steps and drafting.
 
     Args:
-        most: Most drafts of a request in one step.
-        adaptive: Choose the depth that pays off; otherwise always `most`.
+        limit: Most drafts of a request in one step.
+        adaptive: Choose the depth that pays off; otherwise always `limit`.
         clock: Clock for timing.
         width: Drafts per position.
 
@@ -32,13 +32,13 @@ class CommonDepth:
         timer: Must be notified of steps.
     """
 
-    def __init__(self, most: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
-        self._most, self._adaptive = most, adaptive
+    def __init__(self, limit: int, clock: Clock, *, adaptive: bool, width: int = 1) -> None:
+        self._limit, self._adaptive = limit, adaptive
         self._costs = StepCosts()
         self.timer = StepTimer(self._costs, clock)
-        self._guess_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
+        self._draft_s: deque[float] = deque(maxlen=RECENT)  # seconds per additional depth
         self._of_all = Acceptance()
-        self._rows = [float(depth * width) for depth in range(most + 1)]  # by depth
+        self._rows = [float(depth * width) for depth in range(limit + 1)]  # by depth
         self._followed: dict[Req, Acceptance] = {}
 
     @property
@@ -60,35 +60,35 @@ class CommonDepth:
     ) -> None:
         """Compare drafts, made when this many tokens were known, with the actual tokens."""
         if req in self._followed and req.tokens.length > known:
-            came = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
+            actual = req.tokens.view(known, req.tokens.length)[: len(tokens)].tolist()
             if parents:
-                record_tree(self._followed[req], tokens, parents, came)
+                record_tree(self._followed[req], tokens, parents, actual)
             else:
-                record_chain(self._followed[req], rising(0, len(tokens)), tokens, came)
+                record_chain(self._followed[req], rising(0, len(tokens)), tokens, actual)
 
     def drafted(self, depth: int, rows: int) -> None:
         """Record the rows that drafts of this depth took for one request."""
         self._rows[depth] += (rows - self._rows[depth]) / 8
 
-    def took(self, seconds: float, guesses: int) -> None:
+    def record_draft_time(self, seconds: float, depth: int) -> None:
         """Record the time of drafting to this depth for all requests that wanted some."""
-        self._guess_s.append(seconds / guesses)
+        self._draft_s.append(seconds / depth)
 
     def of(self, reqs: Sequence[Req]) -> int:
         """Return the number of drafts for each request that maximises tokens per second."""
         if not self._adaptive:
-            return self._most
-        if not (self._costs.known and self._guess_s and self.timer.may_guess):
+            return self._limit
+        if not (self._costs.known and self._draft_s and self.timer.drafting_pays):
             return 0
         # the first drafting includes reading the prompt, so it does not predict the next time
-        guess_s = sorted(self._guess_s)[(len(self._guess_s) - 1) // 2]
-        expected = [self._followed[req].expected(0, self._most) for req in reqs]
+        draft_s = sorted(self._draft_s)[(len(self._draft_s) - 1) // 2]
+        expected = [self._followed[req].expected(0, self._limit) for req in reqs]
         rates = [
             sum(tokens[depth] for tokens in expected)
-            / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * guess_s)
-            for depth in range(self._most + 1)
+            / (self._costs.seconds(round(len(reqs) * (1 + self._rows[depth]))) + depth * draft_s)
+            for depth in range(self._limit + 1)
         ]
-        best = max(range(self._most + 1), key=rates.__getitem__)
+        best = max(range(self._limit + 1), key=rates.__getitem__)
         return best if rates[best] > rates[0] * (1 + LEAST_GAIN) else 0
 
 
@@ -104,7 +104,7 @@ class Pauses:
         self._step += 1
         return self._step >= self._wake
 
-    def looked(self, *, pays: bool) -> None:
+    def record_retry(self, *, pays: bool) -> None:
         """Record the result of a retry."""
         self._pause = 1 if pays else min(2 * self._pause, LONGEST_PAUSE)
         self._wake = self._step + self._pause

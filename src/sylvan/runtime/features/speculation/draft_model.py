@@ -115,11 +115,11 @@ class DraftModel:
                 self._drafts.setdefault(output.rid, []).extend(output.token_ids)
 
 
-def _sampling(sampling: SamplingParams, most: int) -> SamplingParams:
+def _sampling(sampling: SamplingParams, limit: int) -> SamplingParams:
     """Return the same sampling, without end tokens and grammar."""
     return msgspec.structs.replace(
         sampling,
-        max_new_tokens=most,
+        max_new_tokens=limit,
         min_new_tokens=0,
         ignore_eos=True,
         stop=(),

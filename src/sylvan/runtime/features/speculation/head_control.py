@@ -29,9 +29,9 @@ class HeadSpeculation(Capability):
     """Drafts with a draft head, verified as chains or trees.
 
     Args:
-        most: Largest draft depth.
+        limit: Largest draft depth.
         vocab_size: Upper bound of token IDs.
-        adaptive: Choose the depth by measured acceptance and times; otherwise always `most`.
+        adaptive: Choose the depth by measured acceptance and times; otherwise always `limit`.
         clock: Clock for timing.
         shape: Shape of the trees.
     """
@@ -42,7 +42,7 @@ class HeadSpeculation(Capability):
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
@@ -51,11 +51,11 @@ class HeadSpeculation(Capability):
     ) -> None:
         self.counts = SpeculationCounts()
         self._vocab_size = vocab_size
-        self._most_guesses = max(most, shape.nodes)
-        self._depth = CommonDepth(most, clock, adaptive=adaptive, width=shape.width)
+        self._max_drafts = max(limit, shape.nodes)
+        self._depth = CommonDepth(limit, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether to verify what the step in flight drafts
-        self._brought: dict[Req, Proposal] = {}  # of the newest step
+        self._new_proposals: dict[Req, Proposal] = {}  # of the newest step
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
     @property
@@ -70,17 +70,17 @@ class HeadSpeculation(Capability):
             if req.tokens.length > known:
                 self._depth.record(req, proposal.tokens, known, proposal.parents)
                 del self._proposals[req]
-        for req, proposal in self._brought.items():
+        for req, proposal in self._new_proposals.items():
             self._proposals[req] = proposal, req.tokens.length
-        self._brought.clear()
+        self._new_proposals.clear()
         return self._verifies and bool(self._proposals)
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
         self.counts.drafts += 1
-        return proposal.draft(most)
+        return proposal.draft(limit)
 
     def plan_work(self, batch: Batch) -> HeadWork | None:
         """The head reads everything that is computed, including prompts."""
@@ -93,7 +93,7 @@ class HeadSpeculation(Capability):
             depth = self._depth.of([pieces[i].req for i in asking]) if asking else 0
             if asking:
                 self._verifies = depth > 0
-                self._pauses.looked(pays=self._verifies)
+                self._pauses.record_retry(pays=self._verifies)
             for i in asking if depth else asking[:TRIED]:
                 depths[i] = min(depth or 1, self._room(pieces[i]))
         else:
@@ -114,34 +114,34 @@ class HeadSpeculation(Capability):
         self._depth.timer.begin(batch)
 
     def on_result(self, batch: Batch, report: HeadReport | None) -> None:
-        self._depth.timer.end(report.guess_s if report else 0.0)
+        self._depth.timer.end(report.draft_s if report else 0.0)
         if report is None:
             return
         if report.failure:
             self._failed(report.failure)
-        if not report.guesses:
+        if not report.drafts:
             return
         self.counts.looks += 1
         proposals = {
             index: Proposal(tuple(tokens), parents=tuple(report.parents.get(index, ())))
-            for index, tokens in report.guesses.items()
+            for index, tokens in report.drafts.items()
         }
         depths = [depth_of(proposal) for proposal in proposals.values()]
-        self._depth.took(report.guess_s, max(1, *depths))
+        self._depth.record_draft_time(report.draft_s, max(1, *depths))
         for (index, proposal), depth in zip(proposals.items(), depths, strict=True):
             try:
-                check(proposal, self._most_guesses, self._vocab_size)
+                check(proposal, self._max_drafts, self._vocab_size)
             except FAILURES as error:
                 self._failed(str(error))
             else:
                 if proposal.tokens:
-                    self._brought[batch.slices[index].req] = proposal
-                    self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
+                    self._new_proposals[batch.slices[index].req] = proposal
+                    self._depth.drafted(depth, proposal.draft(self._max_drafts).rows)
 
     def on_finish(self, req: Req) -> None:
         self._depth.forget(req)
         self._proposals.pop(req, None)
-        self._brought.pop(req, None)
+        self._new_proposals.pop(req, None)
 
     def _failed(self, why: str) -> None:
         self.counts.failures += 1

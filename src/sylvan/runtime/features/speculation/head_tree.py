@@ -60,26 +60,26 @@ class _Growing:
         self.front = sorted(self.front, key=lambda node: -self.nodes[node].score)[:width]
 
 
-class TreeGuesser:
+class TreeDrafter:
     """Drafts trees for a few requests at once.
 
     Args:
-        batch: The head's batch; its page table has `2 * most * shape.width` rows after those of
+        batch: The head's batch; its page table has `2 * limit * shape.width` rows after those of
             requests.
         first_page: First spare page; each of those rows has `pages`.
         pages: Spare pages per row.
         shape: Shape of the trees.
-        most: Most requests.
+        limit: Most requests.
     """
 
     def __init__(
-        self, batch: ForwardBatch, first_page: int, pages: int, shape: TreeShape, most: int
+        self, batch: ForwardBatch, first_page: int, pages: int, shape: TreeShape, limit: int
     ) -> None:
-        self.most = most
+        self.limit = limit
         self._batch, self._first_page, self._pages = batch, first_page, pages
-        self._shape, self._half = shape, most * shape.width
+        self._shape, self._half = shape, limit * shape.width
 
-    def guess(
+    def grow(
         self,
         asking: Sequence[tuple[int, int, int]],
         first: tuple[torch.Tensor, torch.Tensor],
@@ -118,7 +118,7 @@ class TreeGuesser:
                 sources += [tree.vectors[p] if p >= 0 else at for p in parents]
             if not going:
                 break
-            rows = self._lay_out(going, level)
+            rows = self._assign_pages(going, level)
             ids = np.array([tree.nodes[node].token for tree, node in going], np.int32)
             at = np.array([tree.base + level - 1 for tree, _ in going], np.int32)
             logits_FW, hidden_FD = run_head(hidden_FD[torch.tensor(sources)], ids, rows, at)
@@ -127,7 +127,7 @@ class TreeGuesser:
             grown = going
         return [ranked(tree.nodes, self._shape.nodes) for tree in trees]
 
-    def _lay_out(self, going: Sequence[tuple[_Growing, int]], level: int) -> IntArray:
+    def _assign_pages(self, going: Sequence[tuple[_Growing, int]], level: int) -> IntArray:
         """Assign pages to the expanded nodes, and copy their parents' KV."""
         table_SP, size = self._batch.host.page_tables[0], self._batch.kv.page_size
         offset = level % 2 * self._half

@@ -39,13 +39,13 @@ class HeadReport(msgspec.Struct, frozen=True):
     """The head's drafts.
 
     Attributes:
-        guesses: Drafts of slices that requested some, by index.
-        guess_s: Seconds spent on drafting for all slices.
+        drafts: Drafts of slices that requested some, by index.
+        draft_s: Seconds spent on drafting for all slices.
         parents: Parents of drafts that form trees, as in `Draft`.
         failure: Error; empty: none.
     """
 
-    guesses: dict[int, list[int]] = {}
-    guess_s: float = 0.0
+    drafts: dict[int, list[int]] = {}
+    draft_s: float = 0.0
     parents: dict[int, list[int]] = {}
     failure: str = ""

@@ -24,7 +24,7 @@ from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.graphs.head_program import HeadProgram
 from sylvan.runtime.executor.options import Draw
 from sylvan.runtime.executor.verify import path_of
-from sylvan.runtime.features.speculation.head_tree import TreeGuesser
+from sylvan.runtime.features.speculation.head_tree import TreeDrafter
 from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
@@ -99,7 +99,7 @@ class RunnableHead:
     read_layers: tuple[int, ...]
     token_ids: torch.Tensor | None
     vocab_size: int
-    trees: TreeGuesser | None = None
+    trees: TreeDrafter | None = None
 
 
 class HeadWorker(CapabilityWorker):
@@ -143,7 +143,7 @@ class HeadWorker(CapabilityWorker):
 
     def _follow(self, step: StepContext, work: HeadWork, result: StepResult) -> HeadReport:
         with torch.inference_mode():
-            spans = self._due(step, spans_of(step, work, result))
+            spans = self._select_urgent(step, spans_of(step, work, result))
             if not spans:
                 return HeadReport()
             self._map_pages(step, spans)
@@ -152,10 +152,10 @@ class HeadWorker(CapabilityWorker):
             if len(parts) > 1:
                 logits_RW, hidden_RD = (torch.cat(every) for every in zip(*parts, strict=True))
             begun_s = self._clock()
-            guesses, parents = self._grow(spans, logits_RW, hidden_RD)
-        return HeadReport(guesses, self._clock() - begun_s, parents)
+            drafts, parents = self._grow(spans, logits_RW, hidden_RD)
+        return HeadReport(drafts, self._clock() - begun_s, parents)
 
-    def _due(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
+    def _select_urgent(self, step: StepContext, spans: Sequence[Span]) -> Sequence[Span]:
         """Defer what is not urgent; return what must be read now."""
         due: list[Span] = []
         for span in spans:
@@ -239,19 +239,19 @@ class HeadWorker(CapabilityWorker):
         asking = [span for span in spans if span.depth]
         trees = self._head.trees
         if trees is None or not asking:
-            return self._guess(asking, logits_RW, hidden_RD), {}
-        some, others = asking[: trees.most], asking[trees.most :]
-        found = trees.guess(
+            return self._draft_chains(asking, logits_RW, hidden_RD), {}
+        some, others = asking[: trees.limit], asking[trees.limit :]
+        found = trees.grow(
             [(span.slot, span.start + len(span.tokens), span.depth) for span in some],
             (logits_RW[: len(some)], hidden_RD[: len(some)]),
             self._run_next,
-            self._drawn,
+            self._draw_spread,
         )
         parents = {span.index: tree[1] for span, tree in zip(some, found, strict=True)}
-        guesses = {span.index: tree[0] for span, tree in zip(some, found, strict=True)}
+        drafts = {span.index: tree[0] for span, tree in zip(some, found, strict=True)}
         if others:
-            guesses |= self._guess(others, logits_RW[len(some) :], hidden_RD[len(some) :])
-        return guesses, parents
+            drafts |= self._draft_chains(others, logits_RW[len(some) :], hidden_RD[len(some) :])
+        return drafts, parents
 
     def _run_next(
         self, hidden_FD: torch.Tensor, ids: IntArray, rows: IntArray, positions: IntArray
@@ -267,13 +267,13 @@ class HeadWorker(CapabilityWorker):
         self._count(count, count, count)
         return self._program.predict_next(hidden_FD)
 
-    def _drawn(
+    def _draw_spread(
         self, logits_FW: torch.Tensor, slots: IntArray, positions: IntArray
     ) -> tuple[torch.Tensor, IntArray]:
         logits_FV = spread(logits_FW, self._head.token_ids, self._head.vocab_size)
         return logits_FV, self._draw(logits_FV.clone(), slots, positions)
 
-    def _guess(
+    def _draft_chains(
         self, asking: Sequence[Span], logits_RW: torch.Tensor, hidden_RD: torch.Tensor
     ) -> dict[int, list[int]]:
         """Draft chains for all slices that still want a token."""
@@ -349,8 +349,8 @@ def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span
         depth, last = work.depths[index], work.following[index]
         if output.token_ids and not output.error:
             right = output.num_accepted
-            guesses = ids[row + known : row + stop - start].tolist()
-            path = path_of(parents, guesses, output.token_ids[:right])
+            draft_ids = ids[row + known : row + stop - start].tolist()
+            path = path_of(parents, draft_ids, output.token_ids[:right])
             count, last = count + right, output.token_ids[min(right, len(output.token_ids) - 1)]
             depth = depth if len(output.token_ids) == right + 1 and not output.ended else 0
         else:
@@ -358,7 +358,7 @@ def spans_of(step: StepContext, work: HeadWork, result: StepResult) -> list[Span
         if last < 0:
             count -= 1
         if count > 0:
-            rows = np.array([*range(known), *(known + guess for guess in path)], np.int32) + row
+            rows = np.array([*range(known), *(known + node for node in path)], np.int32) + row
             rows = rows[:count]
             if last >= 0:
                 after = np.append(ids[rows[1:]], last).astype(np.int32)

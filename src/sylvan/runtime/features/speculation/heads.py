@@ -19,7 +19,7 @@ from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.head_program import DraftHeadModule, HeadProgram
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelContext
-from sylvan.runtime.features.speculation.head_tree import TreeGuesser
+from sylvan.runtime.features.speculation.head_tree import TreeDrafter
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
 from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
 from sylvan.runtime.layers.mesh import ONE_RANK
@@ -112,14 +112,14 @@ def _runnable(loaded: _Loaded, depth: int, shape: TreeShape, context: ModelConte
         -(-depth // context.kv_shape.page_size),
         1 + -(-depth // context.kv_shape.page_size),
     )
-    most = min(DRAFTING_REQS, context.limits.max_reqs)
-    paths = 2 * most * shape.width if shape.width > 1 else 0
+    limit = min(DRAFTING_REQS, context.limits.max_reqs)
+    paths = 2 * limit * shape.width if shape.width > 1 else 0
     batch = _batch(context, loaded.layer, spare, paths * tail, paths)
     first_spare = context.kv_shape.kv_groups[0].num_pages
     trees = None
     if paths:
         first = first_spare + spare * context.limits.max_reqs
-        trees = TreeGuesser(batch, first, tail, shape, most)
+        trees = TreeDrafter(batch, first, tail, shape, limit)
     program = HeadProgram(
         loaded.head, loaded.columns, batch, load_library(), context.build.dtype, loaded.index
     )

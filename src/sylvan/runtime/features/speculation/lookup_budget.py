@@ -1,4 +1,7 @@
-"""Limits the time of futile lookups: a share of step time, and of the time saved by drafts."""
+"""Limits the time of futile lookups to a share of step time, and of the time saved by drafts.
+
+A lookup asks a drafter for drafts; it is futile if the drafts are not worth verifying.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from sylvan.runtime.features.speculation.timing import StepTimer
 
 STEPS_SHARE = 0.01
 """Share of step time for futile lookups."""
-WON_SHARE = 0.1
-"""Share of the saved time for futile lookups: while drafts pay off, new requests are tried."""
+SAVED_TIME_SHARE = 0.1
+"""Share of the time saved by drafts that futile lookups may take: it lets new requests be tried."""
 MOST, FEW = 64, 8
 """Futile lookups that can be saved up, and that justify planning a step with drafts."""
 
@@ -29,7 +32,7 @@ class LookupBudget:
         self._spent = 0  # lookups before anything is known about steps
 
     @property
-    def look_s(self) -> float:
+    def lookup_s(self) -> float:
         """Seconds of a lookup."""
         return self._look_s
 
@@ -50,10 +53,10 @@ class LookupBudget:
         if self._costs.known and self._saved_s < self._most_s:
             self._saved_s += count * STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
 
-    def looked(self, seconds: float, *, in_vain: bool) -> None:
+    def record_lookup(self, seconds: float, *, futile: bool) -> None:
         """Record the time of a lookup."""
         self._look_s += (seconds - self._look_s) / 8
-        if in_vain:
+        if futile:
             self._spent += 1
             self._saved_s -= seconds
 
@@ -66,8 +69,8 @@ class LookupBudget:
     def _most_s(self) -> float:
         return MOST * self._look_s + 2 * self._planning_s
 
-    def won(self, tokens: int) -> None:
+    def record_accepted(self, tokens: int) -> None:
         """Record accepted drafts."""
         if self._costs.known and self._saved_s < self._most_s:
             reqs = self._timer.num_reqs
-            self._saved_s += WON_SHARE * tokens * self._costs.seconds(reqs) / reqs
+            self._saved_s += SAVED_TIME_SHARE * tokens * self._costs.seconds(reqs) / reqs

@@ -59,11 +59,11 @@ class MedusaWorker(CapabilityWorker):
         """Report; a failure only costs drafts."""
         try:
             asking = [span for span in spans_of(step, work, result) if span.depth]
-            self._report = self._guess(step, asking) if asking else HeadReport()
+            self._report = self._draft(step, asking) if asking else HeadReport()
         except FAILURES as error:
             self._report = HeadReport(failure=f"{type(error).__name__}: {error}")
 
-    def _guess(self, step: StepContext, asking: list[Span]) -> HeadReport:
+    def _draft(self, step: StepContext, asking: list[Span]) -> HeadReport:
         begun_s = self._clock()
         rows = np.array([span.rows[-1] for span in asking], np.int32)
         found: dict[int, list[int]] = {span.index: [] for span in asking}
@@ -88,11 +88,11 @@ class MedusaWorker(CapabilityWorker):
                         levels[asking[i].index].append(choices)
         if wide:
             trees = {index: combined(some, self._shape.nodes) for index, some in levels.items()}
-            guesses = {index: tokens for index, (tokens, _) in trees.items()}
+            drafts = {index: tokens for index, (tokens, _) in trees.items()}
             parents = {index: parents for index, (_, parents) in trees.items()}
-            return HeadReport(guesses, self._clock() - begun_s, parents)
-        guesses = {index: _possible(tokens) for index, tokens in found.items()}
-        return HeadReport(guesses, self._clock() - begun_s)
+            return HeadReport(drafts, self._clock() - begun_s, parents)
+        drafts = {index: _possible(tokens) for index, tokens in found.items()}
+        return HeadReport(drafts, self._clock() - begun_s)
 
 
 def _possible(tokens: list[int]) -> list[int]:

@@ -30,9 +30,9 @@ class ModelSpeculation(Capability):
 
     Args:
         model: Drafts.
-        most: Most drafts of a request in one step.
+        limit: Most drafts of a request in one step.
         vocab_size: Upper bound of token IDs.
-        adaptive: Choose the depth by measured acceptance and times; otherwise always `most`.
+        adaptive: Choose the depth by measured acceptance and times; otherwise always `limit`.
         clock: Clock for timing.
     """
 
@@ -41,7 +41,7 @@ class ModelSpeculation(Capability):
     def __init__(
         self,
         model: BatchDrafter,
-        most: int,
+        limit: int,
         vocab_size: int,
         *,
         adaptive: bool = True,
@@ -49,7 +49,7 @@ class ModelSpeculation(Capability):
     ) -> None:
         self.counts = SpeculationCounts()
         self._model, self._vocab_size, self._clock = model, vocab_size, clock
-        self._depth = CommonDepth(most, clock, adaptive=adaptive)
+        self._depth = CommonDepth(limit, clock, adaptive=adaptive)
         self._pauses = Pauses()
         self._proposals: dict[Req, tuple[Proposal, int]] = {}  # and the tokens known then
 
@@ -71,18 +71,18 @@ class ModelSpeculation(Capability):
         if not reqs:
             return False
         depth = self._depth.of(reqs)
-        self._pauses.looked(pays=depth > 0)
+        self._pauses.record_retry(pays=depth > 0)
         if depth:
             self._write(reqs, depth)
         else:  # drafts to compare with the actual tokens
             self._write(reqs[:TRIED], 1)
         return depth > 0
 
-    def draft(self, req: Req, most: int) -> Draft | None:
+    def draft(self, req: Req, limit: int) -> Draft | None:
         proposal, known = self._proposals.get(req, (None, 0))
         if proposal is None or known != req.tokens.length:
             return None
-        tokens = proposal.tokens[:most]
+        tokens = proposal.tokens[:limit]
         self.counts.drafts += 1
         return Draft(tokens, chain(len(tokens)))
 
@@ -105,7 +105,7 @@ class ModelSpeculation(Capability):
                 logger.exception("the draft model failed; further failures are only counted")
         seconds = self._clock() - begun_s
         self._depth.timer.other_work(seconds)
-        self._depth.took(seconds, max(counts.values()))
+        self._depth.record_draft_time(seconds, max(counts.values()))
 
     # ---- results
 

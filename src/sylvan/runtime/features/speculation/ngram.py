@@ -47,19 +47,19 @@ class NgramDrafter:
         self._shortest, self._longest = shortest, longest
         self._shared, self._given, self._contexts = shared, given, contexts
 
-    def propose(self, req: Req, most: int) -> Proposal:
+    def propose(self, req: Req, limit: int) -> Proposal:
         """Draft; the grade is the length of the match."""
         ids = req.tokens.view(0, req.tokens.length)
         end, matched = longest_match(ids[:-1], ids, self._longest)
         shortest = self._shortest if self._contexts is None else 1
-        found = continuation(ids, end, most) if matched >= shortest else ()
+        found = continuation(ids, end, limit) if matched >= shortest else ()
         for corpus in self._corpora(req):
             place, length = longest_match(corpus.ids, ids, self._longest)
             if length > matched and length >= self._shortest:
-                there = until_end(corpus.ids[place + 1 : place + 1 + most])
+                there = until_end(corpus.ids[place + 1 : place + 1 + limit])
                 found, matched = (there, length) if there else (found, matched)
         if self._contexts is not None:
-            return self._mixed(self._contexts, ids, found, matched, most)
+            return self._mixed(self._contexts, ids, found, matched, limit)
         return Proposal(found, min(matched, GRADES - 1)) if found else NOTHING
 
     def forget(self, req: Req) -> None:
@@ -67,14 +67,14 @@ class NgramDrafter:
             self._shared.add(req)
 
     def _mixed(
-        self, contexts: ContextTree, ids: IntArray, copied: Sequence[int], matched: int, most: int
+        self, contexts: ContextTree, ids: IntArray, copied: Sequence[int], matched: int, limit: int
     ) -> Proposal:
         """Choose the more confident draft per token; a copy ends where another draft differs."""
         text: list[int] = ids[-max(1, contexts.depth) :].tolist()
         tokens: list[int] = []
         grades: list[int] = []
-        for at in range(most):
-            token, share = contexts.guess(text)
+        for at in range(limit):
+            token, share = contexts.predict(text)
             grade = share_grade(share)
             if at < len(copied):
                 if (

@@ -35,7 +35,7 @@ class StepTimer:
         self._verified: list[tuple[Req, int]] = []  # and the accepted drafts of each by then
 
     @property
-    def may_guess(self) -> bool:
+    def drafting_pays(self) -> bool:
         """Whether drafting has paid off overall, for as many requests as the last step had."""
         return self._number + 1 >= self._balances.of(self.num_reqs).until
 
@@ -63,7 +63,7 @@ class StepTimer:
             self._begun = rows, self._clock(), False
         return True
 
-    def pass_over(self) -> None:
+    def skip_timing(self) -> None:
         """Record that an untimed step is launched."""
         self._begun = self._ended_s = None
         self._number += 1
@@ -86,23 +86,23 @@ class StepTimer:
             if rows > self.num_reqs and self._costs.known:
                 self.saved_s -= took_s - self._costs.seconds(self.num_reqs)
             if follows or not self._costs.measured(rows):
-                self._costs.saw(rows, took_s)
-            self._weigh(rows, took_s, self._besides_s + besides_s, follows=follows)
+                self._costs.record(rows, took_s)
+            self._record_balance(rows, took_s, self._besides_s + besides_s, follows=follows)
         self._besides_s, self.looked = 0.0, False
 
-    def _weigh(self, rows: int, took_s: float, besides_s: float, *, follows: bool) -> None:
+    def _record_balance(self, rows: int, took_s: float, besides_s: float, *, follows: bool) -> None:
         balance = self._balances.of(self.num_reqs)
         if follows and (self.looked or besides_s or rows > self.num_reqs):
-            balance.guessing(took_s + besides_s, self._number)
+            balance.record_drafting(took_s + besides_s, self._number)
         elif follows:
-            balance.plain(took_s)
+            balance.record_plain(took_s)
 
     def _count_right(self) -> None:
         """Count accepted drafts of the last step: tokens that needed no step of their own."""
         if self._verified and self._costs.known:
             right = sum(_right(req) - before for req, before in self._verified)
             self.saved_s += right * self._costs.seconds(self.num_reqs) / self.num_reqs
-            self._balances.of(self.num_reqs).right(right / self.num_reqs)
+            self._balances.of(self.num_reqs).record_accepted(right / self.num_reqs)
         self._verified = []
 
 

@@ -50,19 +50,19 @@ def likeliest(logits_FV: torch.Tensor, drawn: IntArray, count: int) -> list[list
     return rows
 
 
-def ranked(nodes: Sequence[DraftNode], most: int) -> tuple[list[int], list[int]]:
+def ranked(nodes: Sequence[DraftNode], limit: int) -> tuple[list[int], list[int]]:
     """Return tokens and parents of the best drafts, parents first."""
-    order = sorted(range(len(nodes)), key=lambda i: -nodes[i].score)[:most]
+    order = sorted(range(len(nodes)), key=lambda i: -nodes[i].score)[:limit]
     place = {-1: -1} | {node: at for at, node in enumerate(order)}
     return [nodes[i].token for i in order], [place[nodes[i].parent] for i in order]
 
 
-def combined(levels: Sequence[Sequence[Choice]], most: int) -> tuple[list[int], list[int]]:
+def combined(levels: Sequence[Sequence[Choice]], limit: int) -> tuple[list[int], list[int]]:
     """Return the best paths through choices that are independent of each other."""
     nodes: list[DraftNode] = []
     ahead = [(-log, 0, -1, token) for token, log in (levels[0] if levels else ())]
     heapq.heapify(ahead)
-    while ahead and len(nodes) < most:
+    while ahead and len(nodes) < limit:
         cost, depth, parent, token = heapq.heappop(ahead)
         nodes.append(DraftNode(token, parent, -cost))
         if depth + 1 < len(levels):

@@ -31,7 +31,7 @@ class Breaker:
             pause = FIRST_PAUSE_S * 2 ** (self._failures - FAILURES)
             self._until_s = self._clock() + min(pause, LONGEST_PAUSE_S)
 
-    def worked(self) -> None:
+    def succeeded(self) -> None:
         """Count a successful call."""
         self._failures = 0
         self._until_s = 0.0
@@ -39,4 +39,4 @@ class Breaker:
 
     def reset(self) -> None:
         """Reset, for a new store."""
-        self.worked()
+        self.succeeded()

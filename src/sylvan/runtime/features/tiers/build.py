@@ -25,12 +25,12 @@ from sylvan.runtime.executor.rank_bytes import all_gather_bytes
 from sylvan.runtime.features.tiers.codec import NumberType
 from sylvan.runtime.features.tiers.control import KVTiers
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import StoreSpec
 from sylvan.runtime.features.tiers.host import HostTier
 from sylvan.runtime.features.tiers.host_memory import HostSize, lay_out
 from sylvan.runtime.features.tiers.prefetch import PrefetchPolicy
 from sylvan.runtime.features.tiers.stores import Stores, limits_of
 from sylvan.runtime.features.tiers.tier import Layout, StorageTier, write_ahead_pages
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.features.tiers.worker import KVTiersWorker, staged_bytes
 from sylvan.runtime.layers.mesh import ONE_RANK
 from sylvan.runtime.storage.api import StoreError

@@ -1,4 +1,4 @@
-"""Control half: when KV is written to lower tiers, and what is loaded for waiting requests."""
+"""Control half: fetches and loads KV for waiting requests; `cache.residency` decides on writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.features.tiers.breaker import Breaker
 from sylvan.runtime.features.tiers.cost import LoadCost
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.host import HostTier
+from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
+from sylvan.runtime.features.tiers.status import Status, describe, load_of
+from sylvan.runtime.features.tiers.stores import Stores
+from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
+from sylvan.runtime.features.tiers.work import (
     Events,
     Exported,
     Fetch,
@@ -27,11 +32,6 @@ from sylvan.runtime.features.tiers.data import (
     Saved,
     TiersWork,
 )
-from sylvan.runtime.features.tiers.host import HostTier
-from sylvan.runtime.features.tiers.prefetch import ArrivedPages, Prefetch, PrefetchPolicy
-from sylvan.runtime.features.tiers.status import Status, describe, load_of
-from sylvan.runtime.features.tiers.stores import Stores
-from sylvan.runtime.features.tiers.tier import may_be_stored, write_ahead_pages
 from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 from sylvan.utils.clock import Clock, monotonic
 
@@ -191,7 +191,7 @@ class KVTiers(Capability):
             found = self._begin(req, found.restarts)
             found.until_s = min(found.until_s, until_s)
             return Verdict.READY if found.done else Verdict.WAIT
-        self._learn(req, found)
+        self._add_arrived(req, found)
         return Verdict.READY
 
     def load_limit(self, req: Req) -> int | None:
@@ -273,7 +273,7 @@ class KVTiers(Capability):
             return found
         stop = (len(key.tokens) - 1) // size
         if not restarts:  # otherwise the device has evicted it and nothing is left
-            found.known = self._nearby(key, stop * size) // size
+            found.known = self._local_tokens(key, stop * size) // size
         known = found.known
         num_tokens = (stop - known) * size
         if num_tokens < max(1, self.prefetch.min_tokens):
@@ -320,32 +320,32 @@ class KVTiers(Capability):
         if not found.known or not self._may_fetch(req):
             return False
         tokens = found.known * self._tier.layout.page_size
-        return req.key is not None and self._nearby(req.key, tokens) < tokens
+        return req.key is not None and self._local_tokens(req.key, tokens) < tokens
 
-    def _nearby(self, key: CacheKey, limit: int) -> int:
+    def _local_tokens(self, key: CacheKey, limit: int) -> int:
         """Return the tokens of a prefix that the device or the host holds."""
-        return self._loads.residency.found_in(self._near, key, limit)
+        return self._loads.residency.cached_in(self._near, key, limit)
 
     def _limit_of_host(self, req: Req) -> int:
         """Return up to which token to load from the host; 0: recomputing is faster."""
         if req.key is None:
             return 0
         most = len(req.key.tokens)
-        near = self._nearby(req.key, most)
-        lacking = near - self._loads.residency.found_in(Place.DEVICE, req.key, most)
+        near = self._local_tokens(req.key, most)
+        lacking = near - self._loads.residency.cached_in(Place.DEVICE, req.key, most)
         return near if lacking and self.host_cost.is_worth(lacking) else 0
 
     def _may_fetch(self, req: Req) -> bool:
         generates = isinstance(req.request, GenerateRequest)
         return generates and req.may_load and self._tier.is_open and not self.breaker.is_open
 
-    def _learn(self, req: Req, found: Prefetch) -> None:
-        """Tell the tree what has arrived."""
+    def _add_arrived(self, req: Req, found: Prefetch) -> None:
+        """Add the fetched pages that have arrived to the prefix tree."""
         progress = found.progress
         if progress is None or req.key is None or found.arrived <= max(found.learnt, found.known):
             return
         stored = ArrivedPages(self._tier, found, progress)
-        if self._loads.residency.learn(req.key, Place.STORAGE, stored):
+        if self._loads.residency.add_stored(req.key, Place.STORAGE, stored):
             found.learnt = found.arrived
 
     def _stop(self, found: Prefetch) -> None:
@@ -398,7 +398,7 @@ class KVTiers(Capability):
         counts.store_seconds += event.seconds
         counts.lost_pages += len(event.lost)
         self._tier.persisted(event.job, event.lost)
-        self._judge(event.error)
+        self._record_store_call(event.error)
 
     def _on_fetched(self, event: Fetched) -> None:
         rid = self._rids.get(event.job)
@@ -418,7 +418,7 @@ class KVTiers(Capability):
         counts.on_faults(event.faults)
         self.cost.fetched(event.num_bytes, event.seconds)
         if event.error or not event.stopped:
-            self._judge(event.error)
+            self._record_store_call(event.error)
 
     def _on_loaded(self, event: Loaded) -> None:
         assert self._port is not None
@@ -426,7 +426,7 @@ class KVTiers(Capability):
         counts, stored = self.counts, tokens[Place.STORAGE]
         counts.on_faults(event.faults)
         if stored or event.error:
-            self._judge(event.error)
+            self._record_store_call(event.error)
         if event.outcome == "ok":
             counts.loaded_tokens += stored
             counts.loaded_bytes += event.num_bytes - event.saved_bytes
@@ -447,9 +447,9 @@ class KVTiers(Capability):
             self._end(rid)
             self._port.load_failed(rid)
 
-    def _judge(self, error: str) -> None:
+    def _record_store_call(self, error: str) -> None:
         if not error:
-            self.breaker.worked()
+            self.breaker.succeeded()
             return
         if error != self.breaker.last_error:
             logger.warning("the KV store failed, requests recompute instead: %s", error)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.features.tiers.data import Fetch, Fetched
 from sylvan.runtime.features.tiers.lookup import Found, look_up
 from sylvan.runtime.features.tiers.opened import OpenedStore
 from sylvan.runtime.features.tiers.staging import Staging
 from sylvan.runtime.features.tiers.threads import Threads
+from sylvan.runtime.features.tiers.work import Fetch, Fetched
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
@@ -170,7 +170,7 @@ class Fetches:
             if not found.names:
                 self._end(job)
                 return
-            self._lay_out(job, found)
+            self._allocate(job, found)
         each = self._pages_of_call(job, found)
         for start in range(0, len(found.names), each):
             self._threads.submit(
@@ -201,7 +201,7 @@ class Fetches:
         calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
         return -(-count // min(calls, count))
 
-    def _lay_out(self, job: _FetchState, found: Found) -> None:
+    def _allocate(self, job: _FetchState, found: Found) -> None:
         """Allocate a buffer in which loads can use the pages as they lie."""
         counts = [0] * len(self._page_bytes)
         for group in found.groups:

@@ -9,8 +9,8 @@ import numpy as np
 
 from sylvan.runtime.cache.types import ABSENT, Load, Locator, Node, Place, TierIds
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import HostPage, Save
-from sylvan.runtime.features.tiers.tier import Layout, lying_in
+from sylvan.runtime.features.tiers.tier import Layout, locator_in
+from sylvan.runtime.features.tiers.work import HostPage, Save
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class HostTier:
         return len(node.tokens) // self.layout.page_size <= self.slots[0]
 
     def offer(self, number: int, node: Node, source: Place) -> Locator | None:
-        there = lying_in(node, source)
+        locator = locator_in(node, source)
         count = len(node.tokens) // self.layout.page_size
         size = count * self.layout.page_bytes[0]
         if count > self.free_pages:
@@ -61,12 +61,12 @@ class HostTier:
             self.counts.host_refused_tokens += len(node.tokens)
             return None
         pages: list[HostPage] = []
-        own = self._take(0, there.pages, count, pages)
-        groups = zip(self.layout.windows, there.windows, strict=True)
+        own = self._take(0, locator.pages, count, pages)
+        groups = zip(self.layout.windows, locator.windows, strict=True)
         windows = tuple(self._take(group, each, count, pages) for group, each in groups)
         state = ABSENT
         if self.layout.state is not None and len(node.tokens) % self.layout.page_size == 0:
-            states = np.array([there.state], np.int64)
+            states = np.array([locator.state], np.int64)
             state = int(self._take(self.layout.state, states, 1, pages)[0])
         self._jobs[number] = sum(self.layout.page_bytes[page.group] for page in pages)
         self.saves.append(Save(number, tuple(pages)))

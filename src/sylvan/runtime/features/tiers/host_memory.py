@@ -80,11 +80,11 @@ def lay_out(
             f"{name}={given}: no page of each KV group fits; the device's pages take {whole:,} "
             "bytes there, give a share of that"
         )
-    most = int(FREE_SHARE * available_bytes)
-    if layout.num_bytes > most:
+    limit = int(FREE_SHARE * available_bytes)
+    if layout.num_bytes > limit:
         raise ConfigError(
-            f"{name}={given} takes {layout.num_bytes:,} bytes of host memory; at most {most:,} can "
-            f"be had ({FREE_SHARE:.0%} of what is free)"
+            f"{name}={given} takes {layout.num_bytes:,} bytes of host memory; at most {limit:,} "
+            f"may be used ({FREE_SHARE:.0%} of what is free)"
         )
     return layout
 

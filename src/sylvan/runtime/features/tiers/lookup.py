@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sylvan.runtime.cache.groups import KVGroup
-from sylvan.runtime.features.tiers.data import Fetch
 from sylvan.runtime.features.tiers.keys import STATE, sibling, window_kind
 from sylvan.runtime.features.tiers.opened import OpenedStore
+from sylvan.runtime.features.tiers.work import Fetch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory, Transfer
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.fetches import Fetches
+from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
+from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
+from sylvan.runtime.features.tiers.staging import Staging
+from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
+from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
     Commit,
@@ -31,11 +36,6 @@ from sylvan.runtime.features.tiers.data import (
     StoreSpec,
     TiersWork,
 )
-from sylvan.runtime.features.tiers.fetches import Fetches
-from sylvan.runtime.features.tiers.host_memory import HostLayout, HostMemory
-from sylvan.runtime.features.tiers.opened import OpenedStore, open_spec
-from sylvan.runtime.features.tiers.staging import Staging
-from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
 from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 
@@ -226,7 +226,7 @@ class Mover:
         except Exception:
             self._report(Saved(number, ok=False))
             raise
-        self._report(Saved(number, ok=True, num_bytes=num_bytes, seconds=_since(save.began_s)))
+        self._report(Saved(number, ok=True, num_bytes=num_bytes, seconds=_elapsed_s(save.began_s)))
 
     # ---- to the store
 
@@ -343,7 +343,7 @@ class Mover:
         began = time.monotonic()
         self._host.read(page.group, page.slot, row)
         load.saved_bytes += row.nbytes
-        load.saved_seconds += _since(began)
+        load.saved_seconds += _elapsed_s(began)
 
     def _advance(self, number: int, load: _Load) -> None:
         """Advance a load: start writing to the device, or report its end."""
@@ -368,7 +368,7 @@ class Mover:
                 "ok" if ok else "failed",
                 num_bytes=load.num_bytes if ok else 0,
                 saved_bytes=load.saved_bytes if ok else 0,
-                seconds=_since(load.began_s),
+                seconds=_elapsed_s(load.began_s),
                 saved_seconds=load.saved_seconds,
                 faults=dict(load.faults),
                 error=error,
@@ -462,7 +462,7 @@ class SlotCopy:
         self._over.wait()
 
 
-def _since(began_s: float) -> float:
+def _elapsed_s(began_s: float) -> float:
     return time.monotonic() - began_s
 
 

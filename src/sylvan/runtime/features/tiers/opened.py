@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sylvan.runtime.features.tiers.data import StoreSpec
 from sylvan.runtime.features.tiers.stores import identity_of, limits_of
+from sylvan.runtime.features.tiers.work import StoreSpec
 from sylvan.runtime.storage.api import PageStore
 from sylvan.runtime.storage.cipher import Cipher, read_key
 from sylvan.runtime.storage.find import open_store, shown

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sylvan.protocol.tiers import PrefetchWait
 from sylvan.runtime.cache.types import ABSENT
-from sylvan.runtime.features.tiers.data import Fetched
 from sylvan.runtime.features.tiers.keys import STATE, sibling, window_kind
 from sylvan.runtime.features.tiers.tier import StorageTier
+from sylvan.runtime.features.tiers.work import Fetched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Prefetch:
 
 
 class ArrivedPages:
-    """Implements `Stored` for the results of a fetch."""
+    """Implements `StoredPrefix` for the results of a fetch."""
 
     def __init__(self, tier: StorageTier, prefetch: Prefetch, progress: Fetched) -> None:
         self._tier, self._prefetch, self._progress = tier, prefetch, progress

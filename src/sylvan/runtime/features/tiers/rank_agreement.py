@@ -14,7 +14,7 @@ import msgspec
 
 from sylvan.kernels.api import Communicator
 from sylvan.runtime.executor.rank_bytes import all_gather_bytes
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
     Event,

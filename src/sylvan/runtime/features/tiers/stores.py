@@ -20,9 +20,9 @@ from sylvan.protocol.tiers import (
     TierCommand,
     TierLoad,
 )
-from sylvan.runtime.features.tiers.data import Attached, Cleared, Event, StoreSpec
 from sylvan.runtime.features.tiers.keys import PageNames
 from sylvan.runtime.features.tiers.tier import StorageTier
+from sylvan.runtime.features.tiers.work import Attached, Cleared, Event, StoreSpec
 from sylvan.runtime.storage.api import StoreLimits
 from sylvan.runtime.storage.find import check_url, shown
 from sylvan.runtime.storage.manifest import decode_manifest

@@ -19,8 +19,8 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.matching import path_to
 from sylvan.runtime.cache.types import ABSENT, CacheKey, Locator, Node, Place, TierIds
 from sylvan.runtime.features.tiers.counts import TierCounts
-from sylvan.runtime.features.tiers.data import Commit, Export, Page
 from sylvan.runtime.features.tiers.keys import STATE, PageNames, sibling, window_kind
+from sylvan.runtime.features.tiers.work import Commit, Export, Page
 
 WRITE_BACK_SHARE = 8
 """With write_back, one in this many device pages is written before its eviction."""
@@ -112,13 +112,13 @@ class StorageTier:
         if naming is None or count > self.free_pages:
             return None
         names = self._names_of_node(node, naming, count)
-        there = lying_in(node, source)
-        wanted = self._wanted(there, names)
+        copied = locator_in(node, source)
+        wanted = self._wanted(copied, names)
         size = sum(self.layout.page_bytes[page.group] for page in wanted)
         if self.pending_bytes and self.pending_bytes + size > self.max_pending_bytes:
             self.counts.refused_tokens += len(node.tokens)
             return None
-        locator = self._locate(there, names)
+        locator = self._locate(copied, names)
         self.counts.offered_tokens += count * self.layout.page_size
         if not wanted:
             self._ended.append((number, True))
@@ -252,39 +252,39 @@ class StorageTier:
         numbers = [int(locator.pages[-1]) for locator in known if len(locator.pages)]
         return next((self.known[n] for n in numbers if n in self.known), "")
 
-    def _wanted(self, there: Locator, names: Sequence[str]) -> list[Page]:
+    def _wanted(self, locator: Locator, names: Sequence[str]) -> list[Page]:
         """Return the pages and states of a node that the store does not have."""
         layout = self.layout
-        each = zip(there.pages.tolist(), names, strict=False)
+        each = zip(locator.pages.tolist(), names, strict=False)
         found = [Page(0, page, name) for page, name in each]
         for index, group in enumerate(layout.windows):
             found += [
                 Page(group, page, sibling(name, window_kind(index)))
-                for page, name in zip(there.windows[index].tolist(), names, strict=False)
+                for page, name in zip(locator.windows[index].tolist(), names, strict=False)
                 if page != ABSENT
             ]
-        if self._has_state(there, names) and layout.state is not None:
-            found.append(Page(layout.state, there.state, sibling(names[-1], STATE)))
+        if self._has_state(locator, names) and layout.state is not None:
+            found.append(Page(layout.state, locator.state, sibling(names[-1], STATE)))
         return [page for page in found if page.name not in self._stored]
 
-    def _locate(self, there: Locator, names: Sequence[str]) -> Locator:
-        pages = np.full(len(there.pages), ABSENT, np.int64)
+    def _locate(self, locator: Locator, names: Sequence[str]) -> Locator:
+        pages = np.full(len(locator.pages), ABSENT, np.int64)
         pages[: len(names)] = [self._number(name) for name in names]
         windows: list[TierIds] = []
-        for index, own in enumerate(there.windows):
-            numbers = np.full(len(there.pages), ABSENT, np.int64)
+        for index, own in enumerate(locator.windows):
+            numbers = np.full(len(locator.pages), ABSENT, np.int64)
             for at, name in enumerate(names):
                 if own[at] != ABSENT:
                     numbers[at] = self._number(sibling(name, window_kind(index)))
             windows.append(numbers)
         state = ABSENT
-        if self._has_state(there, names):
+        if self._has_state(locator, names):
             state = self._number(sibling(names[-1], STATE))
         return Locator(pages, tuple(windows), state)
 
-    def _has_state(self, there: Locator, names: Sequence[str]) -> bool:
+    def _has_state(self, locator: Locator, names: Sequence[str]) -> bool:
         """Whether a recurrent state can be stored; not after an incomplete last page."""
-        return there.state != ABSENT and len(names) == len(there.pages)
+        return locator.state != ABSENT and len(names) == len(locator.pages)
 
     def _number(self, name: str) -> int:
         number = self._free.pop() if self._free else len(self.known)
@@ -298,7 +298,7 @@ class StorageTier:
             self._stored.popitem(last=False)
 
 
-def lying_in(node: Node, place: Place) -> Locator:
+def locator_in(node: Node, place: Place) -> Locator:
     """Return where a node is in one tier; on the device, page numbers and a slot."""
     parts = node.parts
     assert parts is not None

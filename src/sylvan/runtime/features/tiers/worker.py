@@ -12,11 +12,11 @@ from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.features.tiers.control import KVTiers
-from sylvan.runtime.features.tiers.data import StoreSpec, TiersWork
 from sylvan.runtime.features.tiers.host_memory import HostLayout
 from sylvan.runtime.features.tiers.mover import REPORT_S, Mover
 from sylvan.runtime.features.tiers.rank_agreement import TierAgreement, suffix_of
 from sylvan.runtime.features.tiers.threads import DaemonThreads, MakeThreads
+from sylvan.runtime.features.tiers.work import StoreSpec, TiersWork
 from sylvan.runtime.layers.mesh import ONE_RANK
 
 STAGED_SHARE = 4
@@ -97,9 +97,9 @@ class KVTiersWorker(CapabilityWorker):
     def _mover(self) -> Mover:
         if self._made is None:
             groups, memory = self.memory()
-            most = self._max_staged_bytes
-            most = staged_bytes(memory) if most is None else most
-            self._made = Mover(memory, groups, most, self._threads, self.host, self._report_s)
+            limit = self._max_staged_bytes
+            limit = staged_bytes(memory) if limit is None else limit
+            self._made = Mover(memory, groups, limit, self._threads, self.host, self._report_s)
         return self._made
 
 

@@ -13,9 +13,9 @@ from sylvan.runtime.sched.capability import Capability
 from sylvan.runtime.sched.policies.api import WINDOW, PolicyContext, SchedulePolicy
 
 DEFAULT_TTFT_MS = 10_000.0
-FIRST_RATE = 1000.0  # prompt tokens per second until the first measurement
+INITIAL_RATE = 1000.0  # prompt tokens per second until the first measurement
 SMOOTHING = 0.1
-HOPE = 0.5  # factor by which steps may get shorter as other requests end
+BEST_CASE_FACTOR = 0.5  # steps may get this much shorter as other requests end
 
 
 class LeastSlack(Capability):
@@ -27,8 +27,8 @@ class LeastSlack(Capability):
 
     Running requests: each token has a deadline, `tpot_ms` after the one before, counted from the
     first, so early tokens earn slack for later ones. A step computes only as many prompt tokens as
-    no deadline forbids. Requests that would miss their target even if steps were `HOPE` times as
-    long do not limit prefill.
+    all deadlines allow. Requests that would miss their target even if steps took only
+    `BEST_CASE_FACTOR` of their time do not limit prefill.
 
     Both guards come from Scorpio (arXiv:2505.23022: least deadline first for first tokens, credits
     for later ones). Sizing prompt chunks by the time between tokens comes from Sarathi-Serve
@@ -39,33 +39,33 @@ class LeastSlack(Capability):
         self._cached_tokens = context.cached_tokens
         self._clock = context.clock
         self._decode_s = 0.0  # seconds of a step without prompts
-        self._prompts = 1.0, FIRST_RATE  # seconds beyond a decode, for so many tokens
-        self._began_s: float | None = None  # when the newest step was launched
-        self._under_way: deque[int] = deque(maxlen=context.inflight)  # prompt tokens in flight
+        self._prompts = 1.0, INITIAL_RATE  # seconds beyond a decode, for so many tokens
+        self._launched_s: float | None = None  # when the newest step was launched
+        self._in_flight: deque[int] = deque(maxlen=context.inflight)  # prompt tokens in flight
 
     def order(self, waiting: Sequence[Req]) -> Sequence[Req]:
         now = self._clock()
-        slack = {r.order: self._slack(r, now) for r in waiting[:WINDOW]}
+        slack = {r.order: self._slack_s(r, now) for r in waiting[:WINDOW]}
         ranked = sorted(waiting[:WINDOW], key=lambda r: (slack[r.order] < 0, slack[r.order]))
         return [*ranked, *waiting[WINDOW:]]
 
     def prompt_tokens(self, running: Sequence[Req], priority: int) -> int:
         now = self._clock()
-        spare = min((self._spare(r, now) for r in running if r.priority >= priority), default=inf)
+        spare = min((self._spare_s(r, now) for r in running if r.priority >= priority), default=inf)
         return sys.maxsize if spare == inf else max(0, int(spare / self._token_s))
 
     def on_batch(self, batch: Batch) -> None:
         """Update the estimates of step time, with and without prompts."""
         now = self._clock()
         if not batch.slices:
-            self._under_way.clear()
-            self._began_s = None
+            self._in_flight.clear()
+            self._launched_s = None
             return
-        if self._began_s is not None and len(self._under_way) == self._under_way.maxlen:
-            self._measure(self._under_way[0], now - self._began_s)
+        if self._launched_s is not None and len(self._in_flight) == self._in_flight.maxlen:
+            self._measure(self._in_flight[0], now - self._launched_s)
         sizes = [] if batch.decodes else [s.stop - s.start for s in batch.slices]
-        self._under_way.append(sum(size for size in sizes if size > 1))
-        self._began_s = now
+        self._in_flight.append(sum(size for size in sizes if size > 1))
+        self._launched_s = now
 
     def _measure(self, prompt_tokens: int, seconds: float) -> None:
         """Update the estimates with the duration of a step."""
@@ -84,13 +84,13 @@ class LeastSlack(Capability):
         seconds, tokens = self._prompts
         return max(seconds / tokens, 1e-9)
 
-    def _slack(self, req: Req, now: float) -> float:
+    def _slack_s(self, req: Req, now: float) -> float:
         request = req.request
         target = request.ttft_ms if isinstance(request, GenerateRequest) else None
         due = req.arrived_s + (DEFAULT_TTFT_MS if target is None else target) / 1e3
         return due - now - (req.num_tokens - self._cached_tokens(req)) * self._token_s
 
-    def _spare(self, req: Req, now: float) -> float:
+    def _spare_s(self, req: Req, now: float) -> float:
         """Seconds beyond a decode step that the next step may take with `req` still on target."""
         request, left = req.request, req.max_tokens - req.num_tokens
         if not isinstance(request, GenerateRequest) or request.tpot_ms is None:
@@ -103,7 +103,7 @@ class LeastSlack(Capability):
         next_due = req.first_token_s + done * request.tpot_ms / 1e3
         last_due = next_due + (left - 1) * request.tpot_ms / 1e3
         to_last = (req.pending + left) * self._decode_s
-        if now + HOPE * to_last > last_due:
+        if now + BEST_CASE_FACTOR * to_last > last_due:
             return inf  # the target cannot be met
         return min(next_due - (req.pending + 1) * self._decode_s, last_due - to_last) - now
 

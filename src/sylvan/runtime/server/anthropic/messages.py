@@ -27,8 +27,8 @@ from sylvan.runtime.server.adapters import asked_adapter
 from sylvan.runtime.server.anthropic.documents import draw_documents
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.sse import named_event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.serving.answers import AnswerRun, Outcome
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
+from sylvan.runtime.serving.answers import AnswerRun, FinishedAnswer
 from sylvan.runtime.serving.conversation import (
     Conversation,
     RequestFacts,
@@ -46,10 +46,10 @@ async def messages(call: Call[MessagesBody]) -> Response:
     asked = _conversation(call, _sampling(call), call.body.rid, bool(call.body.stream))
     turn = AnswerRun(call.context.service, asked, call.names)
     if call.body.stream:
-        chunks = await primed(call.request, _events(call, turn), _error_event)
+        chunks = await await_first_chunk(call.request, _events(call, turn), _error_event)
         return EventStream(chunks)
-    [outcome] = await unless_gone(call.request, turn.whole())
-    return json_response(_message(call, outcome))
+    [finished] = await cancel_on_disconnect(call.request, turn.whole())
+    return json_response(_message(call, finished))
 
 
 async def count_tokens(call: Call[CountBody]) -> Response:
@@ -116,16 +116,16 @@ def _tool_use(call: Call[Any]) -> ToolUse:
     return ToolUse(tools=tools, choice=name, parallel=not choice.disable_parallel_tool_use)
 
 
-def _message(call: Call[MessagesBody], outcome: Outcome) -> dict[str, Any]:
-    answer = outcome.answer
+def _message(call: Call[MessagesBody], finished: FinishedAnswer) -> dict[str, Any]:
+    answer = finished.answer
     content = [_block(part, call.context.ids) for part in answer.parts or [TextDelta("")]]
-    stop, sequence = _stop(outcome.finish, calls=bool(answer.calls))
+    stop, sequence = _stop(finished.finish, calls=bool(answer.calls))
     return {
         **_empty_message(call),
         "content": content,
         "stop_reason": stop,
         "stop_sequence": sequence,
-        "usage": _usage(outcome.usage),
+        "usage": _usage(finished.usage),
     }
 
 

@@ -158,12 +158,12 @@ async def check_room(call: Call[Any], store: BatchStore, num_bytes: int, field: 
     Raises:
         RequestError: The limit is exceeded (413); the message names it.
     """
-    most = call.context.settings.limits.stored_bytes
+    limit = call.context.settings.limits.stored_bytes
     used = await call_in_thread(store.bytes_of, call.tenant.name)
-    if used + num_bytes > most:
+    if used + num_bytes > limit:
         message = (
             f"{field}: {num_bytes} bytes more than the {used} of your files and batches are more "
-            f"than limits.stored_bytes={most}; delete some first."
+            f"than limits.stored_bytes={limit}; delete some first."
         )
         raise RequestError(message, param=field, status=413, setting="limits.stored_bytes")
 

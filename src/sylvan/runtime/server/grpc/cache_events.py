@@ -15,7 +15,7 @@ from sylvan.protocol.errors import CapacityError, RequestError
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
 from sylvan.runtime.server.context import Context
-from sylvan.runtime.server.grpc import about
+from sylvan.runtime.server.grpc import info_methods
 
 HIGH_WATER = 100_000
 """Messages queued for a slow client; further ones are dropped, which shows as a gap in numbers."""
@@ -58,13 +58,13 @@ async def cache_events(
     live: Any = zmq_context.socket(zmq.SUB)
     try:
         live.setsockopt(zmq.RCVHWM, HIGH_WATER)
-        await _connect(live, _dialled(settings["endpoint"]), settings.get("topic") or "")
+        await _connect(live, _loopback_address(settings["endpoint"]), settings.get("topic") or "")
         replay = settings.get("replay_endpoint")
         after, stamp_s = start, 0.0  # next number, and time of the last batch
         batch = common.KvEventBatch(sequence_number=start + 1)  # as if `start` had been missed
         while True:
             if replay and batch.sequence_number > after:
-                async with aclosing(_kept(zmq_context, _dialled(replay), after)) as kept:
+                async with aclosing(_kept(zmq_context, _loopback_address(replay), after)) as kept:
                     async for found in kept:
                         after, stamp_s = found.sequence_number + 1, found.timestamp
                         yield found
@@ -112,7 +112,7 @@ async def _kept(
         socket.close(linger=0)
 
 
-def _dialled(address: str) -> str:
+def _loopback_address(address: str) -> str:
     """Return a loopback address for a socket that listens on all interfaces."""
     for anywhere in _ANYWHERE:
         if address.startswith(anywhere):
@@ -163,7 +163,7 @@ def _event(number: int, event: Mapping[str, Any]) -> common.KvCacheEvent:
 
 
 def _load(context: Context, start: int) -> common.KvEventBatch:
-    row = about.loads(context, pb.GetLoadsRequest()).loads[0]
+    row = info_methods.loads(context, pb.GetLoadsRequest()).loads[0]
     return common.KvEventBatch(
         sequence_number=start,
         timestamp=context.wall(),

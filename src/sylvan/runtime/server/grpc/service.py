@@ -14,7 +14,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.messages import FlushCache
 from sylvan.rpc import common_pb2 as common
 from sylvan.rpc import scheduler_pb2 as pb
-from sylvan.runtime.server.grpc import about
+from sylvan.runtime.server.grpc import info_methods
 from sylvan.runtime.server.grpc.cache_events import cache_events
 from sylvan.runtime.server.grpc.calls import Method, RpcCall
 from sylvan.runtime.server.grpc.replies import SampleReplies, vector_reply
@@ -76,19 +76,19 @@ async def abort(call: RpcCall) -> Message:
 
 async def get_model_info(call: RpcCall) -> Message:
     """Describe the model."""
-    info = about.model_info(call.context)
+    info = info_methods.model_info(call.context)
     info.continues_requests = call.from_gateway
     return info
 
 
 async def get_server_info(call: RpcCall) -> Message:
     """Return settings and state."""
-    return about.server_info(call.context)
+    return info_methods.server_info(call.context)
 
 
 async def get_loads(call: RpcCall) -> Message:
     """Return the load of the schedulers."""
-    return about.loads(call.context, call.message)
+    return info_methods.loads(call.context, call.message)
 
 
 async def flush_cache(call: RpcCall) -> Message:
@@ -110,7 +110,7 @@ async def get_tokenizer(call: RpcCall) -> AsyncGenerator[Message, None]:
     """Return the tokenizer's files."""
     context = call.context
     folder = str(context.settings.shown.get("tokenizer") or context.engine.facts.model_path)
-    for chunk in await call_in_thread(lambda: list(about.tokenizer_chunks(folder))):
+    for chunk in await call_in_thread(lambda: list(info_methods.tokenizer_chunks(folder))):
         yield chunk
 
 

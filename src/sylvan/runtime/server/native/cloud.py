@@ -15,7 +15,7 @@ from sylvan.api.validation import WireModel, parse
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.native.health import health
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving.native import NativeCall
 
 ping = health
@@ -40,11 +40,11 @@ async def vertex_generate(call: Call[VertexBody]) -> Response:
     """Generate for a batch of prompts."""
     service, tenant = call.context.service, call.tenant.name
     jobs = [NativeCall(service, body, tenant) for body in _bodies(call)]
-    total, most = sum(job.num_samples for job in jobs), call.context.limits.max_samples
-    if total > most:
-        message = f"instances: {total} samples are more than {most} (limits.samples)."
+    total, limit = sum(job.num_samples for job in jobs), call.context.limits.max_samples
+    if total > limit:
+        message = f"instances: {total} samples are more than {limit} (limits.samples)."
         raise RequestError(message, param="instances", setting="limits.samples")
-    return json_response({"predictions": await unless_gone(call.request, _all(jobs))})
+    return json_response({"predictions": await cancel_on_disconnect(call.request, _all(jobs))})
 
 
 async def _all(jobs: list[NativeCall]) -> list[Any]:
@@ -66,11 +66,11 @@ def _bodies(call: Call[VertexBody]) -> list[GenerateBody]:
         message = "parameters.stream: expected true or false; answers come whole either way."
         raise RequestError(message, param="parameters.stream")
     parameters = {**given, "stream": False}
-    size, most = len(orjson.dumps(parameters)), call.context.settings.limits.parameter_bytes
-    if size * len(instances) > most:
+    size, limit = len(orjson.dumps(parameters)), call.context.settings.limits.parameter_bytes
+    if size * len(instances) > limit:
         message = (
             f"parameters: {size} bytes for each of {len(instances)} instances are more than "
-            f"{most} (limits.parameter_bytes)."
+            f"{limit} (limits.parameter_bytes)."
         )
         raise RequestError(message, param="parameters", setting="limits.parameter_bytes")
     shared = _part(parameters, "parameters")

@@ -21,7 +21,7 @@ FLUSH_POLL_S = 0.05
 async def abort_request(call: Call[AbortBody]) -> Response:
     """Abort one request, or all; answers 200 even if there was none."""
     if call.body.abort_all:
-        call.demand(Level.ADMIN_OPTIONAL)
+        call.require_level(Level.ADMIN_OPTIONAL)
         call.context.engine.abort_all()
     elif call.body.rid:
         owner = None if call.tenant.admin else call.tenant.name

@@ -12,7 +12,7 @@ from sylvan.api.native import GenerateBody
 from sylvan.protocol.errors import SylvanError
 from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.sse import DONE, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.native import NativeCall
 
 
@@ -23,10 +23,10 @@ async def generate(call: Call[GenerateBody]) -> Response:
     detach = bool(call.body.background)
     if call.body.stream:
         events = detached.stream(_events(native)) if detach else _events(native)
-        chunks = await primed(call.request, events, native_error_event)
+        chunks = await await_first_chunk(call.request, events, native_error_event)
         return EventStream(chunks)
     work = detached.whole(native.whole()) if detach else native.whole()
-    return json_response(await unless_gone(call.request, work))
+    return json_response(await cancel_on_disconnect(call.request, work))
 
 
 async def _events(native: NativeCall) -> AsyncGenerator[bytes, None]:

@@ -60,7 +60,7 @@ async def server_info(call: Call[None]) -> Response:
     return json_response(
         {
             **public(dict(context.settings.shown)),
-            **_in_force(facts),
+            **_loaded_values(facts),
             "model_path": facts.model_path,
             "tokenizer_path": facts.model_path,
             "dp_size": len(context.engine.router.clients),
@@ -103,7 +103,7 @@ def _port(call: Call[None]) -> int:
     return port if isinstance(port, int) else call.context.settings.server.port
 
 
-def _in_force(facts: ServedModelInfo) -> dict[str, Any]:
+def _loaded_values(facts: ServedModelInfo) -> dict[str, Any]:
     """Return values that were known only after loading the model."""
     names = {"deterministic": "deterministic", "runner": "effective_runner"}
     return {names[name]: value for name, value in facts.extra.items() if name in names}

@@ -57,9 +57,9 @@ def check_chars(call: Call[Any], num_chars: int, field: str) -> None:
     Raises:
         RequestError: The text is too long (413); the message names the limit.
     """
-    most = call.context.settings.limits.text_chars
-    if num_chars > most:
-        message = f"{field}: {num_chars} characters are more than limits.text_chars={most}."
+    limit = call.context.settings.limits.text_chars
+    if num_chars > limit:
+        message = f"{field}: {num_chars} characters are more than limits.text_chars={limit}."
         raise RequestError(message, param=field, status=413, setting="limits.text_chars")
 
 

@@ -82,7 +82,7 @@ async def end(call: Call[BracketBody]) -> Response:
 
 async def join_group(call: Call[GroupBody]) -> Response:
     """Join a process group; answers once all ranks have joined."""
-    return _done(await call.context.updates.send(group_of(call.body)), "The group is there.")
+    return _done(await call.context.updates.send(group_of(call.body)), "The group was joined.")
 
 
 async def leave_group(call: Call[LeaveBody]) -> Response:
@@ -125,13 +125,13 @@ async def balance_experts(call: Call[None]) -> Response:
 async def release_memory(call: Call[MemoryBody]) -> Response:
     """Release memory; requests wait until it is resumed."""
     found = await _body(call.context, ReleaseMemory(tags_of(call.body)))
-    return _succeeded("The memory was given back.", **found)
+    return _succeeded("The memory was released.", **found)
 
 
 async def resume_memory(call: Call[MemoryBody]) -> Response:
     """Allocate the memory again, and continue."""
     found = await _body(call.context, ResumeMemory(tags_of(call.body)))
-    return _succeeded("The memory is there again.", **found)
+    return _succeeded("The memory was resumed.", **found)
 
 
 async def _body(context: Context, command: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _updated(reply: ControlReply) -> Response:
     body = reply.body or {}
     fields = {k: body[k] for k in ("num_paused_requests", "weight_version") if k in body}
     count = body.get("num_tensors", 0)
-    return _done(reply, f"{count} tensors were taken.", **fields)
+    return _done(reply, f"{count} tensors were updated.", **fields)
 
 
 def _done(reply: ControlReply, message: str, **fields: Any) -> Response:

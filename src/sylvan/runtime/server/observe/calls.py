@@ -15,7 +15,7 @@ from sylvan.runtime.server.observe.buckets import LAG_S
 from sylvan.runtime.server.observe.series import CounterFamily, CounterSeries, GaugeFamily
 from sylvan.runtime.tokenizer.manager import TokenizerManager
 from sylvan.utils.clock import process_cpu
-from sylvan.utils.loop_watch import Hold
+from sylvan.utils.loop_watch import LoopStall
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +61,17 @@ class CallMetrics:
         )
         self._lag = Histogram(
             "sylvan:event_loop_lag_seconds",
-            "Delay of the event loop in running what is due",
+            "Delay of the event loop in running due callbacks",
             buckets=LAG_S,
             registry=registry,
         )
-        self._holds = Counter(
+        self._stalls = Counter(
             "sylvan:event_loop_holds",
             "Times that a function blocked the event loop too long (observe.loop_hold_s)",
             ["function"],
             registry=registry,
         )
-        self._held = Counter(
+        self._stalled = Counter(
             "sylvan:event_loop_held_seconds",
             "Time for which a function blocked the event loop too long",
             ["function"],
@@ -109,11 +109,11 @@ class CallMetrics:
         """Count a call rejected because of the limit that a setting sets."""
         self._refusals.labels(setting).inc()
 
-    def held(self, hold: Hold) -> None:
+    def loop_stalled(self, stall: LoopStall) -> None:
         """Count and log a function that blocked the event loop; thread-safe."""
-        self._holds.labels(hold.function).inc()
-        self._held.labels(hold.function).inc(hold.seconds)
-        log.warning("%s", hold)
+        self._stalls.labels(stall.function).inc()
+        self._stalled.labels(stall.function).inc(stall.seconds)
+        log.warning("%s", stall)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start measuring event loop lag."""

@@ -27,21 +27,21 @@ _TAKEN = frozenset(
 
 
 @dataclass(slots=True)
-class Bounded:
-    """Bounded values of one label: the first ones seen, and `other` for the rest.
+class BoundedValues:
+    """The values of one label, limited in number: the first ones seen, and `other` for the rest.
 
     Args:
-        most: Number of distinct values.
+        limit: Number of distinct values.
     """
 
-    most: int = MAX_VALUES
+    limit: int = MAX_VALUES
     _known: set[str] = field(default_factory=set[str])
 
     def value(self, given: str) -> str:
         """Return the value to count under."""
         given = given[:_MAX_CHARS]
         if given not in self._known:
-            if len(self._known) >= self.most:
+            if len(self._known) >= self.limit:
                 return OTHER
             self._known.add(given)
         return given
@@ -69,7 +69,7 @@ class MetricLabels:
             raise ConfigError(f"observe.custom_labels: {min(doubles)} is in metric_labels, too")
         self.base = {**base, **extra}
         self.custom = tuple(custom)
-        self._values = {name: Bounded() for name in custom}
+        self._values = {name: BoundedValues() for name in custom}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,5 +104,5 @@ def allowed_labels(found: object, allowed: Sequence[str]) -> Mapping[str, str]:
 
 
 def _text(given: object) -> str:
-    """A value as UTF-8 can have it: half of a surrogate pair would spoil the whole page."""
+    """Return a value without unpaired surrogates, which would make the whole page invalid UTF-8."""
     return str(given)[:_MAX_CHARS].encode("utf-8", "replace").decode()

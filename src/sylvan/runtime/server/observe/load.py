@@ -34,7 +34,7 @@ def _usage(load: SchedulerLoad, facts: ServedModelInfo) -> float:
     return _share(load.num_used_tokens, _capacity(load, facts))
 
 
-def _occupied(load: SchedulerLoad) -> int:
+def _used_tokens(load: SchedulerLoad) -> int:
     """Return the tokens of KV memory used by requests or the prefix cache."""
     return load.num_used_tokens + load.num_cached_tokens
 
@@ -58,7 +58,7 @@ _GAUGES: Mapping[str, tuple[str, Value]] = {
     ),
     "kv_available_tokens": (
         "Free tokens of KV memory",
-        lambda n, f: max(0, _capacity(n, f) - _occupied(n)),
+        lambda n, f: max(0, _capacity(n, f) - _used_tokens(n)),
     ),
     "max_total_num_tokens": ("Tokens that the KV memory can hold", _capacity),
     "token_usage": ("Share of the KV memory that requests hold", _usage),

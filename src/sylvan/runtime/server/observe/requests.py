@@ -1,4 +1,4 @@
-"""Metrics of requests: each request passes here once, at its end."""
+"""Metrics of requests: each request is counted here once, at its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.protocol.messages import Finish, Usage
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.protocol.sampling import GRAMMARS
 from sylvan.runtime.server.observe import buckets
-from sylvan.runtime.server.observe.labels import Bounded, MetricLabels
+from sylvan.runtime.server.observe.labels import BoundedValues, MetricLabels
 from sylvan.runtime.server.observe.series import (
     CounterFamily,
     CounterSeries,
@@ -129,7 +129,7 @@ class RequestMetrics:
             "Mean time between two tokens of a request",
             token,
         )
-        self._tenant_names = Bounded(MAX_TENANTS)
+        self._tenant_names = BoundedValues(MAX_TENANTS)
         self._series: dict[tuple[tuple[str, ...], bool], _Series] = {}
 
     def add(self, live: LiveRequest, shared: Usage, output: int) -> None:

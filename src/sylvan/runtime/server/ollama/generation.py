@@ -31,7 +31,7 @@ from sylvan.runtime.server.endpoint import Call, error_parts, json_response
 from sylvan.runtime.server.ollama.models import timestamp
 from sylvan.runtime.server.ollama.options import OPTIONS, check_options, option_fields
 from sylvan.runtime.server.sse import line
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, TextLog
 from sylvan.runtime.serving.conversation import (
     Conversation,
@@ -163,11 +163,11 @@ def _sampling(call: Call[Any]) -> SamplingParams:
 async def _answer(call: Call[Any], form: _Form, conversation: Conversation) -> Response:
     turn = AnswerRun(call.context.service, conversation, call.names, DEFAULT_NUM_PREDICT)
     if call.body.stream is not False:
-        chunks = await primed(call.request, _lines(form, turn), _error_line)
+        chunks = await await_first_chunk(call.request, _lines(form, turn), _error_line)
         return EventStream(chunks, "application/x-ndjson")
-    [outcome] = await unless_gone(call.request, turn.whole())
-    content = form.content(outcome.answer, await turn.text_logprobs(outcome))
-    return json_response({**content, **form.end(outcome.usage, outcome.finish)})
+    [finished] = await cancel_on_disconnect(call.request, turn.whole())
+    content = form.content(finished.answer, await turn.text_logprobs(finished))
+    return json_response({**content, **form.end(finished.usage, finished.finish)})
 
 
 async def _lines(form: _Form, turn: AnswerRun) -> AsyncGenerator[bytes, None]:

@@ -27,7 +27,7 @@ from sylvan.runtime.server.context import Context
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.sse import event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.conversation import Conversation, RequestFacts, prepare
 from sylvan.runtime.serving.samples import Sample, collect
 from sylvan.runtime.serving.service import read_generation_config
@@ -64,8 +64,8 @@ async def _answer(call: Call[None], task: str) -> Response:
     job = _Whisper(call, form, task) if _is_whisper(context) else _Chat(call, form, task)
     if form.stream:
         events = _events(job, samples, rate)
-        return EventStream(await primed(request, events, openai_error_event))
-    segments = await unless_gone(request, _all(job, samples, rate))
+        return EventStream(await await_first_chunk(request, events, openai_error_event))
+    segments = await cancel_on_disconnect(request, _all(job, samples, rate))
     seconds = len(samples) / rate
     reply, kind = audio_reply(form, task, job.language, seconds, segments)
     if isinstance(reply, str):
@@ -229,11 +229,11 @@ class _Whisper(_AudioCall):
         return names.get(token, "en")
 
     async def _write(
-        self, window: np.ndarray, prompt: Sequence[int], most: int, bias: dict[str, float]
+        self, window: np.ndarray, prompt: Sequence[int], limit: int, bias: dict[str, float]
     ) -> Sample:
         sampling = SamplingParams(
-            max_new_tokens=most,
-            temperature=self._form.temperature if most > 1 else 0.0,
+            max_new_tokens=limit,
+            temperature=self._form.temperature if limit > 1 else 0.0,
             logit_bias=bias,
         )
         given = GenerateInput(
@@ -254,7 +254,7 @@ class _Chat(_AudioCall):
         super().__init__(call, form, task)
         if form.words:
             name = "timestamp_granularities"
-            message = f"{name}: this model tells no times of words; Whisper does."
+            message = f"{name}: this model reports no word times; Whisper does."
             raise RequestError(message, param=name)
 
     async def _window(

@@ -29,11 +29,11 @@ from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.openai.chat_calls import call_id, finish_name, tool_calls
 from sylvan.runtime.server.openai.completions import openai_error_event
 from sylvan.runtime.server.openai.meta import meta_info, weight_metadata
-from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
-from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
-from sylvan.runtime.serving.answers import AnswerRun, Outcome, Update
+from sylvan.runtime.server.openai.sglext import ResponseExtras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
+from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
+from sylvan.runtime.serving.answers import AnswerRun, FinishedAnswer, Update
 from sylvan.runtime.serving.conversation import Conversation, Prepared, RequestFacts, render
 from sylvan.runtime.serving.samples import Sample
 from sylvan.runtime.tokenizer.types import SampleDelta
@@ -44,9 +44,9 @@ async def chat(call: Call[ChatBody]) -> Response:
     """Create a chat completion."""
     job = _ChatCall(call)
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), openai_error_event)
+        chunks = await await_first_chunk(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.reply()))
+    return json_response(await cancel_on_disconnect(call.request, job.reply()))
 
 
 async def render_chat(call: Call[ChatBody]) -> Response:
@@ -137,8 +137,8 @@ class _ChatCall:
         self._run = AnswerRun(call.context.service, conversation, call.names)
         self._n = conversation.sampling.n
         self._began_s = call.context.clock()
-        self._meter = Meter(call, 1, self._n)
-        self._extras = Extras(call)
+        self._usage_counter = UsageCounter(call, 1, self._n)
+        self._extras = ResponseExtras(call)
         self._frame: dict[str, Any] = {
             "id": conversation.request.rid,
             "object": "chat.completion.chunk" if call.body.stream else "chat.completion",
@@ -149,22 +149,22 @@ class _ChatCall:
     async def reply(self) -> dict[str, Any]:
         """Return the answer of a call without streaming."""
         prepared = await self._run.prepared()
-        self._extras.see_prompt(prepared.prompt.input_ids)
-        outcomes = await self._run.whole()
+        self._extras.add_prompt(prepared.prompt.input_ids)
+        finished_samples = await self._run.whole()
         choices = []
-        for i, outcome in enumerate(outcomes):
-            self._meter.see(0, outcome.sample.last_delta(i))
-            self._meter.think(i, outcome.reasoning_tokens)
-            self._extras.see(i, outcome.sample.token_ids, outcome.usage)
-            choices.append(self._choice(i, outcome, prepared))
-        usage = self._meter.reply()
-        made = (v for outcome in outcomes for v in outcome.sample.weight_versions)
+        for i, finished in enumerate(finished_samples):
+            self._usage_counter.update(0, finished.sample.last_delta(i))
+            self._usage_counter.set_reasoning(i, finished.reasoning_tokens)
+            self._extras.add(i, finished.sample.token_ids, finished.usage)
+            choices.append(self._choice(i, finished, prepared))
+        usage = self._usage_counter.reply()
+        made = (v for finished in finished_samples for v in finished.sample.weight_versions)
         metadata = weight_metadata(self._context, tuple(dict.fromkeys(made)))
         reply = {**self._frame, "choices": choices, "usage": usage, "metadata": metadata}
         return {**reply, **self._extras.reply()}
 
-    def _choice(self, index: int, outcome: Outcome, prepared: Prepared) -> dict[str, Any]:
-        answer, sample = outcome.answer, outcome.sample
+    def _choice(self, index: int, finished: FinishedAnswer, prepared: Prepared) -> dict[str, Any]:
+        answer, sample = finished.answer, finished.sample
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,
@@ -184,7 +184,7 @@ class _ChatCall:
             "finish_reason": finish_name(
                 sample.finish, calls=bool(answer.calls), is_legacy=self.is_legacy
             ),
-            "matched_stop": outcome.finish.matched,
+            "matched_stop": finished.finish.matched,
         }
         if self._body.return_prompt_token_ids:
             choice["prompt_token_ids"] = prepared.prompt.input_ids
@@ -195,7 +195,7 @@ class _ChatCall:
                 self._context,
                 sample,
                 prepared.input.logprobs,
-                reasoning_tokens=outcome.reasoning_tokens,
+                reasoning_tokens=finished.reasoning_tokens,
                 began_s=self._began_s,
             )
         return choice
@@ -204,15 +204,15 @@ class _ChatCall:
         """Yield the events of a streaming call."""
         at_end, always = stream_usage(self._context, self._body.stream_options)
         prepared = await self._run.prepared()
-        self._extras.see_prompt(prepared.prompt.input_ids)
+        self._extras.add_prompt(prepared.prompt.input_ids)
         writers = [_Writer(self, i, prepared) for i in range(self._n)]
         started = False
         async with aclosing(self._run.updates()) as updates:
             async for update in updates:
                 delta, index = update.delta, update.index
-                self._meter.see(0, delta)
-                self._meter.think(index, update.reasoning_tokens)
-                self._extras.see(index, delta.token_ids, delta.usage)
+                self._usage_counter.update(0, delta)
+                self._usage_counter.set_reasoning(index, update.reasoning_tokens)
+                self._extras.add(index, delta.token_ids, delta.usage)
                 chunk = writers[index].write(update, always)
                 if chunk or not started:
                     started = True
@@ -220,7 +220,7 @@ class _ChatCall:
         if extras := self._extras.reply():
             yield event({**self._frame, "choices": [], **extras})
         if at_end:
-            yield event({**self._frame, "choices": [], "usage": self._meter.reply()})
+            yield event({**self._frame, "choices": [], "usage": self._usage_counter.reply()})
         yield DONE
 
     def chunk(
@@ -236,7 +236,7 @@ class _ChatCall:
             **fields,
         }
         frame = {**self._frame, "choices": [choice]}
-        return {**frame, "usage": self._meter.reply()} if usage else frame
+        return {**frame, "usage": self._usage_counter.reply()} if usage else frame
 
     def log(self, prepared: Prepared) -> ChatLogprobs | None:
         """Make the recorder of a choice's `logprobs`, if requested."""
@@ -272,8 +272,8 @@ class _Writer:
         self._job = job
         self._index = index
         self._log = job.log(prepared)
-        self._answer = Framed(job.chunk(index, _text_delta(HOLE), usage=False))
-        self._thinking = Framed(job.chunk(index, _thinking_delta(HOLE), usage=False))
+        self._answer = EventTemplate(job.chunk(index, _text_delta(PLACEHOLDER), usage=False))
+        self._thinking = EventTemplate(job.chunk(index, _thinking_delta(PLACEHOLDER), usage=False))
         self._begun = False
 
     def write(self, update: Update, usage: bool) -> bytes:

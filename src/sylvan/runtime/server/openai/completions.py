@@ -26,10 +26,10 @@ from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.server.adapters import adapter_of
 from sylvan.runtime.server.endpoint import Call, error_code, error_parts, json_response
 from sylvan.runtime.server.openai.meta import weight_metadata
-from sylvan.runtime.server.openai.meters import Meter, model_name, stream_usage
-from sylvan.runtime.server.openai.sglext import Extras
-from sylvan.runtime.server.sse import DONE, HOLE, Framed, event
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.openai.sglext import ResponseExtras
+from sylvan.runtime.server.openai.usage import UsageCounter, model_name, stream_usage
+from sylvan.runtime.server.sse import DONE, PLACEHOLDER, EventTemplate, event
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.samples import Sample, collect, stream
 from sylvan.runtime.tokenizer.types import GenerateInput, SampleDelta, error_of
 from sylvan.text.fim import FIM_UNSUPPORTED, Infill
@@ -41,9 +41,9 @@ async def completions(call: Call[CompletionBody]) -> Response:
     """Create a completion for one prompt, or several."""
     job = _CompletionCall(call)
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), openai_error_event)
+        chunks = await await_first_chunk(call.request, job.events(), openai_error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.reply()))
+    return json_response(await cancel_on_disconnect(call.request, job.reply()))
 
 
 class _CompletionCall:
@@ -72,8 +72,8 @@ class _CompletionCall:
         self._id = body.rid or context.ids(16)
         self._created = int(context.wall())
         self._model = model_name(context, body)
-        self._meter = Meter(call, len(self._prompts), self._samples)
-        self._extras = Extras(call)
+        self._usage_counter = UsageCounter(call, len(self._prompts), self._samples)
+        self._extras = ResponseExtras(call)
         self._versions: tuple[str, ...] = ()
         self._prompt_ids: list[tuple[int, ...]] = []
         self._prompt_texts: list[str] = []
@@ -104,14 +104,18 @@ class _CompletionCall:
         for prompt, samples in enumerate(results):
             for i, sample in enumerate(samples):
                 delta = sample.last_delta(i)
-                self._meter.see(prompt, delta)
-                self._extras.see(prompt * self._samples + i, sample.token_ids, sample.usage)
+                self._usage_counter.update(prompt, delta)
+                self._extras.add(prompt * self._samples + i, sample.token_ids, sample.usage)
                 self._see_versions(sample.weight_versions)
             choices += [
                 self._choice(len(choices) + i, prompt, s)
                 for i, s in enumerate(self._chosen(samples))
             ]
-        return {**self._frame(choices), "usage": self._meter.reply(), **self._extras.reply()}
+        return {
+            **self._frame(choices),
+            "usage": self._usage_counter.reply(),
+            **self._extras.reply(),
+        }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of a streaming call."""
@@ -123,11 +127,11 @@ class _CompletionCall:
             async for prompt, delta in deltas:
                 if (error := error_of(delta.finish)) is not None:
                     raise error
-                self._meter.see(prompt, delta)
+                self._usage_counter.update(prompt, delta)
                 place = prompt * self._samples + delta.index
-                self._extras.see(place, delta.token_ids, delta.usage)
+                self._extras.add(place, delta.token_ids, delta.usage)
                 self._see_versions(delta.weight_versions)
-                usage = self._meter.reply() if usage_always else None
+                usage = self._usage_counter.reply() if usage_always else None
                 writer = writers[place]
                 chunk = writer.write(delta, usage)
                 if chunk or not started:
@@ -136,7 +140,7 @@ class _CompletionCall:
         if extras := self._extras.reply():
             yield event({**self._frame([]), **extras})
         if usage_at_end:
-            yield event({**self._frame([]), "usage": self._meter.reply()})
+            yield event({**self._frame([]), "usage": self._usage_counter.reply()})
         yield DONE
 
     async def _inputs(self) -> list[GenerateInput]:
@@ -150,7 +154,7 @@ class _CompletionCall:
                 is_text = isinstance(prompt, str)
                 ids = tuple(await engine.tokenize(prompt)) if is_text else prompt
                 self._prompt_ids.append(ids)
-                self._extras.see_prompt(ids)
+                self._extras.add_prompt(ids)
                 text = prompt if is_text else await engine.detokenize(ids)
                 self._prompt_texts.append(text)
         return [self._input(i) for i in range(len(self._prompts))]
@@ -231,9 +235,9 @@ class _CompletionCall:
         frame = self._frame([choice])
         return event({**frame, "usage": usage} if usage is not None else frame)
 
-    def plain_frame(self, index: int) -> Framed:
+    def text_template(self, index: int) -> EventTemplate:
         """Build chunks of choice `index` that contain only text."""
-        return Framed(self._frame([choice_of(index, HOLE, None, None)]))
+        return EventTemplate(self._frame([choice_of(index, PLACEHOLDER, None, None)]))
 
     def echo_of(self, prompt: int) -> str:
         """Return the text echoed before the answer."""
@@ -253,12 +257,12 @@ class _Writer:
         self._index = index
         self._echo = job.echo_of(prompt)
         self._log = job.token_log()
-        self._plain, self._versions = job.plain_frame(index), job.versions
+        self._plain, self._versions = job.text_template(index), job.versions
 
     def write(self, delta: SampleDelta, usage: dict[str, Any] | None) -> bytes:
         """Return the chunk for a delta; None if there is nothing to send."""
         if self._versions is not self._job.versions:
-            self._plain, self._versions = self._job.plain_frame(self._index), self._job.versions
+            self._plain, self._versions = self._job.text_template(self._index), self._job.versions
         text, self._echo = self._echo + delta.text, ""
         special = self._log is not None or self._job.return_token_ids
         if delta.finish is None and usage is None and not special:

@@ -12,12 +12,12 @@ from sylvan.api.openai.vectors import RerankBody
 from sylvan.api.rerank import CohereRerankBody, PlainRerankBody, TextDocument
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.openai.vectors import caller_of
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.openai.embeddings import caller_of
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.labels import read_labels
 
-_MARKS = 16  # most tokens around a query and a text
+_MARKS = 16  # maximum number of special tokens around a query and a text
 
 
 async def cohere(call: Call[CohereRerankBody]) -> Response:
@@ -69,18 +69,18 @@ def _texts(documents: Sequence[str | TextDocument]) -> list[str]:
     return [one if isinstance(one, str) else one.text for one in documents]
 
 
-async def _cut(call: Call[Any], text: str, most: int) -> str:
+async def _cut(call: Call[Any], text: str, limit: int) -> str:
     """Truncate a text to a number of tokens."""
     engine = call.context.engine
     ids = await engine.tokenize(text, add_special_tokens=False, trusted=False)
-    return text if len(ids) <= most else await engine.detokenize(ids[:most])
+    return text if len(ids) <= limit else await engine.detokenize(ids[:limit])
 
 
 async def _ranked(call: Call[Any], texts: list[str]) -> list[dict[str, Any]]:
     body = RerankBody(query=call.body.query, documents=[*texts], return_documents=False)
     labels = read_labels(call.context.engine.facts.model_path)
     work = ranking.rerank(caller_of(call), body, labels, call.context.template)
-    return await unless_gone(call.request, work)
+    return await cancel_on_disconnect(call.request, work)
 
 
 def _tokens(found: Sequence[dict[str, Any]]) -> int:

@@ -13,7 +13,7 @@ _INPUT_HEADER = "x-sglext-return-input-ids"
 _OUTPUT_HEADER = "x-sglext-return-output-ids"
 
 
-class Extras:
+class ResponseExtras:
     """Collects the requested extras; adds nothing if none were requested.
 
     Attributes:
@@ -34,12 +34,12 @@ class Extras:
         self._input_ids: list[int] = []
         self._output_ids: dict[int, list[int]] = {}
 
-    def see_prompt(self, ids: Sequence[int]) -> None:
+    def add_prompt(self, ids: Sequence[int]) -> None:
         """Record the prompt."""
         if self.wants_input:
             self._input_ids.extend(ids)
 
-    def see(self, index: int, ids: Sequence[int], usage: Usage) -> None:
+    def add(self, index: int, ids: Sequence[int], usage: Usage) -> None:
         """Record the output of one choice."""
         if self._cached:
             self._cached_tokens = max(self._cached_tokens, usage.cached_tokens)

@@ -43,7 +43,7 @@ from sylvan.runtime.server.responses import conversations
 from sylvan.runtime.server.responses.items import ItemEvents, ItemStyle, Numbered, output_items
 from sylvan.runtime.server.responses.truncation import fitted
 from sylvan.runtime.server.stores.responses import StoredResponse
-from sylvan.runtime.server.streaming import EventStream, primed, unless_gone
+from sylvan.runtime.server.streaming import EventStream, await_first_chunk, cancel_on_disconnect
 from sylvan.runtime.serving.answers import AnswerRun, TextLog
 from sylvan.runtime.serving.conversation import (
     Conversation,
@@ -57,13 +57,13 @@ log = logging.getLogger(__name__)
 
 async def create(call: Call[ResponsesBody]) -> Response:
     """Create a response."""
-    job = Job(call)
+    job = ResponseJob(call)
     if call.body.background:
         return json_response(job.start())
     if call.body.stream:
-        chunks = await primed(call.request, job.events(), job.error_event)
+        chunks = await await_first_chunk(call.request, job.events(), job.error_event)
         return EventStream(chunks)
-    return json_response(await unless_gone(call.request, job.run()))
+    return json_response(await cancel_on_disconnect(call.request, job.run()))
 
 
 async def retrieve(call: Call[None]) -> Response:
@@ -111,7 +111,7 @@ def find_stored(call: Call[Any], name: str, param: str | None) -> StoredResponse
     return found
 
 
-class Job:
+class ResponseJob:
     """One response in progress.
 
     Attributes:
@@ -174,11 +174,11 @@ class Job:
     async def run(self) -> dict[str, Any]:
         """Return the complete response."""
         await self._fit()
-        [outcome] = await self._turn.whole()
-        status = _status(outcome.finish)
-        logprobs = await self._turn.text_logprobs(outcome)
-        items = output_items(outcome.answer, status, self._style, logprobs)
-        usage = _usage(outcome.usage, outcome.reasoning_tokens)
+        [finished] = await self._turn.whole()
+        status = _status(finished.finish)
+        logprobs = await self._turn.text_logprobs(finished)
+        items = output_items(finished.answer, status, self._style, logprobs)
+        usage = _usage(finished.usage, finished.reasoning_tokens)
         reply = self._reply(status, items, usage)
         self._put(reply)
         return reply
@@ -228,10 +228,10 @@ class Job:
         return reply
 
     def _wanted_logprobs(self) -> LogprobOptions | None:
-        body, most = self._body, self._context.limits.max_top_logprobs
+        body, limit = self._body, self._context.limits.max_top_logprobs
         top = body.top_logprobs or 0
-        if top > most:
-            raise RequestError(f"top_logprobs: expected at most {most}.", param="top_logprobs")
+        if top > limit:
+            raise RequestError(f"top_logprobs: expected at most {limit}.", param="top_logprobs")
         wanted = "message.output_text.logprobs" in (body.include or ())
         return LogprobOptions(top=top) if wanted or top else None
 
@@ -316,9 +316,9 @@ class Job:
             "service_tier": "auto",
             "store": self._keep,
             "temperature": body.temperature,
-            "text": _dumped(body.text) or {"format": {"type": "text"}},
-            "tool_choice": choice if isinstance(choice, str) else _dumped(choice),
-            "tools": [_dumped(tool) for tool in body.tools or ()],
+            "text": _json_or_none(body.text) or {"format": {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else _json_or_none(choice),
+            "tools": [_json_or_none(tool) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "max_tool_calls": body.max_tool_calls,
             "top_p": body.top_p,
@@ -328,7 +328,7 @@ class Job:
         }
 
 
-def _dumped(model: Any) -> Any:
+def _json_or_none(model: Any) -> Any:
     return None if model is None else model.model_dump(by_alias=True, exclude_none=True)
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from sylvan.api.openai.items import input_item, page
 from sylvan.api.openai.responses import InputItemsQuery, ResponsesBody
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.responses.create import Job, find_stored
+from sylvan.runtime.server.responses.create import ResponseJob, find_stored
 from sylvan.runtime.serving.conversation import render
 
 
@@ -21,5 +21,5 @@ async def input_items(call: Call[None]) -> Response:
 
 async def input_tokens(call: Call[ResponsesBody]) -> Response:
     """Count the tokens of an input, including instructions and tools."""
-    prompt = await render(call.context.service, Job(call).conversation)
+    prompt = await render(call.context.service, ResponseJob(call).conversation)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.input_ids)})

@@ -115,7 +115,7 @@ def output_items(
         if isinstance(part, ReasoningDelta):
             items.append(reasoning_item(part.text, state, kept=style.keeps_thinking))
         elif isinstance(part, TextDelta):
-            count = _covering(rest, part.text)
+            count = _count_covering(rest, part.text)
             items.append(message_item(part.text, state, logprobs=rest[:count]))
             del rest[:count]
         else:
@@ -124,7 +124,7 @@ def output_items(
     return items
 
 
-def _covering(entries: Sequence[Item], text: str) -> int:
+def _count_covering(entries: Sequence[Item], text: str) -> int:
     """Count the next tokens that cover a text; they may start before it and end after it."""
     left = len(text.encode())
     for count, entry in enumerate(entries):

@@ -59,15 +59,15 @@ from sylvan.runtime.server.native import (
     generate,
     health,
     info,
-    live,
     observe,
     parse,
     sessions,
+    settings,
     tiers,
     tokens,
     weights,
 )
-from sylvan.runtime.server.openai import vectors
+from sylvan.runtime.server.openai import embeddings
 from sylvan.runtime.server.routes.build import GET, GET_POST, SSE, admin, aliases, opened, own
 from sylvan.runtime.server.security import Level
 
@@ -80,7 +80,7 @@ _GENERATION = (
         reply=GenerateReplies,
         stream=SSE,
         budgeted=True,
-        spelling=grammars_in("sampling_params"),
+        field_names=grammars_in("sampling_params"),
     ),
     *aliases(
         Endpoint(
@@ -106,14 +106,14 @@ _GENERATION = (
     ),
     Endpoint(
         path="/encode",
-        handler=vectors.encode,
+        handler=embeddings.encode,
         methods=("POST", "PUT"),
         body=EncodeBody,
         budgeted=True,
     ),
     Endpoint(
         path="/classify",
-        handler=vectors.classify_natively,
+        handler=embeddings.classify_natively,
         methods=("POST", "PUT"),
         body=EncodeBody,
         budgeted=True,
@@ -246,19 +246,19 @@ _OBSERVE = (
         media_type="text/plain",
         tag="Observe",
     ),
-    admin("/config", handler=live.show, methods=GET),
+    admin("/config", handler=settings.show, methods=GET),
     admin(
         "/config",
-        handler=live.change,
+        handler=settings.change,
         methods=("PATCH",),
         body=SettingsBody,
         query=DryRunQuery,
         statuses=(501,),
     ),
-    admin("/config/reload", handler=live.reload, query=DryRunQuery, statuses=(501,)),
+    admin("/config/reload", handler=settings.reload, query=DryRunQuery, statuses=(501,)),
     admin(
         "/config/revert",
-        handler=live.revert,
+        handler=settings.revert,
         body=RevertBody,
         query=DryRunQuery,
         statuses=(501,),

@@ -41,21 +41,21 @@ from sylvan.api.openai.vectors import (
 )
 from sylvan.api.rerank import CohereRerankBody, CohereRerankReply, PlainRerankBody
 from sylvan.runtime.server.batches import routes as batches
-from sylvan.runtime.server.openai import audio, chat, completions, models, rerank, vectors
+from sylvan.runtime.server.openai import audio, chat, completions, embeddings, models, rerank
 from sylvan.runtime.server.responses import conversations, inputs
 from sylvan.runtime.server.responses import create as responses
 from sylvan.runtime.server.routes.build import GET, SSE, openai
 
-_SPELLING = {
+_FIELD_NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
     "top_logprobs_num": "top_logprobs",
 }
-_CHAT_SPELLING = {"text": "messages", "input_ids": "messages", **_SPELLING}
-_PROMPT_SPELLING = {"text": "prompt", "input_ids": "prompt", **_SPELLING}
-_TEXTS_SPELLING = {"text": "input", "input_ids": "input"}
-_INPUT_SPELLING = {
+_CHAT_FIELD_NAMES = {"text": "messages", "input_ids": "messages", **_FIELD_NAMES}
+_PROMPT_FIELD_NAMES = {"text": "prompt", "input_ids": "prompt", **_FIELD_NAMES}
+_TEXTS_FIELD_NAMES = {"text": "input", "input_ids": "input"}
+_INPUT_FIELD_NAMES = {
     "text": "input",
     "input_ids": "input",
     "messages": "input",
@@ -73,7 +73,7 @@ _RESPONSES = (
         stream=SSE,
         statuses=(404,),
         budgeted=True,
-        spelling=_INPUT_SPELLING,
+        field_names=_INPUT_FIELD_NAMES,
     ),
     openai(
         "/v1/responses/{response_id}",
@@ -106,7 +106,7 @@ _RESPONSES = (
         body=ResponsesBody,
         reply=InputTokensReply,
         statuses=(404,),
-        spelling=_INPUT_SPELLING,
+        field_names=_INPUT_FIELD_NAMES,
     ),
     openai(
         "/v1/responses/{response_id}/cancel",
@@ -272,7 +272,7 @@ OPENAI = (
         reply=ChatReply,
         stream=SSE,
         budgeted=True,
-        spelling=_CHAT_SPELLING,
+        field_names=_CHAT_FIELD_NAMES,
     ),
     openai(
         "/v1/completions",
@@ -281,7 +281,7 @@ OPENAI = (
         reply=CompletionReply,
         stream=SSE,
         budgeted=True,
-        spelling=_PROMPT_SPELLING,
+        field_names=_PROMPT_FIELD_NAMES,
     ),
     *_RESPONSES,
     *_CONVERSATIONS,
@@ -297,31 +297,31 @@ OPENAI = (
     openai("/v1/chat/render", handler=chat.render_chat, body=ChatBody, reply=RenderReply),
     openai(
         "/v1/embeddings",
-        handler=vectors.embeddings,
+        handler=embeddings.embeddings,
         body=EmbeddingsBody,
         reply=EmbeddingsReply,
         budgeted=True,
-        spelling=_TEXTS_SPELLING,
+        field_names=_TEXTS_FIELD_NAMES,
     ),
     openai(
         "/v1/classify",
-        handler=vectors.classify,
+        handler=embeddings.classify,
         body=ClassifyBody,
         reply=ClassifyReply,
-        spelling=_TEXTS_SPELLING,
+        field_names=_TEXTS_FIELD_NAMES,
         budgeted=True,
     ),
     openai(
         "/v1/score",
-        handler=vectors.score,
+        handler=embeddings.score,
         body=ScoreBody,
         reply=ScoreReply,
         budgeted=True,
-        spelling={"token_ids_logprob": "label_token_ids", "input_ids": "items"},
+        field_names={"token_ids_logprob": "label_token_ids", "input_ids": "items"},
     ),
     openai(
         "/v1/rerank",
-        handler=vectors.rerank,
+        handler=embeddings.rerank,
         methods=("POST", "PUT"),
         body=RerankBody,
         budgeted=True,
@@ -347,6 +347,6 @@ OPENAI = (
         typed=False,
         budgeted=True,
         tag="Cloud",
-        spelling=_CHAT_SPELLING,
+        field_names=_CHAT_FIELD_NAMES,
     ),
 )

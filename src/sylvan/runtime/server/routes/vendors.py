@@ -32,9 +32,9 @@ from sylvan.runtime.server.anthropic import batches, messages
 from sylvan.runtime.server.endpoint import Endpoint
 from sylvan.runtime.server.native import cloud
 from sylvan.runtime.server.native.cloud import VertexBody, VertexReply
+from sylvan.runtime.server.ollama import embeddings as ollama_embeddings
 from sylvan.runtime.server.ollama import generation
 from sylvan.runtime.server.ollama import models as ollama_models
-from sylvan.runtime.server.ollama import vectors as ollama_vectors
 from sylvan.runtime.server.ollama.options import option_fields
 from sylvan.runtime.server.routes.build import GET, NDJSON, SSE, opened
 
@@ -49,16 +49,20 @@ def _ollama(path: str, **fields: Any) -> Endpoint:
     return Endpoint(**{"path": path, "family": Family.OLLAMA, "tag": "Ollama", **fields})
 
 
-_SPELLING = {
+_FIELD_NAMES = {
     "text": "messages",
     "input_ids": "messages",
     "max_new_tokens": "max_tokens",
     "json_schema": "output_config.format.schema",
     TOOL_SCHEMA: ".input_schema",
 }
-_OLLAMA = {"json_schema": "format", "max_new_tokens": "options.num_predict", **option_fields()}
-_OLLAMA_CHAT = {**_OLLAMA, "text": "messages", "input_ids": "messages"}
-_OLLAMA_PROMPT = {**_OLLAMA, "text": "prompt", "input_ids": "prompt"}
+_OLLAMA_FIELD_NAMES = {
+    "json_schema": "format",
+    "max_new_tokens": "options.num_predict",
+    **option_fields(),
+}
+_OLLAMA_CHAT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "messages", "input_ids": "messages"}
+_OLLAMA_PROMPT_FIELD_NAMES = {**_OLLAMA_FIELD_NAMES, "text": "prompt", "input_ids": "prompt"}
 
 _BATCH = "/{batch_id}"
 _BATCHES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -98,7 +102,7 @@ VENDORS = (
         reply=AnthropicMessage,
         stream=SSE,
         budgeted=True,
-        spelling=_SPELLING,
+        field_names=_FIELD_NAMES,
     ),
     _anthropic(
         "/v1/messages/count_tokens",
@@ -117,7 +121,7 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_CHAT,
+        field_names=_OLLAMA_CHAT_FIELD_NAMES,
     ),
     _ollama(
         "/api/generate",
@@ -126,23 +130,23 @@ VENDORS = (
         reply=OllamaReply,
         stream=NDJSON,
         budgeted=True,
-        spelling=_OLLAMA_PROMPT,
+        field_names=_OLLAMA_PROMPT_FIELD_NAMES,
     ),
     _ollama(
         "/api/embed",
-        handler=ollama_vectors.embed,
+        handler=ollama_embeddings.embed,
         body=OllamaEmbedBody,
         reply=OllamaEmbedReply,
         budgeted=True,
-        spelling={"text": "input", "input_ids": "input"},
+        field_names={"text": "input", "input_ids": "input"},
     ),
     _ollama(
         "/api/embeddings",
-        handler=ollama_vectors.embeddings,
+        handler=ollama_embeddings.embeddings,
         body=OllamaEmbeddingsBody,
         reply=OllamaEmbeddingsReply,
         budgeted=True,
-        spelling={"text": "prompt", "input_ids": "prompt"},
+        field_names={"text": "prompt", "input_ids": "prompt"},
     ),
     _ollama("/api/ps", handler=ollama_models.running, methods=GET, reply=OllamaTags),
     _ollama("/api/tags", handler=ollama_models.tags, methods=GET, reply=OllamaTags),
@@ -167,7 +171,7 @@ VENDORS = (
         body=VertexBody,
         reply=VertexReply,
         tag="Cloud",
-        spelling=grammars_in("parameters.sampling_params"),
+        field_names=grammars_in("parameters.sampling_params"),
         budgeted=True,
     ),
     opened(

@@ -239,7 +239,7 @@ class BatchWorker:
             if item.status is not None:
                 (bad if item.status >= 400 else good).append(_answered(item))
             elif end in _UNANSWERED and (end != "cancelled" or state.get("lists_cancelled")):
-                bad.append(_unanswered(item, *_UNANSWERED[end]))
+                bad.append(_failed_line(item, *_UNANSWERED[end]))
         files: list[tuple[StoredFile, bytes]] = []
         for kind, lines in (("output_file_id", good), ("error_file_id", bad)):
             if lines:
@@ -276,7 +276,7 @@ def _answered(item: Item) -> bytes:
     return _line(item, response, None)
 
 
-def _unanswered(item: Item, code: str, message: str) -> bytes:
+def _failed_line(item: Item, code: str, message: str) -> bytes:
     return _line(item, None, {"code": code, "message": message})
 
 

@@ -221,10 +221,10 @@ class BatchStore:
         rows = self._database.run(lambda db: db.execute(query, UNFINISHED).fetchall())
         return [(tenant, json.loads(text)) for tenant, text in rows]
 
-    def waiting(self, batch: str, after: int, most: int) -> list[Item]:
+    def waiting(self, batch: str, after: int, limit: int) -> list[Item]:
         """Return the next unanswered requests of a batch after a line."""
         query = "SELECT line, custom_id, body, status, response FROM items WHERE batch = ? AND line > ? AND status IS NULL ORDER BY line LIMIT ?"  # noqa: E501
-        rows = self._database.run(lambda db: db.execute(query, (batch, after, most)).fetchall())
+        rows = self._database.run(lambda db: db.execute(query, (batch, after, limit)).fetchall())
         return [Item(*row) for row in rows]
 
     def items(self, batch: str) -> list[Item]:

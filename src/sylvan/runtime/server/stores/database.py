@@ -93,7 +93,7 @@ class Database:
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock, self._db:
             if self._faults is not None:
-                self._faults.inflict(self._db)
+                self._faults.before_transaction(self._db)
             return work(self._db)
 
     def _release(self) -> bool:

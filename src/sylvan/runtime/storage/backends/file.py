@@ -156,7 +156,7 @@ class FileStore:
         ttl, now = self._limits.ttl_s, self._clock()
         late = [] if ttl is None else self._index.expired(now - ttl)
         self.remove(late)
-        return len(late) + self._remove_left_over() + self._remove_unknown()
+        return len(late) + self._remove_stale_files() + self._remove_unknown()
 
     def clear(self) -> None:
         with _named(self._root), locked(self._root / ".lock"):
@@ -196,7 +196,7 @@ class FileStore:
                         break
                 self.remove(gone)
 
-    def _remove_left_over(self) -> int:
+    def _remove_stale_files(self) -> int:
         """Remove temporary files of dead processes."""
         count = 0
         for path in (self._root / INCOMING).iterdir():

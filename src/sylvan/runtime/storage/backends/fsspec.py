@@ -56,11 +56,11 @@ class ObjectStore:
     def contains(self, names: Sequence[str]) -> Sequence[bool]:
         """Return which exist; uses are not recorded."""
 
-        def there(name: str) -> bool:
+        def exists(name: str) -> bool:
             with _named():
                 return bool(self._system.exists(f"{self._root}/{name}"))
 
-        return [*self._threads.map(there, names)]
+        return [*self._threads.map(exists, names)]
 
     def read(self, name: str) -> bytes | None:
         return self._read(name)

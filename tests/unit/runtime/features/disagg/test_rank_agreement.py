@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.rank_agreement import Agreement
+from sylvan.runtime.features.disagg.work import (
     LeaveDone,
     PagesRequested,
     Progress,
@@ -17,7 +18,6 @@ from sylvan.runtime.features.disagg.data import (
     Sent,
     TransferFailed,
 )
-from sylvan.runtime.features.disagg.rank_agreement import Agreement
 from tests.support.ranks import in_threads
 
 

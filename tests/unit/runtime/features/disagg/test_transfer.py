@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 from sylvan.runtime.features.disagg.attach import Attach
-from sylvan.runtime.features.disagg.data import (
+from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
+from sylvan.runtime.features.disagg.receiver import Receiver
+from sylvan.runtime.features.disagg.remote_memory import RemoteReadError, pieces, where
+from sylvan.runtime.features.disagg.sender import Sender
+from sylvan.runtime.features.disagg.work import (
     Expose,
     JoinRoom,
     Leave,
@@ -31,10 +35,6 @@ from sylvan.runtime.features.disagg.data import (
     TransferFailed,
     Withdraw,
 )
-from sylvan.runtime.features.disagg.mechanisms import TransferMechanisms, transfer_mechanisms
-from sylvan.runtime.features.disagg.receiver import Receiver
-from sylvan.runtime.features.disagg.remote_memory import RemoteReadError, pieces, where
-from sylvan.runtime.features.disagg.sender import Sender
 from tests.support.transfer import (
     Faults,
     FaultyNetwork,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sylvan.runtime.features.grammar.cache import GrammarStore
-from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Setup, Ticket
+from sylvan.runtime.features.grammar.compiler.client import CompilerSetup, GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.compiler.pool import NICENESS, PROGRAM, CompileOrder, pack
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
@@ -31,8 +31,8 @@ PATIENCE_S = 120.0
 def make(limits: Limits | None = None, store: Path | None = None) -> GrammarCompiler:
     words = vocabulary()
 
-    def setup() -> Setup:
-        return Setup(Loaders(words, limits), GrammarStore(store) if store else None)
+    def setup() -> CompilerSetup:
+        return CompilerSetup(Loaders(words, limits), GrammarStore(store) if store else None)
 
     limits = limits or Limits()
     return GrammarCompiler("llguidance", setup, limits)
@@ -197,7 +197,7 @@ def make_sleepy(monkeypatch, tmp_path) -> Iterator[Callable[..., GrammarCompiler
 
     def make_one(timeout_s: float, quick_s: float = 0.2) -> GrammarCompiler:
         limits = Limits(timeout_s=timeout_s, quick_s=quick_s, memory_bytes=256 << 20)
-        setup = Setup(Loaders(words, limits))
+        setup = CompilerSetup(Loaders(words, limits))
         made.append(GrammarCompiler("sleepy", lambda: setup, limits))
         return made[-1]
 

@@ -11,9 +11,9 @@ from sylvan.runtime.core.req import Batch, Req, Slice
 from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.core.wire import StepCodec
 from sylvan.runtime.features.grammar.control import GrammarControl
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.work import GrammarData, GrammarWork, LoadedGrammar
 from sylvan.runtime.features.grammar.worker import GrammarWorker

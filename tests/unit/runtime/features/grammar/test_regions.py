@@ -11,7 +11,7 @@ from sylvan.runtime.features.grammar.guard.regions import (
     MAX_REGIONS,
     regions,
 )
-from sylvan.runtime.features.grammar.guard.watcher import watcher
+from sylvan.runtime.features.grammar.guard.watch_factory import watch_factory
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 DIFFERENT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
@@ -104,7 +104,7 @@ def test_what_is_looked_for_is_bounded():
 def watch(tree, *places):
     spec = tags(tree)
     known = [region.place for region in regions(spec)]
-    return watcher(spec, dict.fromkeys(places or known, ("uniqueItems",)))()
+    return watch_factory(spec, dict.fromkeys(places or known, ("uniqueItems",)))()
 
 
 def breach_of(tree, output, *places):
@@ -167,7 +167,7 @@ def test_numbers_end_where_the_tag_ends():
     spec = tags(tree)
 
     for output, good in ((b"<x>71</x>", True), (b"<x>7</x>", False), (b"<x>7", False)):
-        made = watcher(spec, {place: ("not",)})()
+        made = watch_factory(spec, {place: ("not",)})()
         found = made.write(output) or made.end()
         assert (found is None) == good
 
@@ -175,11 +175,11 @@ def test_numbers_end_where_the_tag_ends():
 def test_text_outside_is_settled_and_cannot_be_written_in_another_way():
     made = watch(triggered(tag("<a>")))
     made.write(b"hello <a>")
-    assert made.held_from is None
+    assert made.undecided_from is None
     assert made.in_string
     made.write(b" [1, ")
-    assert made.held_from == len("hello <a> ")
+    assert made.undecided_from == len("hello <a> ")
     assert not made.in_string
     made.write(b"2]</x>")
-    assert made.held_from is None
+    assert made.undecided_from is None
     assert made.length == len("hello <a> [1, 2]</x>")

@@ -19,7 +19,7 @@ def test_special_tokens_and_padding_are_no_text(words: Vocabulary) -> None:
     assert words.size == 300
     assert set(words.special) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
     assert words.special["<|im_end|>"] in words.eos_ids
-    assert set(range(263, 300)) | set(words.special.values()) == set(words.untextual().tolist())
+    assert set(range(263, 300)) | set(words.special.values()) == set(words.non_text_ids().tolist())
 
 
 @pytest.mark.parametrize("text", ["", "plain", "<think> caf\u00e9", "a <|im_end|> b", "\n x"])

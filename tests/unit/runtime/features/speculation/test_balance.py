@@ -27,10 +27,10 @@ class Steps:
             self.number += 1
             self.guessed.append(self.number >= self.balance.until)
             if self.guessed[-1]:
-                self.balance.right(right)
-                self.balance.guessing(guessing_s, self.number)
+                self.balance.record_accepted(right)
+                self.balance.record_drafting(guessing_s, self.number)
             else:
-                self.balance.plain(plain_s)
+                self.balance.record_plain(plain_s)
 
     def stretches(self):
         """Lengths of the stretches without guesses, in order."""
@@ -48,7 +48,7 @@ def test_where_it_wins_all_steps_guess_but_those_that_measure_plain_ones():
 
 def test_where_it_loses_it_rests_longer_and_longer():
     steps = Steps()
-    steps.balance.plain(1.0)
+    steps.balance.record_plain(1.0)
     steps.run(5 * LONGEST_REST, guessing_s=1.2, right=0.1)
 
     assert steps.stretches()[:4] == [REST, 2 * REST, 4 * REST, 8 * REST]
@@ -59,7 +59,7 @@ def test_where_it_loses_it_rests_longer_and_longer():
 
 def test_once_it_wins_again_it_stays():
     steps = Steps()
-    steps.balance.plain(1.0)
+    steps.balance.record_plain(1.0)
     steps.run(8 * REST, guessing_s=1.2, right=0.1)
     steps.guessed.clear()
     steps.run(3 * LONGEST_REST, guessing_s=1.2, right=1.5)
@@ -69,7 +69,7 @@ def test_once_it_wins_again_it_stays():
 
 def test_one_step_that_was_held_up_is_no_loss():
     steps = Steps()
-    steps.balance.plain(1.0)
+    steps.balance.record_plain(1.0)
     steps.run(10, guessing_s=1.1, right=0.3)
     steps.run(1, guessing_s=1000.0, right=0.3)
     steps.run(PROBE_EVERY, guessing_s=1.1, right=0.3)

@@ -51,7 +51,7 @@ def mostly(said, end, longest, least):
 def test_it_guesses_what_mostly_followed_the_longest_known_context(said, end, longest, least):
     tree = ContextTree(tree_of(said, longest, least))
 
-    token, share = tree.guess(end)
+    token, share = tree.predict(end)
     assert token == mostly(said, end, longest, least)
     assert 0 < share < 1
     assert tree.depth <= longest
@@ -63,8 +63,8 @@ def test_contexts_that_guess_no_better_than_shorter_ones_are_left_out():
     differing = [([1, 5, 6] * 9, 0), ([2, 5, 7] * 9, 0)]
     arrays = tree_of(differing)
 
-    assert ContextTree(arrays).guess([1, 5])[0] == 6
-    assert ContextTree(arrays).guess([2, 5])[0] == 7
+    assert ContextTree(arrays).predict([1, 5])[0] == 6
+    assert ContextTree(arrays).predict([2, 5])[0] == 7
 
 
 def test_nothing_said_makes_no_tree():
@@ -77,7 +77,7 @@ def test_what_is_written_is_read(tmp_path):
     arrays.save(tmp_path)
 
     found = load_contexts(tmp_path, VOCAB)
-    assert found.guess([3, 1, 2]) == ContextTree(arrays).guess([3, 1, 2])
+    assert found.predict([3, 1, 2]) == ContextTree(arrays).predict([3, 1, 2])
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
@@ -115,8 +115,8 @@ def test_files_that_are_none_are_refused(tmp_path, content):
 
 def test_a_copy_is_guessed_as_long_as_the_tree_is_not_surer():
     tree = ContextTree(tree_of([([3, 9] * 20, 1), ([7, 1], 1), ([7, 2], 1)], longest=2))
-    assert tree.guess([3])[0] == 9
-    assert tree.guess([7])[1] < 0.5
+    assert tree.predict([3])[0] == 9
+    assert tree.predict([7])[1] < 0.5
     drafter = NgramDrafter(2, 8, contexts=tree)
 
     copied = drafter.propose(Req(request("r", [5, 6, 7, 4, 8, 8, 5, 6, 7])), 2)
@@ -124,4 +124,4 @@ def test_a_copy_is_guessed_as_long_as_the_tree_is_not_surer():
     assert copied.grades == (3, 4)
     surer = drafter.propose(Req(request("s", [3, 4, 6, 3])), 2)
     assert surer.tokens[0] == 9, "one token matches"
-    assert surer.grades[0] == share_grade(tree.guess([3])[1]) > GRADES
+    assert surer.grades[0] == share_grade(tree.predict([3])[1]) > GRADES

@@ -20,7 +20,7 @@ def req_of(rid="a"):
     return Req(GenerateRequest(rid=rid, input_ids=ids, output_ids=EMPTY_IDS, sampling=sampling))
 
 
-def depth_after(step_s, guess_s, *, right, adaptive=True):
+def depth_after(step_s, draft_s, *, right, adaptive=True):
     """Of a request whose guesses were right or not, by what steps and guesses take."""
     now = itertools.count()
     depth = CommonDepth(4, lambda: next(now) * step_s, adaptive=adaptive)
@@ -29,7 +29,7 @@ def depth_after(step_s, guess_s, *, right, adaptive=True):
     for _ in range(40):
         depth.timer.begin(Batch((Slice(req, 2, 3, True),)))
         depth.timer.end()
-        depth.took(4 * guess_s, 4)
+        depth.record_draft_time(4 * draft_s, 4)
         known = req.tokens.length
         for token in (7, 8, 9, 10):
             req.tokens.append(token)
@@ -68,12 +68,12 @@ def test_what_does_not_pay_is_tried_less_and_less_often_and_what_pays_in_each_st
     for step in range(400):
         if pauses.due():
             tried.append(step)
-            pauses.looked(pays=False)
+            pauses.record_retry(pays=False)
     gaps = np.diff(tried).tolist()
     assert gaps[:5] == [2, 4, 8, 16, 32]
     assert set(gaps[5:]) == {LONGEST_PAUSE}
 
     while not pauses.due():
         pass
-    pauses.looked(pays=True)
+    pauses.record_retry(pays=True)
     assert pauses.due()

@@ -15,7 +15,7 @@ from sylvan.runtime.features.speculation.policy import Throughput
 def costs_of(seconds, rows=[*range(1, 100)] * RECENT):
     costs = StepCosts()
     for count in rows:
-        costs.saw(count, seconds(count))
+        costs.record(count, seconds(count))
     return costs
 
 
@@ -23,7 +23,7 @@ def acceptance_of(share, tries=200):
     found, rng = Acceptance(), random.Random(1)
     for grade in range(GRADES):
         for _ in range(tries):
-            found.saw(grade, right=rng.random() < share)
+            found.record(grade, right=rng.random() < share)
     return found
 
 
@@ -31,7 +31,7 @@ def test_shares_of_right_guesses_are_learnt_by_grade():
     found, rng = Acceptance(), random.Random(3)
     for _ in range(3000):
         grade = rng.choice([1, 7])
-        found.saw(grade, right=rng.random() < (0.2 if grade == 1 else 0.9))
+        found.record(grade, right=rng.random() < (0.2 if grade == 1 else 0.9))
 
     assert found.chance(1) == pytest.approx(0.2, abs=0.06)
     assert found.chance(7) == pytest.approx(0.9, abs=0.06)
@@ -43,7 +43,7 @@ def test_a_request_starts_from_what_all_tell_and_learns_its_own():
     own = Acceptance(every)
     assert own.chance(3) == every.chance(3)
     for _ in range(30):
-        own.saw(3, right=False)
+        own.record(3, right=False)
 
     assert own.chance(3) < 0.15
     assert Acceptance(every).chance(3) > 0.7
@@ -57,7 +57,7 @@ def test_what_is_expected_of_a_chain_ends_where_a_guess_is_wrong():
 
 def test_guesses_behind_a_wrong_one_say_nothing():
     found = Acceptance()
-    record_chain(found, range(2, 6), guesses=(5, 6, 7, 8), came=(5, 9, 7, 8))
+    record_chain(found, range(2, 6), drafts=(5, 6, 7, 8), actual=(5, 9, 7, 8))
 
     assert found._right[:5] == [0, 0, 1, 0, 0]
     assert found._tried[:5] == [0, 0, 1, 1, 0]
@@ -77,17 +77,17 @@ def test_steps_between_measured_ones_lie_on_a_line_and_never_fall():
 def test_a_step_that_was_held_up_is_not_believed_until_most_are():
     costs = costs_of(lambda _: 1.0, rows=[1] * RECENT)
     for _ in range(RECENT // 2):
-        costs.saw(1, 50.0)
+        costs.record(1, 50.0)
     assert costs.seconds(1) == 1.0
     for _ in range(RECENT // 2):
-        costs.saw(1, 50.0)
+        costs.record(1, 50.0)
 
     assert costs.seconds(1) == 50.0
 
 
 def test_the_first_step_with_guesses_may_be_held_up():
     costs = costs_of(lambda _: 1.0, rows=[1] * RECENT)
-    costs.saw(5, 3.0)
+    costs.record(5, 3.0)
 
     assert costs.seconds(5) < 2
     assert Throughput(costs).count("a", range(3, 7), acceptance_of(0.9)) == 4
@@ -95,18 +95,18 @@ def test_the_first_step_with_guesses_may_be_held_up():
 
 def test_a_few_rows_that_were_held_up_once_do_not_make_more_rows_dear():
     costs = costs_of(lambda rows: 1.0 + 0.02 * rows, rows=[1, 3, 4, 5] * RECENT)
-    costs.saw(2, 30.0)
+    costs.record(2, 30.0)
 
     assert costs.seconds(5) < 1.6
     for _ in range(3):
-        costs.saw(2, 1.0)
+        costs.record(2, 1.0)
     assert costs.seconds(2) <= costs.seconds(3) < 1.2
 
 
 def test_what_was_not_measured_for_long_is_forgotten():
     costs = costs_of(lambda rows: 1.0 if rows < 5 else 100.0, rows=[1, 5])
     for _ in range(REMEMBERED):
-        costs.saw(1, 1.0)
+        costs.record(1, 1.0)
 
     assert costs.seconds(5) < 1.5
 

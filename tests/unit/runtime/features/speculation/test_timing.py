@@ -72,8 +72,8 @@ def test_guessing_that_loses_time_all_in_all_ends_for_a_while():
         steps.step(req)
     taken = []
     for _ in range(WINDOW + REST + 1):
-        taken.append(steps.timer.may_guess)
-        steps.timer.looked = steps.timer.may_guess
+        taken.append(steps.timer.drafting_pays)
+        steps.timer.looked = steps.timer.drafting_pays
         steps.step(req, planning=0.1 if steps.timer.looked else 0.0)
 
     assert taken == [True] * WINDOW + [False] * REST + [True]
@@ -83,7 +83,7 @@ def test_steps_that_are_passed_over_say_nothing():
     steps, req = Steps(), Req(request("a", [1, 2]))
     for _ in range(9):
         steps.step(req)
-    steps.timer.pass_over()
+    steps.timer.skip_timing()
     steps.clock.advance(50.0)
     steps.timer.end()
     steps.step(req, planning=50.0)

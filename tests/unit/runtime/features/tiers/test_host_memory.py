@@ -88,7 +88,7 @@ def test_sizes_that_cannot_be_are_refused_by_name():
         sized(ratio=0.05)
     with pytest.raises(ConfigError, match=r"tiers\.host_bytes=512: no page"):
         sized(num_bytes=512)
-    with pytest.raises(ConfigError, match=r"tiers\.host_ratio=2\.0 takes .* at most 800 can be"):
+    with pytest.raises(ConfigError, match=r"tiers\.host_ratio=2\.0 takes .* at most 800 may be"):
         sized(ratio=2.0, free=1000)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sylvan.kernels.collective.reference import thread_ranks
-from sylvan.runtime.features.tiers.data import (
+from sylvan.runtime.features.tiers.rank_agreement import TierAgreement, suffix_of
+from sylvan.runtime.features.tiers.work import (
     Attached,
     Cleared,
     Exported,
@@ -16,7 +17,6 @@ from sylvan.runtime.features.tiers.data import (
     Persisted,
     Saved,
 )
-from sylvan.runtime.features.tiers.rank_agreement import TierAgreement, suffix_of
 from tests.support.ranks import in_threads
 
 

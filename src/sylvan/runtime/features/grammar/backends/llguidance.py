@@ -15,8 +15,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.features.grammar.api import MAX_STATES, CompiledGrammar, GrammarMatcher
+from sylvan.runtime.features.grammar.error_location import locate_error
 from sylvan.runtime.features.grammar.notations import is_lark, with_plain_escapes
-from sylvan.runtime.features.grammar.places import blame
 from sylvan.runtime.features.grammar.quoting import quotable
 from sylvan.runtime.features.grammar.rewrite import SupportedKeywords, rewrite
 from sylvan.runtime.features.grammar.schema import (
@@ -109,7 +109,7 @@ class LLGuidance:
         if first.is_error():
             reason = _error_text(spec, text, _reason(first))
             kind = NotSupportedError if _UNABLE.search(reason) else RequestError
-            raise kind(blame(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
+            raise kind(locate_error(spec, reason, self._probe)[:MAX_CHARS], param=spec.kind)
         return _Compiled(text, first)
 
     def load(self, data: bytes) -> CompiledGrammar:
@@ -294,10 +294,10 @@ _MISSING = re.compile(r"Rule '([^']+)' not found")
 
 def _error_text(spec: GrammarSpec, text: str, reason: str) -> str:
     """Map an error position to the client's text."""
-    return _placed(spec, text, reason)[:MAX_REASON_CHARS]
+    return _with_position(spec, text, reason)[:MAX_REASON_CHARS]
 
 
-def _placed(spec: GrammarSpec, text: str, reason: str) -> str:
+def _with_position(spec: GrammarSpec, text: str, reason: str) -> str:
     of_regex = _OF_REGEX.search(reason)
     if spec.kind == "regex" and of_regex:
         offset = len(of_regex[1])

@@ -18,7 +18,7 @@ from sylvan.runtime.features.grammar.api import (
     fill_each,
 )
 from sylvan.runtime.features.grammar.dialect import Dialect, supported_keywords
-from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.error_location import locate_error
 from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec, NotSupportedError
@@ -75,7 +75,7 @@ class OutlinesCore:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._textual = _Textual(vocabulary)
         ids: defaultdict[bytes, list[int]] = defaultdict(list)
-        for i in np.setdiff1d(np.arange(vocabulary.size), vocabulary.untextual()).tolist():
+        for i in np.setdiff1d(np.arange(vocabulary.size), vocabulary.non_text_ids()).tolist():
             if i not in vocabulary.eos_ids:
                 ids[vocabulary.tokens[i]].append(i)
         self._words = outlines_core.Vocabulary(vocabulary.eos_ids[0], dict(ids))
@@ -84,7 +84,7 @@ class OutlinesCore:
         try:
             index = outlines_core.Index(_regex(spec), self._words)
         except _ERRORS as error:
-            message = blame(spec, _reason(spec, error), _probe)
+            message = locate_error(spec, _reason(spec, error), _probe)
             raise RequestError(message[:MAX_CHARS], param=spec.kind) from None
         return _Compiled(index, self._textual)
 

@@ -21,7 +21,7 @@ from sylvan.runtime.features.grammar.api import (
     fill_each,
 )
 from sylvan.runtime.features.grammar.dialect import Dialect, supported_keywords
-from sylvan.runtime.features.grammar.places import blame
+from sylvan.runtime.features.grammar.error_location import locate_error
 from sylvan.runtime.features.grammar.regexes import plain_regex
 from sylvan.runtime.features.grammar.rewrite import rewrite
 from sylvan.runtime.features.grammar.schema import object_schema, pointer
@@ -146,7 +146,7 @@ class XGrammar:
         except _ERRORS as error:
             reason = _reason(spec, error)
             kind = NotSupportedError if _UNABLE.search(reason) else RequestError
-            raise kind(blame(spec, reason, _probe)[:MAX_CHARS], param=spec.kind) from None
+            raise kind(locate_error(spec, reason, _probe)[:MAX_CHARS], param=spec.kind) from None
         tags = spec.kind in ("structural_tag", "ebnf", "choice")
         named = [i for name, i in self._vocabulary.special.items() if tags and name in spec.text]
         return _Compiled(compiled, spec, named, self._words)
@@ -241,10 +241,10 @@ class _Words:
         self.vocabulary = vocabulary
         tokens = vocabulary.tokens
         textual = np.array([bool(t) and not _is_broken(t) for t in tokens], bool)
-        textual[vocabulary.untextual()] = False  # the library treats control tokens as text
+        textual[vocabulary.non_text_ids()] = False  # the library treats control tokens as text
         ends = np.isin(np.arange(len(tokens)), vocabulary.eos_ids)
         first_bytes = np.array([t[0] if t else _NO_BYTE for t in tokens], np.int32)
-        first_bytes[vocabulary.untextual()] = _NO_BYTE
+        first_bytes[vocabulary.non_text_ids()] = _NO_BYTE
         self._first_bytes = first_bytes
         self.singles = single_bytes(vocabulary)
         self.usable = self._packed(textual | ends)

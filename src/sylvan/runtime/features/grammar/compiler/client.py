@@ -24,7 +24,7 @@ from sylvan.runtime.features.grammar.compiler.pool import (
 )
 from sylvan.runtime.features.grammar.guard.guard import GuardedGrammar
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
-from sylvan.runtime.features.grammar.guard.watcher import watcher
+from sylvan.runtime.features.grammar.guard.watch_factory import watch_factory
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_size
@@ -56,7 +56,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class CompilerSetup:
     """The loader of compiled grammars; `store` caches them on disk, if enabled."""
 
     loaders: Loaders
@@ -89,14 +89,14 @@ class GrammarCompiler:
         limits: Limits of compiling one grammar.
     """
 
-    def __init__(self, name: str, setup: Callable[[], Setup], limits: Limits) -> None:
+    def __init__(self, name: str, setup: Callable[[], CompilerSetup], limits: Limits) -> None:
         self._name, self._make_setup, self._limits = name, setup, limits
-        self._setup: Setup | None = None
+        self._setup: CompilerSetup | None = None
         self._kinds: TokenKinds | None = None  # created with the first guarded schema
         self._cache = GrammarCache()
         self._ids = itertools.count(1)
         self._underway: dict[str, Ticket] = {}  # by digest; owned by the requesting thread
-        self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, "sylvan-grammar", initializer=_lower_priority)
         self._waiting = ThreadPoolExecutor(_ISOLATED_LOADS, "sylvan-grammar-load")
         self._pool = CompilePool(self._preparation)
         self._stats = CompilerStats()
@@ -253,7 +253,7 @@ class GrammarCompiler:
         """Build the guard for the rest of a schema; None if the grammar enforces all of it."""
         if not result.lost:
             return None
-        watch = watcher(spec, result.lost)
+        watch = watch_factory(spec, result.lost)
         if self._kinds is None:
             self._kinds = TokenKinds(self._ready().loaders.vocabulary)
         return GuardedGrammar(grammar, watch, self._kinds)
@@ -263,7 +263,7 @@ class GrammarCompiler:
         self._cache.put(ticket.digest, reason, len(reason))
         ticket.fail(RequestError(reason, param=ticket.spec.kind))
 
-    def _ready(self) -> Setup:
+    def _ready(self) -> CompilerSetup:
         if self._setup is None:
             self._setup = self._make_setup()
         return self._setup
@@ -278,7 +278,7 @@ def _report(ticket: Ticket, future: Future[None]) -> None:
         ticket.fail(RequestError(message, param=ticket.spec.kind, status=500))
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority below decoding, if the system supports that."""
     if sys.platform == "linux":
         thread = threading.get_native_id()

@@ -87,7 +87,7 @@ class CompilePool:
         if process is not None:
             self._write(process, order)
         if process is None or self._process is not process:  # its reader may have missed the order
-            self._lose([order.id])
+            self._fail_orders([order.id])
         return future
 
     def cancel(self, order_id: int) -> None:
@@ -106,7 +106,7 @@ class CompilePool:
         if process is not None:
             _kill(process)
             process.wait()
-        self._lose(list(self._futures))
+        self._fail_orders(list(self._futures))
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         prepare = self._prepare()
@@ -164,9 +164,9 @@ class CompilePool:
             process.stdin.close()
         if was_ours:
             logger.error("the grammar compiler exited with code %s", code)
-        self._lose(lost)
+        self._fail_orders(lost)
 
-    def _lose(self, order_ids: list[int]) -> None:
+    def _fail_orders(self, order_ids: list[int]) -> None:
         with self._lock:
             found = [self._futures.pop(order_id, None) for order_id in order_ids]
         for future in found:

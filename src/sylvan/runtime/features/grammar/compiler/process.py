@@ -39,7 +39,7 @@ from sylvan.runtime.features.grammar.compiler.pool import (
 )
 from sylvan.runtime.features.grammar.counts import check_counts
 from sylvan.runtime.features.grammar.guard.relax import compile_guarded
-from sylvan.runtime.features.grammar.guard.watcher import watcher
+from sylvan.runtime.features.grammar.guard.watch_factory import watch_factory
 from sylvan.runtime.features.grammar.libraries import make_backend
 from sylvan.runtime.features.grammar.limits import Limits, limit_memory
 from sylvan.runtime.features.grammar.spec import GrammarSpec, check_depth
@@ -104,7 +104,7 @@ class Compiler:
         decoder = msgspec.msgpack.Decoder(Order)
         self._selector.register(orders, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(self._poll_timeout_s()):
                 if key.fileobj is not orders:
                     self._read(self._children[key.fd])
                     continue
@@ -127,21 +127,21 @@ class Compiler:
                     self._kill(child, "no request waits for it")
 
     def _start(self) -> None:
-        for queue, slow, most in (
+        for queue, slow, limit in (
             (self._quick, False, self._limits.max_quick),
             (self._slow, True, self._limits.max_slow),
         ):
             busy = sum(c.slow is slow for c in self._children.values())
-            for _ in range(min(most - busy, len(queue))):
+            for _ in range(min(limit - busy, len(queue))):
                 try:
                     self._fork(queue[0], slow)
                 except OSError as error:
-                    self._put_off(error)
+                    self._retry_later(error)
                     return
                 self._refused_s = 0.0
                 queue.popleft()
 
-    def _put_off(self, error: OSError) -> None:
+    def _retry_later(self, error: OSError) -> None:
         """Retry later: the system has no process or pipe available."""
         now = time.monotonic()
         self._refused_s = self._refused_s or now
@@ -205,7 +205,7 @@ class Compiler:
             frame = bytes(child.data)
         _write(self._out, frame)
 
-    def _patience_s(self) -> float | None:
+    def _poll_timeout_s(self) -> float | None:
         if self._refused_s:
             return _FORK_AGAIN_S
         if not self._children:
@@ -262,7 +262,7 @@ def _compile(backend: GrammarBackend, vocabulary: Vocabulary, order: CompileOrde
         check_depth(spec)
         compiled, lost = compile_guarded(spec, lambda s: _compiled(backend, vocabulary, s))
         if lost:
-            watcher(spec, lost)
+            watch_factory(spec, lost)
         data = compiled.dump()
     except RequestError as error:
         return CompileResult(id=order.id, reason=str(error))
@@ -292,19 +292,19 @@ def _compiled(
     matcher = compiled.matcher()
     row = np.zeros(vocabulary.words, np.int32)
     choice = not matcher.fill_mask(row) or bool(row.any())
-    reason = matcher.error() or _stuck(matcher, row, vocabulary.eos_ids)
+    reason = matcher.error() or _early_limit(matcher, row, vocabulary.eos_ids)
     if not reason and not choice and not matcher.is_accepting():
         reason = "it matches no text at all"
     size = len(compiled.dump())
     if not reason and size > MAX_GRAMMAR_BYTES:
-        most = MAX_GRAMMAR_BYTES >> 20
-        reason = f"it takes {size >> 20} MiB when compiled; at most {most} are allowed"
+        limit = MAX_GRAMMAR_BYTES >> 20
+        reason = f"it takes {size >> 20} MiB when compiled; at most {limit} are allowed"
     if reason:
         raise RequestError(f"{spec.kind}: {reason}", param=spec.kind)
     return compiled
 
 
-def _stuck(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
+def _early_limit(matcher: GrammarMatcher, row: IntArray, ends: Sequence[int]) -> str:
     """Return why an output would reach a library limit within its first tokens; empty if not.
 
     Libraries that create states lazily compile regexes of exponential size instantly.

@@ -114,22 +114,22 @@ class Conditions:
             node = self._node(at)
             first = node.get("prefixItems", [])
             if index < len(first):
-                found.append(_below(at, "prefixItems", index))
+                found.append(_join_pointer(at, "prefixItems", index))
             elif "items" in node:
-                found.append(_below(at, "items"))
+                found.append(_join_pointer(at, "items"))
         return self._place(found)
 
     def _of_member(self, at: str, name: str) -> Iterator[str]:
         node, known = self._node(at), False
         if name in node.get("properties", {}):
             known = True
-            yield _below(at, "properties", name)
+            yield _join_pointer(at, "properties", name)
         for pattern in node.get("patternProperties", {}):
             if self._matches(pattern, name):
                 known = True
-                yield _below(at, "patternProperties", pattern)
+                yield _join_pointer(at, "patternProperties", pattern)
         if not known and "additionalProperties" in node:
-            yield _below(at, "additionalProperties")
+            yield _join_pointer(at, "additionalProperties")
 
     def _place(self, pointers: list[str]) -> SchemaPlace:
         asked = tuple(pointers)
@@ -157,7 +157,7 @@ class Conditions:
             node = self._node(at)
             if isinstance(node.get("$ref"), str):
                 stack.append(_quoted(node["$ref"]))
-            stack += [_below(at, "allOf", i) for i in range(len(node.get("allOf", [])))]
+            stack += [_join_pointer(at, "allOf", i) for i in range(len(node.get("allOf", [])))]
         return found
 
     def _node(self, at: str) -> Schema:
@@ -169,7 +169,7 @@ class Conditions:
     def _find_breakable(self, at: str) -> bool:
         """Whether a value may turn out invalid by this schema when it closes."""
         return self._lacks(at) or any(
-            self._lacks_below(_below(at, *steps), frozenset())
+            self._lacks_below(_join_pointer(at, *steps), frozenset())
             for steps, _ in children(self._node(at))
             if steps[0] in _IN_PLACE
         )
@@ -192,7 +192,7 @@ class Conditions:
             node = self._node(here)
             if isinstance(node.get("$ref"), str):
                 stack.append(_quoted(node["$ref"]))
-            stack += [_below(here, *steps) for steps, _ in children(node)]
+            stack += [_join_pointer(here, *steps) for steps, _ in children(node)]
         return False
 
     def _find_match(self, pattern: str, name: str) -> bool:
@@ -232,9 +232,9 @@ class Conditions:
             if keyword in node:
                 yield {keyword: node[keyword]}
         if "propertyNames" in node:
-            yield {"propertyNames": {"$ref": _ADDRESS + _below(at, "propertyNames")}}
+            yield {"propertyNames": {"$ref": _ADDRESS + _join_pointer(at, "propertyNames")}}
         if "contains" in node and "maxContains" in node:
-            part = {"$ref": _ADDRESS + _below(at, "contains")}
+            part = {"$ref": _ADDRESS + _join_pointer(at, "contains")}
             yield {"contains": part, "minContains": 0, "maxContains": node["maxContains"]}
         denied = node.get("not")
         if isinstance(denied, dict) and denied.keys() == {"required"}:
@@ -264,7 +264,7 @@ def _describe(error: Any) -> str:
     return f"{'/'.join(steps) or 'the schema'}: {reason}"
 
 
-def _below(at: str, *parts: str | int) -> str:
+def _join_pointer(at: str, *parts: str | int) -> str:
     """Extend a pointer, in the escaping of references."""
     return at + "/".join(
         ["", *(quote(step, safe="~") for step in pointer("", *parts).split("/")[1:])]
@@ -272,5 +272,5 @@ def _below(at: str, *parts: str | int) -> str:
 
 
 def _quoted(reference: str) -> str:
-    """Escape a reference as `_below` does."""
+    """Escape a reference as `_join_pointer` does."""
     return "#" + "/".join(quote(unquote(part), safe="~") for part in reference[1:].split("/"))

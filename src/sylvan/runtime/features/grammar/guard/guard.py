@@ -15,7 +15,7 @@ from sylvan.runtime.core.held import Review
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.guard.regions import TagWatch
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds
-from sylvan.runtime.features.grammar.guard.watch import Breach, Watch
+from sylvan.runtime.features.grammar.guard.watch import JsonWatch, Violation
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
@@ -37,7 +37,7 @@ class GuardedGrammar:
     """
 
     grammar: CompiledGrammar
-    watch: Callable[[], Watch | TagWatch]
+    watch: Callable[[], JsonWatch | TagWatch]
     kinds: TokenKinds
 
     @property
@@ -49,9 +49,10 @@ class GuardedGrammar:
 class OutputGuard:
     """Guards one output.
 
-    A violation bars the token that caused it or, if that was tried or leaves no choice, the token
-    with which the text before it started: values first, then their containers. Bans are dropped
-    with the text before them, so this is a depth-first search; it depends only on the output.
+    A violation bans the token that caused it. If that was tried or leaves no choice, it bans the
+    token that started the value, then the tokens that started the containers around it. Bans are
+    dropped with the text before them, so this is a depth-first search. It depends only on the
+    output.
 
     Args:
         guarded: The grammar.
@@ -64,14 +65,14 @@ class OutputGuard:
         self._first = len(request.input_ids)
         self._tokens: list[int] = []  # tokens of the output
         self._floor = self._first
-        self._barred: dict[int, set[int]] = {}  # by position
+        self._banned_at: dict[int, set[int]] = {}  # by position
         self._tries = Counter[int]()  # by the first byte that was regenerated
         self._total = 0
         self.banned_next: tuple[int, ...] = ()
         """IDs that must not come next."""
         self._reset()
         for token in request.output_ids.tolist():
-            self._follow(token, judge=False)
+            self._follow(token, check=False)
         self._release_checked()
 
     def review(self, tokens: Sequence[int], *, complete: bool) -> Review:
@@ -81,10 +82,10 @@ class OutputGuard:
             RequestError: No output was found that satisfies the schema.
         """
         for token in tokens:
-            if (breach := self._follow(token)) is not None:
-                return self._go_back(breach)
-        if complete and (breach := self._watch.end()) is not None:
-            return self._go_back(breach)
+            if (violation := self._follow(token)) is not None:
+                return self._roll_back(violation)
+        if complete and (violation := self._watch.end()) is not None:
+            return self._roll_back(violation)
         self._release_checked()
         return Review(self._first + len(self._tokens), self._floor)
 
@@ -108,10 +109,10 @@ class OutputGuard:
         if text:
             self._watch.write(text)
 
-    def _follow(self, token: int, *, judge: bool = True) -> Breach | None:
+    def _follow(self, token: int, *, check: bool = True) -> Violation | None:
         self._tokens.append(token)
         tracker = self._tracker
-        if tracker is not None and not tracker.over:
+        if tracker is not None and not tracker.ended:
             thought = tracker.inside
             if tracker.follow(token):
                 self._begin_answer(tracker.rest)
@@ -121,19 +122,19 @@ class OutputGuard:
                 return None
         text = b"" if token in self._ends else self._guarded.vocabulary.tokens[token]
         self._in_strings.append(self._watch.in_string)
-        found = self._watch.write(text, judge=judge)
+        found = self._watch.write(text, check=check)
         self._byte_ends.append(self._watch.length)
         return found
 
     def _release_checked(self) -> None:
         """Release the text before the first value that may still violate the schema."""
         length = self._first + len(self._tokens)
-        held_from = self._watch.held_from
-        checked = length if held_from is None else self._position_of(held_from)
+        undecided_from = self._watch.undecided_from
+        checked = length if undecided_from is None else self._position_of(undecided_from)
         self._floor = max(self._floor, min(checked, length), length - MAX_HELD)
-        if held_from is None:
+        if undecided_from is None:
             self._tries.clear()
-        self._barred = {at: ids for at, ids in self._barred.items() if at >= self._floor}
+        self._banned_at = {at: ids for at, ids in self._banned_at.items() if at >= self._floor}
         self._ban_next()
 
     def _position_of(self, offset: int) -> int:
@@ -142,54 +143,58 @@ class OutputGuard:
 
     # ---- back
 
-    def _go_back(self, breach: Breach) -> Review:
+    def _roll_back(self, violation: Violation) -> Review:
         self._total += 1
         if self._total > MAX_TRIES:
-            raise self._failure(breach, f"after {MAX_TRIES} tries")
+            raise self._failure(violation, f"after {MAX_TRIES} tries")
         last = self._first + len(self._tokens) - 1
-        position = self._open_way(self._wanted(breach, last), breach)
+        position = self._last_alternative(self._wanted(violation, last), violation)
         if position is None:
-            position = self._open_way(last, breach)
+            position = self._last_alternative(last, violation)
         if position is None:
-            raise self._failure(breach, "nothing else can be written")
-        self._barred.setdefault(position, set()).update(self._same_way(position, breach))
-        self._barred = {at: ids for at, ids in self._barred.items() if at <= position}
+            raise self._failure(violation, "nothing else can be written")
+        self._banned_at.setdefault(position, set()).update(
+            self._equivalent_tokens(position, violation)
+        )
+        self._banned_at = {at: ids for at, ids in self._banned_at.items() if at <= position}
         kept = self._tokens[: position - self._first]
         self._reset()
         for token in kept:
-            self._follow(token, judge=False)
+            self._follow(token, check=False)
         self._ban_next()
         return Review(position, self._floor)
 
-    def _wanted(self, breach: Breach, last: int) -> int:
+    def _wanted(self, violation: Violation, last: int) -> int:
         """Return the position from which to regenerate, if possible."""
-        for target in (breach.at, *breach.starts):
+        for target in (violation.at, *violation.starts):
             if self._tries[target] < _TRIES_EACH:
                 break
         else:
-            target = breach.starts[-1]
+            target = violation.starts[-1]
         self._tries[target] += 1
         for later in [at for at in self._tries if at > target]:
             del self._tries[later]
-        position = last if target == breach.at else self._position_of(target)
+        position = last if target == violation.at else self._position_of(target)
         return max(self._floor, min(last, position))
 
-    def _same_way(self, position: int, breach: Breach) -> frozenset[int]:
+    def _equivalent_tokens(self, position: int, violation: Violation) -> frozenset[int]:
         """Return the token at a position, and those that write the same JSON."""
         index = position - self._first
         token, kinds, place = self._tokens[index], self._guarded.kinds, index - self._answer
         if token in self._ends or place >= len(self._in_strings) or self._in_strings[place]:
             return frozenset({token})
         begin = self._byte_ends[place - 1] if place else 0
-        brought_it = breach.at == begin + kinds.blanks_before(token)
-        return kinds.blank | (kinds.closing_like(token) if brought_it else {token})
+        brought_it = violation.at == begin + kinds.blanks_before(token)
+        return kinds.blank | (kinds.equivalent_closers(token) if brought_it else {token})
 
-    def _open_way(self, position: int, breach: Breach) -> int | None:
+    def _last_alternative(self, position: int, violation: Violation) -> int | None:
         """Return the last position up to there where another token is possible, or None."""
         matcher = self._matcher(position)
         row = np.zeros(self._guarded.vocabulary.words, np.int32)
         while position >= self._floor:
-            gone = self._barred.get(position, set()) | self._same_way(position, breach)
+            gone = self._banned_at.get(position, set()) | self._equivalent_tokens(
+                position, violation
+            )
             if self._allowed(matcher, row) - gone:
                 return position
             if position - self._first <= self._answer:
@@ -216,9 +221,9 @@ class OutputGuard:
 
     def _ban_next(self) -> None:
         position = self._first + len(self._tokens)
-        ids = self._barred.get(position)
+        ids = self._banned_at.get(position)
         self.banned_next = tuple(sorted(ids)) if ids else ()
 
-    def _failure(self, breach: Breach, why: str) -> RequestError:
-        message = f"{breach.name}: no valid value was found ({why}): {breach.reason}"
-        return RequestError(message, param=breach.name.partition(":")[0])
+    def _failure(self, violation: Violation, why: str) -> RequestError:
+        message = f"{violation.name}: no valid value was found ({why}): {violation.reason}"
+        return RequestError(message, param=violation.name.partition(":")[0])

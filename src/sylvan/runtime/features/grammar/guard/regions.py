@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sylvan.runtime.features.grammar.guard.conditions import Conditions
-from sylvan.runtime.features.grammar.guard.watch import Breach, Watch
+from sylvan.runtime.features.grammar.guard.watch import JsonWatch, Violation
 from sylvan.runtime.features.grammar.schema import pointer
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.structural import tree_of, within
@@ -152,7 +152,7 @@ def guarded_regions(spec: GrammarSpec, lost: Mapping[str, Sequence[str]]) -> Seq
 
 
 class TagWatch:
-    """Watches the JSON in an output of free text and tags; same interface as `Watch`.
+    """Watches the JSON in an output of free text and tags; same interface as `JsonWatch`.
 
     Args:
         guarded: All possible regions.
@@ -169,7 +169,7 @@ class TagWatch:
         self._first = next((region for region in guarded if not region.begin), None)
         self._tail = b""  # the last text outside JSON, as long as a preceding text may be
         self._untouched = True  # only white space so far
-        self._inner: Watch | None = None
+        self._inner: JsonWatch | None = None
         self._region: Guarded | None = None  # that of `_inner`, or one that starts now
         self._offset = 0  # where the JSON of `_inner` started
         self.length = 0  # bytes of text so far
@@ -180,35 +180,35 @@ class TagWatch:
         return self._inner is None or self._inner.in_string
 
     @property
-    def held_from(self) -> int | None:
-        within_json = self._inner.held_from if self._inner is not None else None
+    def undecided_from(self) -> int | None:
+        within_json = self._inner.undecided_from if self._inner is not None else None
         return None if within_json is None else within_json + self._offset
 
-    def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
+    def write(self, text: bytes, *, check: bool = True) -> Violation | None:
         for value in text:
             self.length += 1
-            if (breach := self._byte(value, judge=judge)) is not None:
-                return breach
+            if (violation := self._byte(value, check=check)) is not None:
+                return violation
         return None
 
-    def end(self) -> Breach | None:
+    def end(self) -> Violation | None:
         return self._located(self._inner.end()) if self._inner is not None else None
 
-    def _byte(self, value: int, *, judge: bool) -> Breach | None:
+    def _byte(self, value: int, *, check: bool) -> Violation | None:
         inner = self._inner
         if inner is not None:
             if inner.in_word and value not in _IN_WORDS:  # inside a tag, nothing ends a number
                 self._inner = None
-                if judge and (breach := self._located(inner.end())) is not None:
-                    return breach
+                if check and (violation := self._located(inner.end())) is not None:
+                    return violation
                 self._region = None
             else:
-                breach = self._located(inner.write(bytes((value,)), judge=judge))
+                violation = self._located(inner.write(bytes((value,)), check=check))
                 if inner.done:
                     self._inner = self._region = None
-                return breach
+                return violation
         elif self._may_begin(value):
-            return self._begin(value, judge=judge)
+            return self._begin(value, check=check)
         self._outside(value)
         return None
 
@@ -216,13 +216,13 @@ class TagWatch:
         expected = self._region or (self._first if self._untouched else None)
         return expected is not None and value in _BEGINS_JSON
 
-    def _begin(self, value: int, *, judge: bool) -> Breach | None:
+    def _begin(self, value: int, *, check: bool) -> Violation | None:
         region = self._region or self._first
         assert region is not None, "asked for before"
         self._region, self._tail, self._untouched = region, b"", False
-        self._inner = Watch(region.conditions or _ANYTHING)
+        self._inner = JsonWatch(region.conditions or _ANYTHING)
         self._offset = self.length - 1
-        return self._located(self._inner.write(bytes((value,)), judge=judge))
+        return self._located(self._inner.write(bytes((value,)), check=check))
 
     def _outside(self, value: int) -> None:
         self._tail = (self._tail + bytes((value,)))[-self._longest :] if self._longest else b""
@@ -234,11 +234,11 @@ class TagWatch:
             self._region = None  # no JSON follows: the text was quoted
             self._untouched = False
 
-    def _located(self, breach: Breach | None) -> Breach | None:
-        if breach is None or self._region is None:
-            return breach
-        starts = tuple(at + self._offset for at in breach.starts)
-        return Breach(breach.reason, breach.at + self._offset, starts, self._region.name)
+    def _located(self, violation: Violation | None) -> Violation | None:
+        if violation is None or self._region is None:
+            return violation
+        starts = tuple(at + self._offset for at in violation.starts)
+        return Violation(violation.reason, violation.at + self._offset, starts, self._region.name)
 
 
 _ANYTHING = Conditions({}, frozenset())

@@ -31,7 +31,7 @@ class TokenKinds:
         self.blank = frozenset(blank)
         self._closing = {mark: frozenset(ids) for mark, ids in closing.items()}
 
-    def closing_like(self, token: int) -> frozenset[int]:
+    def equivalent_closers(self, token: int) -> frozenset[int]:
         """Return the IDs that close a value with the same mark as `token`; else only `token`."""
         text = self.vocabulary.tokens[token].lstrip(_SPACE)
         return self._closing.get(text[0], frozenset({token})) if text else frozenset({token})

@@ -14,7 +14,7 @@ _OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
+class Violation:
     """A closed value, or an open container, can never be part of a valid output.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Container:
     key: str | None = None
 
 
-class Watch:
+class JsonWatch:
     """The state of one output. The text must be a prefix of JSON, which the grammar ensures.
 
     Args:
@@ -62,7 +62,7 @@ class Watch:
         self._scalar = bytearray()  # a number, a word or a string that is still open
         self._scalar_start = 0
         self.in_string = self._escaped = False
-        self._judges = True
+        self._checks = True
         self.length = 0  # bytes of text so far
         self.done = False  # whether the outermost value has closed
 
@@ -72,7 +72,7 @@ class Watch:
         return bool(self._scalar) and not self.in_string and not self._open
 
     @property
-    def held_from(self) -> int | None:
+    def undecided_from(self) -> int | None:
         """Return the start of the outermost open value that may still violate the schema."""
         for container in self._open:
             if container.place.guarded:
@@ -80,36 +80,36 @@ class Watch:
         guarded = self._scalar and not self._is_key and self._place().guarded
         return self._scalar_start if guarded else None
 
-    def write(self, text: bytes, *, judge: bool = True) -> Breach | None:
+    def write(self, text: bytes, *, check: bool = True) -> Violation | None:
         """Append `text`; return the first violation in it, after which nothing is parsed.
 
         Args:
             text: Bytes; may start and end inside characters.
-            judge: False: known to have no violations.
+            check: False: known to have no violations.
         """
-        self._judges = judge
+        self._checks = check
         for byte in text:
             self.length += 1
-            if (breach := self._byte(byte)) is not None:
-                return breach
+            if (violation := self._byte(byte)) is not None:
+                return violation
         return None
 
-    def end(self) -> Breach | None:
+    def end(self) -> Violation | None:
         """End the output, which completes a trailing number."""
-        self._judges = True
+        self._checks = True
         return self._close_scalar() if self._scalar and not self.in_string else None
 
     # ---- bytes
 
-    def _byte(self, byte: int) -> Breach | None:
+    def _byte(self, byte: int) -> Violation | None:
         if self.in_string:
             return self._string(byte)
         if self._scalar:
             if byte not in b"]},:" and byte not in _SPACE:
                 self._scalar.append(byte)
                 return None
-            if (breach := self._close_scalar()) is not None:
-                return breach
+            if (violation := self._close_scalar()) is not None:
+                return violation
         if byte == _QUOTE:
             self._begin_scalar(byte)
             self.in_string = True
@@ -124,7 +124,7 @@ class Watch:
             self._begin_scalar(byte)
         return None
 
-    def _string(self, byte: int) -> Breach | None:
+    def _string(self, byte: int) -> Violation | None:
         self._scalar.append(byte)
         if self._escaped:
             self._escaped = False
@@ -161,7 +161,7 @@ class Watch:
             return self._conditions.item(within.place, len(within.value))
         return self._conditions.member(within.place, within.key or "")
 
-    def _close_scalar(self) -> Breach | None:
+    def _close_scalar(self) -> Violation | None:
         text = bytes(self._scalar).decode("utf-8", "replace")
         try:
             value = json.loads(text)
@@ -179,14 +179,16 @@ class Watch:
         inside = [start + 1, start + 1 + len(text) // 2] if isinstance(value, str) else []
         return self._close(value, place, start, inside)
 
-    def _close(self, value: Any, place: SchemaPlace, start: int, parts: list[int]) -> Breach | None:
+    def _close(
+        self, value: Any, place: SchemaPlace, start: int, parts: list[int]
+    ) -> Violation | None:
         conditions = self._conditions
-        reason = conditions.check(place, value) if self._judges else ""
+        reason = conditions.check(place, value) if self._checks else ""
         if not self._open:
             self.done = True
-            reason = reason or (conditions.check_whole(value) if self._judges else "")
+            reason = reason or (conditions.check_whole(value) if self._checks else "")
         if reason:
-            return self._breach(reason, start, parts)
+            return self._violation(reason, start, parts)
         if not self._open:
             return None
         within = self._open[-1]
@@ -197,20 +199,20 @@ class Watch:
             within.key = None
         return self._begun(within.value)
 
-    def _begun(self, value: Any) -> Breach | None:
+    def _begun(self, value: Any) -> Violation | None:
         """Return the violation of the innermost container, whose value so far is `value`."""
         within = self._open[-1]
-        reason = self._conditions.check_begun(within.place, value) if self._judges else ""
+        reason = self._conditions.check_begun(within.place, value) if self._checks else ""
         if not reason:
             return None
         self._open.pop()
-        return self._breach(reason, within.start, within.parts)
+        return self._violation(reason, within.start, within.parts)
 
-    def _breach(self, reason: str, start: int, parts: list[int]) -> Breach:
+    def _violation(self, reason: str, start: int, parts: list[int]) -> Violation:
         starts = [*_some(parts), start]
         for container in reversed(self._open):
             starts += [*_some(container.parts), container.start]
-        return Breach(reason, self.length - 1, tuple(dict.fromkeys(starts)))
+        return Violation(reason, self.length - 1, tuple(dict.fromkeys(starts)))
 
 
 def _some(parts: list[int]) -> list[int]:

@@ -52,7 +52,7 @@ class IsolatedLoader:
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
-                self._hand_over(theirs, data)
+                self._send_socket(theirs, data)
             self._await(ours)
         except BaseException:
             ours.close()
@@ -70,7 +70,7 @@ class IsolatedLoader:
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._forget()
 
-    def _hand_over(self, theirs: socket.socket, data: bytes) -> None:
+    def _send_socket(self, theirs: socket.socket, data: bytes) -> None:
         if len(self._grammars) >= MAX_GRAMMARS:
             message = f"{MAX_GRAMMARS} grammars are in use, no more can be; try again"
             raise RequestError(message, status=503)
@@ -82,7 +82,7 @@ class IsolatedLoader:
                 self._forget()
             else:
                 return
-        raise _lost()
+        raise _process_ended()
 
     def _await(self, ours: socket.socket) -> None:
         """Wait until the grammar's process reports that it is ready."""
@@ -94,7 +94,7 @@ class IsolatedLoader:
             found = None
         ours.settimeout(None)
         if found is None:
-            raise _lost()
+            raise _process_ended()
         if found.reason:
             raise RequestError(found.reason)
 
@@ -122,5 +122,5 @@ class IsolatedLoader:
             process.wait()
 
 
-def _lost() -> RequestError:
+def _process_ended() -> RequestError:
     return RequestError("the process of this grammar ended; try again", status=503)

@@ -43,14 +43,14 @@ def without_unique_items(node: Schema, within: Kinds, context: RewriteContext) -
     """`uniqueItems`: enumerate all arrays of distinct values, if items have few."""
     if node["uniqueItems"] is not True:
         return True
-    least, most = _count(node, "minItems", 0), _longest(node)
-    if most is not None and most <= _FEW:
+    least, limit = _count(node, "minItems", 0), _longest(node)
+    if limit is not None and limit <= _FEW:
         return True
     rest = node.get("items", True)
     first = [_values(part, context) for part in node.get("prefixItems", [])]
-    tail = _values(rest, context) if most is None or most > len(first) else []
+    tail = _values(rest, context) if limit is None or limit > len(first) else []
     found: list[list[Any]] = []
-    for array in _different(first, tail, most):
+    for array in _different(first, tail, limit):
         if len(array) >= least:
             found.append(array)
         context.budget.spend(1 + len(array))
@@ -60,13 +60,13 @@ def without_unique_items(node: Schema, within: Kinds, context: RewriteContext) -
 
 
 def _different(
-    first: Sequence[Sequence[Any]], tail: Sequence[Any], most: int | None
+    first: Sequence[Sequence[Any]], tail: Sequence[Any], limit: int | None
 ) -> Iterator[list[Any]]:
     stack: list[tuple[list[Any], frozenset[str]]] = [([], frozenset())]
     while stack:
         array, used = stack.pop()
         yield array
-        if most is not None and len(array) >= most:
+        if limit is not None and len(array) >= limit:
             continue
         values = first[len(array)] if len(array) < len(first) else tail
         for value in reversed(values):

@@ -127,12 +127,12 @@ class _Normaliser:
         for key in keys:
             value, here = node[key], pointer(at, key)
             if key in _REFERENCES:
-                self._refer(written, self._target(key, value, address, here), address)
+                self._add_reference(written, self._target(key, value, address, here), address)
             elif key == "dependencies" and isinstance(value, dict):
-                self._depend(written, value, address, here)
+                self._add_dependency(written, value, address, here)
             elif key not in _NAMES and not (key == "id" and self._is_legacy):
                 self._keyword(written, key, value, address, here)
-        return _respelt(written)
+        return _modernised(written)
 
     def _keyword(
         self, written: dict[str, Any], key: str, value: Any, address: str, at: str
@@ -151,7 +151,7 @@ class _Normaliser:
         else:
             written[key] = value
 
-    def _refer(self, written: dict[str, Any], target: Any, address: str) -> None:
+    def _add_reference(self, written: dict[str, Any], target: Any, address: str) -> None:
         if isinstance(target, bool):  # independent of its location
             _add(written, target)
         elif "$ref" in written:  # of two kinds in one schema
@@ -159,7 +159,9 @@ class _Normaliser:
         else:
             written["$ref"] = self._reference(target, address)
 
-    def _depend(self, written: dict[str, Any], value: Schema, address: str, at: str) -> None:
+    def _add_dependency(
+        self, written: dict[str, Any], value: Schema, address: str, at: str
+    ) -> None:
         """Convert `dependencies`, which are names or schemas."""
         for name, part in value.items():
             if isinstance(part, list):
@@ -234,7 +236,7 @@ def _add(written: dict[str, Any], schema: Any) -> None:
     written["allOf"] = [*written.get("allOf", []), schema]
 
 
-def _respelt(node: dict[str, Any]) -> dict[str, Any]:
+def _modernised(node: dict[str, Any]) -> dict[str, Any]:
     """Rename lists of `items` and draft 4 bounds to later drafts; counts become integers."""
     for key in _COUNTS:
         if isinstance(node.get(key), float) and node[key].is_integer():

@@ -79,8 +79,8 @@ def _pattern(schema: Any, said: frozenset[str]) -> str:
     if said == {"format"} and schema["format"] in PATTERNS:
         return PATTERNS[schema["format"]]
     if said and said <= _LENGTHS:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return f"^[\\s\\S]{{{least},{most}}}$"
+        least, limit = schema.get("minLength", 0), schema.get("maxLength", "")
+        return f"^[\\s\\S]{{{least},{limit}}}$"
     raise UndecidedError("propertyNames of this form")
 
 
@@ -97,8 +97,8 @@ def without_min_properties(node: Schema, within: Kinds, context: RewriteContext)
 
 def without_max_properties(node: Schema, within: Kinds, context: RewriteContext) -> Any:
     """`maxProperties` beside known names: one alternative per combination of them."""
-    optional, most = _optional(node), node["maxProperties"]
-    if not optional or not isinstance(most, int | float):
+    optional, limit = _optional(node), node["maxProperties"]
+    if not optional or not isinstance(limit, int | float):
         return None
     if len(optional) > MAX_OPTIONAL:
         raise UndecidedError(f"maxProperties beside more than {MAX_OPTIONAL} optional properties")
@@ -106,9 +106,9 @@ def without_max_properties(node: Schema, within: Kinds, context: RewriteContext)
     found: list[Any] = []
     for chosen in product((True, False), repeat=len(optional)):
         there = [name for name, is_there in zip(optional, chosen, strict=True) if is_there]
-        if len(there) + len(required) <= most:
+        if len(there) + len(required) <= limit:
             named = dict(zip(optional, chosen, strict=True))
-            found.append({"properties": named, "required": there, "maxProperties": most})
+            found.append({"properties": named, "required": there, "maxProperties": limit})
     context.budget.spend(len(found) * len(optional))
     return _objects(within, any_of(found))
 

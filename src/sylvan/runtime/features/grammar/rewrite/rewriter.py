@@ -194,7 +194,7 @@ class _Rewriter:
                     rest.pop(name, None)
         self._format(rest, given)
         if self._lost is not None and counts_on_names(rest):
-            self._lose("minProperties")
+            self._drop_keyword("minProperties")
             del rest["minProperties"]
         rest = with_children(rest, lambda part, steps: self._schema(part, pointer(at, *steps)))
         self._derived += 1
@@ -210,14 +210,14 @@ class _Rewriter:
             return rule(node, kinds_of(node, self._root), self._context)
         except UndecidedError as error:
             if self._lost is not None:
-                self._lose(keyword)
-                return self._weaker(keyword, node)
+                self._drop_keyword(keyword)
+                return self._weakened(keyword, node)
             if keyword == "oneOf":
                 return None
             message = f"json_schema: {pointer(at, keyword)}: {error} is not supported by grammars"
             raise NotSupportedError(message, param="json_schema") from None
 
-    def _weaker(self, keyword: str, node: Schema) -> Any:
+    def _weakened(self, keyword: str, node: Schema) -> Any:
         """Return a weaker replacement of a keyword without an equivalent."""
         if keyword == "oneOf":
             return {"anyOf": node["oneOf"]}
@@ -230,7 +230,7 @@ class _Rewriter:
                         return objects.without_property_names(only, ALL, self._context)
         return True
 
-    def _lose(self, keyword: str) -> None:
+    def _drop_keyword(self, keyword: str) -> None:
         """Drop a keyword; in a schema made by rules, mark everything it was derived from."""
         assert self._lost is not None
         self._lost |= {keyword, *(_RULED if self._derived else ())}
@@ -298,7 +298,7 @@ def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
     for part in parts:
         if part is True or part == {}:
             continue
-        if _is_apart(node, part):
+        if _constrain_disjoint(node, part):
             node = {**node, **part}
         else:
             kept.append(part)
@@ -307,7 +307,7 @@ def _joined(node: dict[str, Any], parts: list[Any]) -> Any:
     return node
 
 
-def _is_apart(node: Schema, part: Schema) -> bool:
+def _constrain_disjoint(node: Schema, part: Schema) -> bool:
     """Whether two schemas constrain disjoint keywords, so that they can be merged."""
     mine, others = node.keys() - _ANNOTATIONS, part.keys() - _ANNOTATIONS
     return (

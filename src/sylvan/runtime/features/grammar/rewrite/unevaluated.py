@@ -130,10 +130,10 @@ def _holding(part: Any, own: _Own, context: RewriteContext, refs: int) -> list[_
     """Return the choices of an optional part; empty if it evaluates nothing."""
     found = _choices(part, own, context, refs)
     nothing = _Seen()
-    return [s.holds(part) for s in found if _Seen((), *_sight(s)) != nothing]
+    return [s.holds(part) for s in found if _Seen((), *_evaluated(s)) != nothing]
 
 
-def _sight(seen: _Seen) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
+def _evaluated(seen: _Seen) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
     return seen.names, seen.patterns, seen.count, seen.everything
 
 

@@ -56,25 +56,25 @@ class VisionBlock(nn.Module):
         sizes = {"fc1": (dim, shape.inner), "fc2": (shape.inner, dim)}
         self.mlp = nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
 
-    def forward(self, x_BSD: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
-        """Shape: (B, S, D) -> (B, S, D); `turns`: rotary angles of pairs of columns, (S, pairs)."""
+    def forward(self, x_BSD: torch.Tensor, angles: torch.Tensor | None = None) -> torch.Tensor:
+        """Shape: (B, S, D) -> (B, S, D); `angles`: rotary angles of column pairs, (S, pairs)."""
         h_BSD, attn = self.layer_norm1(x_BSD), self.self_attn
         q, k, v = (
             attn[name](h_BSD).unflatten(-1, (self._heads, -1)).transpose(1, 2)
             for name in ("q_proj", "k_proj", "v_proj")
         )
-        if turns is not None:
-            q, k = (rotated(part, turns) for part in (q, k))
+        if angles is not None:
+            q, k = (rotated(part, angles) for part in (q, k))
         out = functional.scaled_dot_product_attention(q, k, v)
         x_BSD = x_BSD + attn["out_proj"](out.transpose(1, 2).flatten(2))
         h_BSD = activate(self.mlp["fc1"](self.layer_norm2(x_BSD)), self._act)
         return x_BSD + self.mlp["fc2"](h_BSD)
 
 
-def rotated(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring columns, (..., S, 2 * pairs), by angles (S, pairs)."""
     wide = x.float().unflatten(-1, (-1, 2))
-    cos, sin = turns.cos(), turns.sin()
+    cos, sin = angles.cos(), angles.sin()
     even, odd = wide[..., 0], wide[..., 1]
     found = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
     return found.flatten(-2).to(x.dtype)

@@ -65,7 +65,7 @@ class DeepseekVL2Encoder(nn.Module):
 
     @staticmethod
     def convert(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return what a checkpoint's tensor becomes here; nothing: it is none of the encoder's."""
+        """Map a checkpoint's tensor to parameters of this module; empty: not the encoder's."""
         start, new = next((pair for pair in _NAMES if name.startswith(pair[0])), ("", ""))
         if not start:
             return {}

@@ -73,7 +73,7 @@ class InternVLEncoder(nn.Module):
 
     @staticmethod
     def convert(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return what a checkpoint's tensor becomes here; nothing: it is none of the encoder's."""
+        """Map a checkpoint's tensor to parameters of this module; empty: not the encoder's."""
         if name.startswith("mlp1."):
             return {name.replace("mlp1.", "projection.", 1): tensor}
         if not name.startswith(_TOWER):

@@ -57,7 +57,7 @@ class KimiVLEncoder(nn.Module):
 
     @staticmethod
     def convert(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return what a checkpoint's tensor becomes here; nothing: it is none of the encoder's."""
+        """Map a checkpoint's tensor to parameters of this module; empty: not the encoder's."""
         start, new = next((pair for pair in _NAMES if name.startswith(pair[0])), ("", ""))
         if not start:
             return {}
@@ -75,9 +75,9 @@ class KimiVLEncoder(nn.Module):
         """Return the vectors of one image, (N, D)."""
         height, width = (int(n) for n in image_grid_hws[0])
         x_SD = self.patch(pixel_values).flatten(1) + self._places(height, width)
-        turns, x_BSD = self._turns(height, width), x_SD[None]
+        angles, x_BSD = self._angles(height, width), x_SD[None]
         for block in self.layers:
-            x_BSD = block(x_BSD, turns)
+            x_BSD = block(x_BSD, angles)
         x_BSD = self.pre_norm(self.last_norm(x_BSD))
         rows = merged(x_BSD.unflatten(1, (height, width))).flatten(0, 2)
         return self.linear_2(functional.gelu(self.linear_1(rows)))
@@ -90,7 +90,7 @@ class KimiVLEncoder(nn.Module):
         found = functional.interpolate(table, size=(height, width), mode="bicubic")
         return found[0].permute(1, 2, 0).flatten(0, 1)
 
-    def _turns(self, height: int, width: int) -> torch.Tensor:
+    def _angles(self, height: int, width: int) -> torch.Tensor:
         """Rotary angles (S, 2 * pairs): of the column and of the row, in turn."""
         count = self._pairs
         device = self.positions.device

@@ -53,7 +53,7 @@ class MiniCPMVEncoder(nn.Module):
 
     @staticmethod
     def convert(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return what a checkpoint's tensor becomes here; nothing: it is none of the encoder's."""
+        """Map a checkpoint's tensor to parameters of this module; empty: not the encoder's."""
         start, new = next((pair for pair in _NAMES if name.startswith(pair[0])), ("", ""))
         return {new + name.removeprefix(start): tensor} if start else {}
 
@@ -68,7 +68,7 @@ class MiniCPMVEncoder(nn.Module):
         for block in self.layers:
             x_BSD = block(x_BSD)
         x_SD = self.ln_kv(self.kv_proj(self.last_norm(x_BSD)))[0]
-        keys_SD = x_SD + self._waves(height, width).to(x_SD)
+        keys_SD = x_SD + self._sin_cos(height, width).to(x_SD)
         out_QD, _ = self.attn(self.ln_q(self.query), keys_SD, x_SD, need_weights=False)
         return self.ln_post(out_QD) @ self.proj
 
@@ -82,7 +82,7 @@ class MiniCPMVEncoder(nn.Module):
         )
         return (rows[:, None] * side + columns).flatten()
 
-    def _waves(self, height: int, width: int) -> torch.Tensor:
+    def _sin_cos(self, height: int, width: int) -> torch.Tensor:
         """Sines and cosines of the column, then of the row, (S, D)."""
         quarter, device = self.query.shape[1] // 4, self.query.device
         speed = 10_000 ** -(torch.arange(quarter, device=device).float() / quarter)

@@ -54,7 +54,7 @@ class Phi3VEncoder(nn.Module):
 
     @staticmethod
     def convert(name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Return what a checkpoint's tensor becomes here; nothing: it is none of the encoder's."""
+        """Map a checkpoint's tensor to parameters of this module; empty: not the encoder's."""
         if not name.startswith(_PREFIX):
             return {}
         name = name.removeprefix(_PREFIX).removeprefix(_CLIP)

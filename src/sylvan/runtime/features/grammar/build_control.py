@@ -13,15 +13,15 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.cache import GrammarStore, store_folder
 from sylvan.runtime.features.grammar.compiler.client import (
+    CompilerSetup,
     CompilerStats,
     GrammarCompiler,
-    Setup,
 )
 from sylvan.runtime.features.grammar.control import GrammarControl
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.libraries import library_version
 from sylvan.runtime.features.grammar.limits import Limits
 from sylvan.runtime.features.grammar.loaders import Loaders
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 from sylvan.runtime.sched.capability import Capability, Verdict
@@ -38,7 +38,7 @@ class GrammarParts:
         loaders: Creates what loads compiled grammars.
         loaded: Returns grammars that this process has already loaded, by digest.
         stats: Counts of the compiler.
-        counts: The fields of `Load`.
+        counts: The fields of `SchedulerLoad`.
         close: Ends the compiler.
     """
 
@@ -86,8 +86,8 @@ def grammar_parts(
     if name == "none":  # thinking budgets need no library
         return GrammarParts(NoGrammar(), matchers, grammars, loaders)
 
-    def setup() -> Setup:
-        return Setup(loaders(), _store(config, name, vocabulary()))
+    def setup() -> CompilerSetup:
+        return CompilerSetup(loaders(), _store(config, name, vocabulary()))
 
     compiler = GrammarCompiler(name, setup, limits)
     control = GrammarControl(compiler)

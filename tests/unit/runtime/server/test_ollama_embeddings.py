@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.runtime.server.test_vectors import SIZE, embed, embedder, serving
+from tests.unit.runtime.server.test_embeddings import SIZE, embed, embedder, serving
 
 __all__ = ["embedder"]
 

@@ -1,7 +1,7 @@
-"""Channels between machines: one process in the centre, which others connect to over TCP.
+"""Channels between machines: a hub listens on TCP, and clients connect to it.
 
-ZeroMQ over TCP neither encrypts nor asks for a password, like torch.distributed: who reaches the
-port can speak to the centre. Messages are decoded strictly, and never run code.
+As with torch.distributed, ZeroMQ over TCP is neither encrypted nor authenticated: any process that
+reaches the port can send messages to the hub. Messages are decoded strictly and never run code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _RECONNECT_MS, _LONGEST_RECONNECT_MS = 50, 1000
 _LINGER_MS = 500
 
 
-class AsyncCentre(Generic[Send, Recv]):
-    """The centre, inside an event loop.
+class AsyncHub(Generic[Send, Recv]):
+    """A hub inside an event loop.
 
     Args:
-        host: Address to listen at.
-        port: 0: any.
-        kind: Of messages that arrive.
+        host: Address to listen on.
+        port: Port to listen on; 0: the system chooses one.
+        kind: Type of the messages that arrive.
 
     Raises:
         MessageError: The address cannot be listened on.
@@ -45,7 +45,7 @@ class AsyncCentre(Generic[Send, Recv]):
         self._events = _Events(self._socket)
 
     def send(self, to: bytes, message: Send) -> bool:
-        """Send to a peer; False if the message is dropped, because that has gone or is behind."""
+        """Send to a client; False if it is gone or too slow, and the message was dropped."""
         try:
             self._socket.send_multipart([to, self._encoder.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError as error:
@@ -57,10 +57,10 @@ class AsyncCentre(Generic[Send, Recv]):
         return True
 
     async def receive(self) -> tuple[bytes, Recv]:
-        """The next message and who sent it.
+        """Return the ID of the sender, and the next message.
 
         Raises:
-            MessageError: what arrived is malformed; it is dropped.
+            MessageError: The received data is malformed; it is dropped.
         """
         while True:
             found = await self._events.next()
@@ -68,13 +68,13 @@ class AsyncCentre(Generic[Send, Recv]):
                 return found[0], self._decoder.decode(found[1])
 
     def close(self) -> None:
-        """Messages under way get a moment. Idempotent."""
+        """Close the hub after up to half a second for queued messages; idempotent."""
         self._events.close()
         self._socket.close(linger=_LINGER_MS)
 
 
-class AsyncPoint(Generic[Send, Recv]):
-    """A peer of an `AsyncCentre`, inside an event loop; it connects whenever that is there."""
+class AsyncHubClient(Generic[Send, Recv]):
+    """A client of an `AsyncHub`, inside an event loop; connects, and reconnects, by itself."""
 
     def __init__(self, context: Context, address: str, kind: object) -> None:
         self._socket = _connected(context, address, None)
@@ -83,7 +83,7 @@ class AsyncPoint(Generic[Send, Recv]):
         self._events = _Events(self._socket)
 
     def send(self, message: Send) -> None:
-        """Never blocks; what cannot be sent for long is lost."""
+        """Send a message without blocking; dropped if the queue is full."""
         try:
             self._socket.send(self._encoder.encode(message), zmq.DONTWAIT)
         except zmq.Again:
@@ -95,13 +95,13 @@ class AsyncPoint(Generic[Send, Recv]):
         return self._decoder.decode((await self._events.next())[-1])
 
     def close(self) -> None:
-        """Messages under way get a moment. Idempotent."""
+        """Close the client after up to half a second for queued messages; idempotent."""
         self._events.close()
         self._socket.close(linger=_LINGER_MS)
 
 
 class _Events:
-    """Waits for messages at a socket that also sends; sending resets its descriptor's readiness."""
+    """Waits for messages on a socket that also sends: sending clears its descriptor's readiness."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -128,16 +128,16 @@ class _Events:
             self._loop.remove_reader(self._fd)
 
 
-class Centre(Generic[Send, Recv]):
-    """The centre, for one thread that may block. Peers are known by secret names.
+class Hub(Generic[Send, Recv]):
+    """A hub for one thread that may block. Clients identify themselves by secret names.
 
     Args:
-        host: Address to listen at.
-        names: Of the peers; others are not listened to.
-        kind: Of messages that arrive.
+        host: Address to listen on.
+        names: Names of the clients; messages from others are ignored.
+        kind: Type of the messages that arrive.
 
     Attributes:
-        port: That the system chose.
+        port: Listening port, which the system chose.
 
     Raises:
         MessageError: The address cannot be listened on.
@@ -148,11 +148,11 @@ class Centre(Generic[Send, Recv]):
         self._socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_S * 1000))
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[Recv] = MessageDecoder(kind)
-        self._come: dict[bytes, deque[bytes]] = {name.encode(): deque() for name in names}
+        self._received: dict[bytes, deque[bytes]] = {name.encode(): deque() for name in names}
         self._missing = [name.encode() for name in names]
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait until all peers have connected; the first that has not, or None."""
+        """Wait until all clients have connected; return the first that did not, or None."""
         until = time.monotonic() + timeout_s
         while self._missing:
             left_s = until - time.monotonic()
@@ -161,11 +161,11 @@ class Centre(Generic[Send, Recv]):
         return None
 
     def send(self, name: str, message: Send) -> None:
-        """Send to a peer; blocks while that is far behind.
+        """Send to a client; blocks while its queue is full.
 
         Raises:
-            RankLostError: it has gone.
-            ChannelFullError: it stayed behind.
+            RankLostError: The client is gone.
+            ChannelFullError: Its queue stayed full; the message was not sent.
         """
         try:
             self._socket.send_multipart([name.encode(), self._encoder.encode(message)])
@@ -177,53 +177,53 @@ class Centre(Generic[Send, Recv]):
             raise RankLostError("the connection to a rank of another machine is lost") from error
 
     def receive(self, name: str, timeout_s: float) -> Recv | None:
-        """The next message of a peer, or None if there is none within `timeout_s`."""
+        """Return the next message of a client, or None if there is none within `timeout_s`."""
         until = time.monotonic() + timeout_s
-        come = self._come[name.encode()]
-        while not come:
+        received = self._received[name.encode()]
+        while not received:
             if not self._take(max(0.0, until - time.monotonic())):
                 return None
-        return self._decoder.decode(come.popleft())
+        return self._decoder.decode(received.popleft())
 
     def close(self) -> None:
-        """Let go of it; idempotent."""
+        """Close the hub; idempotent."""
         self._socket.close(linger=0)
 
     def _take(self, timeout_s: float) -> bool:
         if not self._socket.poll(max(0, int(timeout_s * 1000))):
             return False
         name, *data = self._socket.recv_multipart()
-        if (come := self._come.get(name)) is not None:
-            come.extend(part for part in data if part != _HELLO)
+        if (received := self._received.get(name)) is not None:
+            received.extend(part for part in data if part != _HELLO)
             if name in self._missing:
                 self._missing.remove(name)
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Spoke(Generic[Send, Recv]):
-    """A `DuplexChannel` from the centre to one peer; the centre closes it."""
+class HubPeer(Generic[Send, Recv]):
+    """A `DuplexChannel` from the hub to one client; closed with the hub."""
 
-    centre: Centre[Send, Recv]
+    hub: Hub[Send, Recv]
     name: str
 
     def send(self, message: Send) -> None:
-        self.centre.send(self.name, message)
+        self.hub.send(self.name, message)
 
     def receive(self, timeout_s: float = 0.0) -> Recv | None:
-        return self.centre.receive(self.name, timeout_s)
+        return self.hub.receive(self.name, timeout_s)
 
     def close(self) -> None:
         pass
 
 
-class Point(Generic[Message, Recv]):
-    """A `DuplexChannel` from a peer to the centre, for one thread.
+class HubClient(Generic[Message, Recv]):
+    """A `DuplexChannel` from a client to the hub, for one thread.
 
     Args:
-        address: Of the centre.
-        name: By which the centre knows this peer.
-        kind: Of messages that arrive.
+        address: Address of the hub.
+        name: Secret name that identifies this client.
+        kind: Type of the messages that arrive.
     """
 
     def __init__(self, context: Context, address: str, name: str, kind: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sylvan.runtime.cache.groups import KVGroup
 from sylvan.runtime.cache.types import KVHandle
-from sylvan.runtime.features.disagg.data import PageSet
+from sylvan.runtime.features.disagg.work import PageSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class KVLayout:
 
         All but the last, which is sampled from. States exist at page boundaries only.
         """
-        most = max(0, num_tokens - 1)
-        return most // self.page_size * self.page_size if self.has_states else most
+        limit = max(0, num_tokens - 1)
+        return limit // self.page_size * self.page_size if self.has_states else limit
 
     def pages(self, covered: int) -> int:
         """Return the number of pages for a number of tokens."""

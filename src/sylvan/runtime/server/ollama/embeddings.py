@@ -10,8 +10,8 @@ from sylvan.api.ollama import OllamaEmbedBody, OllamaEmbeddingsBody
 from sylvan.protocol.errors import RequestError
 from sylvan.runtime.server.endpoint import Call, json_response
 from sylvan.runtime.server.ollama.options import check_options
-from sylvan.runtime.server.openai.vectors import caller_of
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.openai.embeddings import caller_of
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving.prompts import read_prompts
 from sylvan.runtime.tokenizer.types import EmbedInput, Vector
 
@@ -47,9 +47,9 @@ async def _vectors(
 ) -> list[Vector]:
     call.ignored.extend(check_options(call.body.options))
     caller = caller_of(call)
-    caller.demand("embed", "both", what="embeddings")
+    caller.require_task("embed", "both", what="embeddings")
     prompts = read_prompts(caller.facts.model_path)
     inputs = [
         EmbedInput(text=prompts.apply(text), dimensions=dimensions, truncate=cut) for text in texts
     ]
-    return await unless_gone(call.request, caller.vectors(inputs))
+    return await cancel_on_disconnect(call.request, caller.vectors(inputs))

@@ -23,7 +23,7 @@ _FAMILIES = (
 )
 
 
-def matching_app(routes: Routes, root_path: str, openapi: Callable[[], dict[str, Any]]) -> FastAPI:
+def fallback_app(routes: Routes, root_path: str, openapi: Callable[[], dict[str, Any]]) -> FastAPI:
     """Build the application of a table of routes.
 
     Args:

@@ -7,7 +7,7 @@ import asyncio
 import zmq
 
 from sylvan.protocol.nodes import HeadAlive, NodeAlive, ToHead, ToNode
-from sylvan.transport.star import AsyncCentre, AsyncPoint
+from sylvan.transport.hub import AsyncHub, AsyncHubClient
 
 HOST = "127.0.0.1"
 
@@ -15,17 +15,17 @@ HOST = "127.0.0.1"
 def test_a_message_to_a_peer_that_has_gone_is_not_sent():
     async def run() -> None:
         with zmq.Context() as context:
-            centre: AsyncCentre = AsyncCentre(context, HOST, 0, ToHead)
-            point: AsyncPoint = AsyncPoint(context, f"tcp://{HOST}:{centre.port}", ToNode)
+            hub: AsyncHub = AsyncHub(context, HOST, 0, ToHead)
+            point: AsyncHubClient = AsyncHubClient(context, f"tcp://{HOST}:{hub.port}", ToNode)
             point.send(NodeAlive())
-            peer, _ = await centre.receive()
-            assert centre.send(peer, HeadAlive())
+            peer, _ = await hub.receive()
+            assert hub.send(peer, HeadAlive())
             assert await point.receive() == HeadAlive()
 
             point.close()
-            while centre.send(peer, HeadAlive()):  # the connection ends a moment later
+            while hub.send(peer, HeadAlive()):  # the connection ends a moment later
                 await asyncio.sleep(0.01)
-            assert not centre.send(b"nobody", HeadAlive())
-            centre.close()
+            assert not hub.send(b"nobody", HeadAlive())
+            hub.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -8,12 +8,14 @@ from functools import partial
 from sylvan.runtime.features.grammar.guard.conditions import Conditions
 from sylvan.runtime.features.grammar.guard.regions import TagWatch, guarded_regions
 from sylvan.runtime.features.grammar.guard.relax import WHOLE
-from sylvan.runtime.features.grammar.guard.watch import Watch
+from sylvan.runtime.features.grammar.guard.watch import JsonWatch
 from sylvan.runtime.features.grammar.schema import object_schema
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 
 
-def watcher(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[], Watch | TagWatch]:
+def watch_factory(
+    spec: GrammarSpec, lost: Mapping[str, Iterable[str]]
+) -> Callable[[], JsonWatch | TagWatch]:
     """Return a factory of watches.
 
     Args:
@@ -25,6 +27,6 @@ def watcher(spec: GrammarSpec, lost: Mapping[str, Iterable[str]]) -> Callable[[]
     """
     if WHOLE in lost:
         conditions = Conditions(object_schema(spec), frozenset(lost[WHOLE]))
-        return partial(Watch, conditions)
+        return partial(JsonWatch, conditions)
     keywords = {place: tuple(found) for place, found in lost.items()}
     return partial(TagWatch, guarded_regions(spec, keywords))

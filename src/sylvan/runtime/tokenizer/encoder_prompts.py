@@ -33,8 +33,8 @@ def encoded_prompt(
     Raises:
         RequestError: The text is empty, too long, or has ids that the model does not know.
     """
-    most = max(facts.vocab_size, *(token + 1 for token in (0, *facts.media_tokens.values())))
-    ids, param = check_ids(prompt.ids, most, prompt.param), prompt.param
+    limit = max(facts.vocab_size, *(token + 1 for token in (0, *facts.media_tokens.values())))
+    ids, param = check_ids(prompt.ids, limit, prompt.param), prompt.param
     if not len(ids):
         raise RequestError(f"{param} is empty; the encoder needs a token", param=param)
     if len(ids) > facts.encoder_len:

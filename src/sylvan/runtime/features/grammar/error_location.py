@@ -19,7 +19,7 @@ _MOST_PROBES = 2000
 _MOST_BYTES = 4 << 20  # limit of all text given to the library
 
 
-def blame(spec: GrammarSpec, reason: str, probe: Probe) -> str:
+def locate_error(spec: GrammarSpec, reason: str, probe: Probe) -> str:
     """Return the error message for a rejected grammar: kind, place and reason.
 
     The place in JSON is a pointer. It is exact if the parts can be tested within the limit,
@@ -31,7 +31,7 @@ def blame(spec: GrammarSpec, reason: str, probe: Probe) -> str:
         for at, leaf in leaves(tree_of(spec)):
             why = probe(leaf)
             if why:
-                return within(spec, at, leaf.kind, blame(leaf, why, probe))
+                return within(spec, at, leaf.kind, locate_error(leaf, why, probe))
     return f"{spec.kind}: {reason}"
 
 
@@ -59,7 +59,7 @@ class _Search:
         """Return place and reason."""
         at, node = "#", self._root
         while True:
-            found = self._below(at, node, reason)
+            found = self._rejected_child(at, node, reason)
             if found is None:
                 return self._keyword(at, node, reason), reason
             at, part, reason = found
@@ -67,14 +67,14 @@ class _Search:
                 return at, reason
             node = part
 
-    def _below(self, at: str, node: Schema, reason: str) -> tuple[str, Any, str] | None:
+    def _rejected_child(self, at: str, node: Schema, reason: str) -> tuple[str, Any, str] | None:
         """Return a part that is rejected for the same reason, or for a reason that names it."""
         named: tuple[str, Any, str] | None = None
         for steps, part in children(node):
             if steps[0] in DEFINITIONS:  # only where they are referenced
                 continue
             here = pointer(at, *steps)
-            why = self._why(part, reason)
+            why = self._reason_alone(part, reason)
             if why == reason:
                 return here, part, reason
             if why and named is None and f"'{steps[-1]}'" in reason:
@@ -86,9 +86,9 @@ class _Search:
         if target is None or place in self._seen:
             return None
         self._seen.add(place)
-        return (place, target, reason) if self._why(target, reason) == reason else None
+        return (place, target, reason) if self._reason_alone(target, reason) == reason else None
 
-    def _why(self, part: Any, reason: str) -> str:
+    def _reason_alone(self, part: Any, reason: str) -> str:
         if isinstance(part, bool):
             return ""
         if not isinstance(part, dict):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sylvan.runtime.server.formats import MAX_PARTS, unknown_formats
+from sylvan.runtime.server.schema_formats import MAX_PARTS, unknown_formats
 from tests.support.http import Client
 
 ODD = {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}}

@@ -8,8 +8,8 @@ import pytest
 from sylvan.protocol.requests import GenerateRequest, LogprobOptions, ThinkingOptions
 from sylvan.protocol.sampling import SamplingParams
 from sylvan.runtime.features.grammar.backends import llguidance
-from sylvan.runtime.features.grammar.data import Matchers
 from sylvan.runtime.features.grammar.forced import Jumper
+from sylvan.runtime.features.grammar.matchers import Matchers
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.sampling.constraints import RowOutcome

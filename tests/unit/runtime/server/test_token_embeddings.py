@@ -116,7 +116,7 @@ async def test_steps_are_judged_in_conversations_as_they_are(checkpoint):
     assert np.shape(reply.json()["embedding"]) == (2, SIZE)
     assert len(ids) == 2
     assert [one.status_code for one in others] == [400, 400, 400]
-    assert all("judges steps: use /classify" in one.text for one in others)
+    assert all("scores single steps: use /classify" in one.text for one in others)
 
 
 async def test_chunks_are_read_together_and_get_a_vector_each(embedder):

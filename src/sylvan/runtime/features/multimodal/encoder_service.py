@@ -1,4 +1,4 @@
-"""A server with only the encoder, for servers without one (`media.encoder_only`)."""
+"""The service of an encoder server (`media.encoder_only`), for servers without an encoder."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class EncoderService:
         await self._workers.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _encode(self, key: bytes, request: EncodeItem) -> PreparedItem:
-        most, item = self._settings, request.item
+    async def _encode(self, key: bytes, order: EncodeItem) -> PreparedItem:
+        settings, item = self._settings, order.item
         item = msgspec.structs.replace(
             item,
-            max_pixels=min(item.max_pixels, most.pixels),
-            max_frames=min(item.max_frames, most.frames),
-            max_seconds=min(item.max_seconds, most.seconds),
+            max_pixels=min(item.max_pixels, settings.pixels),
+            max_frames=min(item.max_frames, settings.frames),
+            max_seconds=min(item.max_seconds, settings.seconds),
         )
         try:
             prepared = await self._workers.prepare(item, _HERE)

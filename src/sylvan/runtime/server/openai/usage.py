@@ -11,7 +11,7 @@ from sylvan.runtime.server.endpoint import Call
 from sylvan.runtime.tokenizer.types import SampleDelta
 
 
-class Meter:
+class UsageCounter:
     """Token counts of all samples of one call."""
 
     def __init__(self, call: Call[Any], num_prompts: int, n: int) -> None:
@@ -20,11 +20,11 @@ class Meter:
         self._usages = [Usage()] * (num_prompts * n)
         self._reasoning = [0] * (num_prompts * n)
 
-    def see(self, prompt: int, delta: SampleDelta) -> None:
-        """Add the counts of a delta."""
+    def update(self, prompt: int, delta: SampleDelta) -> None:
+        """Replace the counts of a sample by those in its newest delta."""
         self._usages[prompt * self._n + delta.index] = delta.usage
 
-    def think(self, index: int, tokens: int) -> None:
+    def set_reasoning(self, index: int, tokens: int) -> None:
         """Set the number of reasoning tokens of a sample."""
         self._reasoning[index] = tokens
 

@@ -19,10 +19,10 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
     """
     for delta in past:
         if not 0 <= delta.index < len(samples):
-            raise _wrong(f"there is no sample {delta.index}")
+            raise _invalid(f"there is no sample {delta.index}")
         sample = samples[delta.index]
         if sample.finish is not None:
-            raise _wrong(f"sample {delta.index} continues after its end")
+            raise _invalid(f"sample {delta.index} continues after its end")
         check_ids(delta.token_ids, vocab_size, "past")
         sample.output_ids.extend(delta.token_ids)
         sample.usage = delta.usage
@@ -36,10 +36,10 @@ def take_over(samples: Sequence[SampleState], past: Sequence[SampleDelta], vocab
     for sample in samples:
         request = sample.request
         assert isinstance(request, GenerateRequest), "only generation is continued"
-        most = request.sampling.max_new_tokens or 0
-        if len(sample.output_ids) >= most and sample.first_delivered and sample.finish is None:
-            raise _wrong(f"{len(sample.output_ids)} of {most} tokens without an end")
+        limit = request.sampling.max_new_tokens or 0
+        if len(sample.output_ids) >= limit and sample.first_delivered and sample.finish is None:
+            raise _invalid(f"{len(sample.output_ids)} of {limit} tokens without an end")
 
 
-def _wrong(why: str) -> RequestError:
+def _invalid(why: str) -> RequestError:
     return RequestError(f"The past output is not of this request: {why}.", param="past")

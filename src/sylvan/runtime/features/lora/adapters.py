@@ -18,7 +18,7 @@ from sylvan.runtime.sched.scheduler import Scheduler
 _UNLOADED = Finish(type="abort", message="the adapter was unloaded", status=503)
 
 
-class LoraServing:
+class LoraAdapters:
     """The adapters of one scheduler.
 
     Args:

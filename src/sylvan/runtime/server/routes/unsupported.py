@@ -17,26 +17,26 @@ from sylvan.runtime.server.security import Level
 
 POST = ("POST",)
 
-_SENDING = "A server sends its weights to no other; start that one with the same checkpoint."
-_SLOWER = "There is no way to slow the server down on purpose."
+_NO_SENDING = "A server does not send its weights to others; start them with the same checkpoint."
+_NO_SLOWDOWN = "This server cannot be slowed down on purpose."
 _EXPERTS = "Rows of experts are always counted: see expert_load in /server_info."
-_SETTINGS = "Settings that can change while the server runs change by /config."
+_SETTINGS = "Use /config to change settings while the server runs."
 _ELASTIC = "A server has one replica of fixed size; start more of them to scale."
-_HEARS = "Sounds are heard whole, with /v1/audio/transcriptions or in messages."
-_DECISIONS = "There are no decisions; ask with /v1/chat/completions and a grammar, or /v1/score."
+_WHOLE_AUDIO = "Audio is not streamed in: use /v1/audio/transcriptions, or audio parts of messages."
+_DECISIONS = "There is no decision API; use /v1/chat/completions with a grammar, or /v1/score."
 
 _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
-        _SENDING,
+        _NO_SENDING,
         POST,
         ("/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"),
     ),
     (
-        _SENDING,
+        _NO_SENDING,
         GET,
         ("/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info"),
     ),
-    (_SLOWER, GET_POST, ("/slow_down",)),
+    (_NO_SLOWDOWN, GET_POST, ("/slow_down",)),
     (
         _EXPERTS,
         GET_POST,
@@ -52,12 +52,14 @@ _TABLE: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-def _absent(path: str, lacks: str, methods: tuple[str, ...], **fields: Any) -> Endpoint:
+def _unsupported(
+    path: str, missing_feature: str, methods: tuple[str, ...], **fields: Any
+) -> Endpoint:
     family: Family = fields.pop("family", Family.NATIVE)
 
     async def answer(call: Call[None]) -> Response:
-        content = error_body(family, 501, lacks)
-        return json_response({**content, "success": False, "message": lacks}, status=501)
+        content = error_body(family, 501, missing_feature)
+        return json_response({**content, "success": False, "message": missing_feature}, status=501)
 
     return Endpoint(
         **{
@@ -69,18 +71,22 @@ def _absent(path: str, lacks: str, methods: tuple[str, ...], **fields: Any) -> E
             "tag": "Not here yet",
             "statuses": (501,),
             "summary": "Not here yet.",
-            "lacks": lacks,
+            "missing_feature": missing_feature,
             **fields,
         }
     )
 
 
-ABSENT = (
-    *(_absent(path, lacks, methods) for lacks, methods, paths in _TABLE for path in paths),
+UNSUPPORTED = (
     *(
-        _absent(path, lacks, methods, level=Level.NORMAL, family=Family.OPENAI)
-        for path, lacks, methods in (
-            ("/v1/realtime", _HEARS, GET),
+        _unsupported(path, missing_feature, methods)
+        for missing_feature, methods, paths in _TABLE
+        for path in paths
+    ),
+    *(
+        _unsupported(path, missing_feature, methods, level=Level.NORMAL, family=Family.OPENAI)
+        for path, missing_feature, methods in (
+            ("/v1/realtime", _WHOLE_AUDIO, GET),
             ("/v1/decisions", _DECISIONS, POST),
             ("/v1/systemone", _DECISIONS, POST),
         )

@@ -1,4 +1,4 @@
-"""The API process's information about the served model."""
+"""Builds `ServedModelInfo`, the API process's information about the model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import cast, get_args
 
 from sylvan.config import Config
 from sylvan.protocol.requests import VectorForm
-from sylvan.runtime.engine.composition import Scalar
+from sylvan.runtime.engine.engine_core import Scalar
 from sylvan.runtime.tokenizer.types import ServedModelInfo, Task
 from sylvan.text.tokenizer import Tokenizer
 
 
-def served_facts(
+def served_model_info(
     config: Config, facts: Mapping[str, Scalar], tokenizer: Tokenizer, path: str
 ) -> ServedModelInfo:
     """Build it from the scheduler's report."""

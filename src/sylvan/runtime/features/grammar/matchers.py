@@ -14,7 +14,7 @@ from sylvan.protocol.requests import GenerateRequest
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.forced import Jumper
 from sylvan.runtime.features.grammar.masks import MaskRows
-from sylvan.runtime.features.grammar.output import ANY, SOME, Output
+from sylvan.runtime.features.grammar.output import BY_GRAMMAR, UNCONSTRAINED, Output
 from sylvan.runtime.features.grammar.overlap import Overlap
 from sylvan.runtime.features.grammar.spec import spec_of
 from sylvan.runtime.features.grammar.thinking import ThoughtTracker
@@ -85,7 +85,7 @@ class Matchers:
         self._outputs.pop(slot, None)
         is_constrained = spec_of(request) is not None
         if is_constrained:
-            self._know_vocabulary()
+            self._load_vocabulary()
         thinking = _tracker(request, self._tokens if is_constrained else None)
         if not is_constrained and thinking is None:
             return
@@ -95,17 +95,17 @@ class Matchers:
             matcher=grammar.matcher() if grammar else None,
             position=len(request.input_ids),
             limit=len(request.input_ids) + (request.sampling.max_new_tokens or 0),
-            ends=tuple(dict.fromkeys((*request.eos_ids, *request.sampling.stop_token_ids))),
+            end_ids=tuple(dict.fromkeys((*request.eos_ids, *request.sampling.stop_token_ids))),
             thinking=thinking,
             # a token without a forward pass has no log probabilities
             jumps=self._jumps and request.logprobs is None,
         )
         if isinstance(found, str) and is_constrained:
             output.error = found
-        self._look_ahead(output)
+        self._find_forced(output)
         for token in outputs.tolist():
             if output.follow(token):
-                self._look_ahead(output)
+                self._find_forced(output)
         if request.rid in self._banned:
             output.ban(*self._banned[request.rid])
         self._outputs[slot] = output
@@ -130,7 +130,7 @@ class Matchers:
             if output is None or position < output.position:
                 continue
             choice = output.choice
-            if choice != ANY:
+            if choice != UNCONSTRAINED:
                 self._rows.append(row)
                 todo.append(output)
                 choices.append(choice)
@@ -143,7 +143,7 @@ class Matchers:
 
     def masks(self, batch: SamplingBatch) -> Masks | None:
         if self._filling is not None:
-            self._note_pass()
+            self._record_pass()
         self._wait()
         if not self._rows:
             return None
@@ -159,7 +159,7 @@ class Matchers:
         return Masks(own, bits[sources])
 
     def advance(self, batch: SamplingBatch, token_ids: IntArray) -> dict[int, RowOutcome]:
-        self._note_pass()
+        self._record_pass()
         outcomes: dict[int, RowOutcome] = {}
         if not self._outputs:
             return outcomes
@@ -189,33 +189,39 @@ class Matchers:
         if output.error:
             return RowOutcome(error=output.error)
         if output.is_decided:  # known from the start
-            return RowOutcome(self._take_due(output), ended=output.over)
-        if token in output.ends and output.may_end:
+            return RowOutcome(self._emit_forced(output), ended=output.finished)
+        if token in output.end_ids and output.may_end:
             output.position += 1
             return RowOutcome((token,), ended=True)
         if output.follow(token):
-            self._look_ahead(output)
+            self._find_forced(output)
             if output.error:
                 return RowOutcome(error=output.error)
-        more = self._take_due(output) if output.due and output.is_decided else ()
-        ended = output.over and not output.due
+        more = self._emit_forced(output) if output.forced_ids and output.is_decided else ()
+        ended = output.finished and not output.forced_ids
         return RowOutcome((token, *more), ended=ended) if ended or more else None
 
-    def _take_due(self, output: Output) -> tuple[int, ...]:
+    def _emit_forced(self, output: Output) -> tuple[int, ...]:
         """Emit the forced tokens at once."""
-        due, output.due = output.due, ()
-        output.position += len(due)
-        return due
+        forced_ids, output.forced_ids = output.forced_ids, ()
+        output.position += len(forced_ids)
+        return forced_ids
 
-    def _look_ahead(self, output: Output) -> None:
+    def _find_forced(self, output: Output) -> None:
         """Find forced tokens now, unless they are known or it is too late.
 
         Once is enough: what is undetermined now depends on the next sampled token.
         """
         matcher, thinking = output.matcher, output.thinking
-        if output.due or output.over or output.error or output.refused or matcher is None:
+        if (
+            output.forced_ids
+            or output.finished
+            or output.error
+            or output.rejected
+            or matcher is None
+        ):
             return
-        if output.thinks:
+        if output.is_thinking:
             return
         if thinking is not None and thinking.rest:
             self._begin_with(output, thinking.rest)
@@ -223,24 +229,24 @@ class Matchers:
         if output.position >= output.limit or output.error:
             return
         assert self._jumper is not None
-        output.due = self._jumper.advance(matcher)
-        self.certain_tokens += len(output.due)
-        output.over = matcher.is_terminated()
+        output.forced_ids = self._jumper.advance(matcher)
+        self.certain_tokens += len(output.forced_ids)
+        output.finished = matcher.is_terminated()
 
     def _begin_with(self, output: Output, text: bytes) -> None:
         """Start the answer inside the token that ended the thinking."""
         assert output.matcher is not None
         assert self._encode is not None
         ids = self._encode(text)
-        taken = output.matcher.accept_all(ids)
-        output.taken += taken
-        if taken < len(ids):
+        num_accepted = output.matcher.accept_all(ids)
+        output.num_accepted += num_accepted
+        if num_accepted < len(ids):
             output.error = (
                 f"the answer begins with {text.decode('utf-8', 'replace')!r}, in the same token as"
                 " the end of the thinking, and the grammar does not allow that"
             )
 
-    def _know_vocabulary(self) -> None:
+    def _load_vocabulary(self) -> None:
         if self._jumper is None:
             vocabulary = self._vocabulary_of()
             self._eos_ids, self._tokens = vocabulary.eos_ids, vocabulary.tokens
@@ -251,7 +257,7 @@ class Matchers:
 
     def _begin(self, todo: list[Output], choices: list[int]) -> None:
         """Fill masks, or start filling them concurrently with the forward pass."""
-        asked = choices.count(SOME)
+        asked = choices.count(BY_GRAMMAR)
         if self._overlap.beside(asked):
             self._thread = self._thread or ThreadPoolExecutor(1, "sylvan-masks")
             self._filling = self._thread.submit(self._bits.fill, todo, choices, self._eos_ids)
@@ -261,7 +267,7 @@ class Matchers:
         if asked:
             self._overlap.filled(asked, time.perf_counter() - begun_s)
 
-    def _note_pass(self) -> None:
+    def _record_pass(self) -> None:
         """Record the end of the forward pass."""
         if self._prepared_s:
             self._overlap.passed(time.perf_counter() - self._prepared_s)

@@ -114,7 +114,7 @@ def _load(context: Context, client: SchedulerClient) -> pb.SchedulerLoad:
     load, facts = client.load, client.facts or context.engine.facts
     capacity = load.max_total_num_tokens or facts.max_total_tokens
     seen = load.cached_prompt_tokens + load.computed_tokens
-    most = facts.max_running_reqs
+    limit = facts.max_running_reqs
     extra = facts.extra
     return pb.SchedulerLoad(
         dp_rank=client.replica,
@@ -126,8 +126,8 @@ def _load(context: Context, client: SchedulerClient) -> pb.SchedulerLoad:
         token_usage=load.num_used_tokens / capacity if capacity else 0.0,
         gen_throughput=load.gen_throughput,
         cache_hit_rate=load.cached_prompt_tokens / seen if seen else 0.0,
-        utilization=load.num_running_reqs / most if most else 0.0,
-        max_running_requests=most,
+        utilization=load.num_running_reqs / limit if limit else 0.0,
+        max_running_requests=limit,
         memory=pb.MemoryMetrics(
             weight_gb=float(extra.get("weight_bytes") or 0) / 1e9,
             kv_cache_gb=float(extra.get("kv_bytes") or 0) / 1e9,

@@ -11,7 +11,7 @@ import msgspec
 
 from sylvan.runtime.storage.record import Fault
 
-Outcome = Literal["ok", "failed", "cancelled"]
+LoadResult = Literal["ok", "failed", "cancelled"]
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     """
 
     job: int
-    outcome: Outcome
+    outcome: LoadResult
     num_bytes: int = 0
     saved_bytes: int = 0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The result of building a model."""
+"""`EngineCore`, the result of `build_scheduler`: a scheduler with everything it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sylvan.config.parallel import ParallelConfig
 from sylvan.protocol.disagg import DisaggLoad
 from sylvan.protocol.messages import DEFAULT_VERSION, Inspection, TokenOutput
 from sylvan.runtime.executor.api import Executor
-from sylvan.runtime.features.lora.serving import LoraServing
+from sylvan.runtime.features.lora.adapters import LoraAdapters
 from sylvan.runtime.features.speculation.corpus import GivenCorpora
 from sylvan.runtime.features.tiers.stores import Stores
 from sylvan.runtime.sched.scheduler import Scheduler
@@ -23,7 +23,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class EngineCore:
-    """A scheduler with all its parts.
+    """A scheduler, its executor and capabilities, and what the loop around it reports.
 
     Attributes:
         scheduler: The scheduler, ready for requests.
@@ -32,13 +32,13 @@ class EngineCore:
         inspect: Answers queries about the prefix cache.
         executor: Executes commands between steps.
         close: Closes the executor and frees memory.
-        grammar_counts: Returns the grammar fields of `Load`.
+        grammar_counts: Returns the grammar fields of `SchedulerLoad`.
         draft_seconds_saved: Returns the seconds saved by drafts.
         weight_version: Version label of the weights.
         lora: LoRA adapters; None: disabled.
         corpora: Corpora to draft from; None: disabled.
-        media_counts: Returns the media fields of `Load`.
-        bucket_counts: Returns the padding fields of `Load`.
+        media_counts: Returns the media fields of `SchedulerLoad`.
+        bucket_counts: Returns the padding fields of `SchedulerLoad`.
         disagg_load: Returns the load of KV transfers; None without a role.
         stores: Manages the KV store; None: there are no tiers.
         parallel: Settings of ranks; None: the defaults.
@@ -56,7 +56,7 @@ class EngineCore:
     disagg_load: Callable[[], DisaggLoad | None] = lambda: None
     draft_seconds_saved: Callable[[], float] = float
     weight_version: str = DEFAULT_VERSION
-    lora: LoraServing | None = None
+    lora: LoraAdapters | None = None
     corpora: GivenCorpora | None = None
     stores: Stores | None = None
     parallel: ParallelConfig | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sylvan.protocol.errors import CapacityError, RequestError
-from sylvan.runtime.engine.feed import END, ThreadBridge
+from sylvan.runtime.engine.thread_bridge import END, ThreadBridge
 
 LONG_S = 60.0
 

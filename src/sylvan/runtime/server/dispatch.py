@@ -13,7 +13,7 @@ from sylvan.runtime.server.openapi import describe
 from sylvan.utils.threads import call_in_thread
 
 
-class Direct:
+class PathDispatcher:
     """Dispatches exact paths directly to their handlers; FastAPI matches the others.
 
     FastAPI's layers take a fifth of the time of a short call, and only find the handler here:
@@ -43,7 +43,7 @@ class Direct:
         if scope["type"] == "http":
             handle = self._handles.get((scope["path"], scope["method"]))
         if handle is None:
-            api = self._api or await call_in_thread(self._matching)
+            api = self._api or await call_in_thread(self._fallback)
             await api(scope, receive, send)
             return
         scope["app"] = self
@@ -54,10 +54,10 @@ class Direct:
         """Describe the API."""
         return describe(tuple(endpoint for endpoint, _ in self._routes))
 
-    def _matching(self) -> ASGIApp:
-        from sylvan.runtime.server.matching import matching_app
+    def _fallback(self) -> ASGIApp:
+        from sylvan.runtime.server.fallback import fallback_app
 
         with self._making:
             if self._api is None:
-                self._api = matching_app(self._routes, self._root_path, self.openapi)
+                self._api = fallback_app(self._routes, self._root_path, self.openapi)
             return self._api

@@ -31,8 +31,8 @@ class PageViews:
 
     def chunk_pages(self, *, copied: bool) -> int:
         """Return the pages per message; `copied`: they go through an intermediate buffer."""
-        most = CHUNK_BYTES if copied or not self.direct else SENT_BYTES
-        return max(1, most // self._size)
+        limit = CHUNK_BYTES if copied or not self.direct else SENT_BYTES
+        return max(1, limit // self._size)
 
     def views(self, pages: Sequence[int]) -> list[Buffer]:
         """Return the memory of pages, in order, with adjacent pages joined. Only if `direct`."""

@@ -14,7 +14,7 @@ from sylvan.api.openai.vectors import (
     ScoreBody,
 )
 from sylvan.runtime.server.endpoint import Call, json_response
-from sylvan.runtime.server.streaming import unless_gone
+from sylvan.runtime.server.streaming import cancel_on_disconnect
 from sylvan.runtime.serving import embeddings as serving
 from sylvan.runtime.serving import ranking
 from sylvan.runtime.serving.embeddings import EmbeddingCaller
@@ -24,19 +24,19 @@ from sylvan.runtime.serving.labels import read_labels
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Embed texts."""
     work = serving.embeddings(caller_of(call), call.body, call.context.template)
-    return json_response(await unless_gone(call.request, work))
+    return json_response(await cancel_on_disconnect(call.request, work))
 
 
 async def classify(call: Call[ClassifyBody]) -> Response:
     """Classify texts."""
     work = serving.classify(caller_of(call), call.body, _labels(call))
-    return json_response(await unless_gone(call.request, work))
+    return json_response(await cancel_on_disconnect(call.request, work))
 
 
 async def rerank(call: Call[RerankBody]) -> Response:
     """Rank documents by relevance."""
     work = ranking.rerank(caller_of(call), call.body, _labels(call), call.context.template)
-    return json_response(await unless_gone(call.request, work))
+    return json_response(await cancel_on_disconnect(call.request, work))
 
 
 async def score(call: Call[ScoreBody]) -> Response:
@@ -46,21 +46,25 @@ async def score(call: Call[ScoreBody]) -> Response:
     if len(query) > longest:
         call.names["input_ids"] = "query"
     work = ranking.score(caller_of(call), call.body)
-    return json_response(await unless_gone(call.request, work))
+    return json_response(await cancel_on_disconnect(call.request, work))
 
 
 async def encode(call: Call[EncodeBody]) -> Response:
     """Embed texts, in the native format."""
     caller = caller_of(call)
-    caller.demand("embed", "both", "classify", what="vectors")
-    return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
+    caller.require_task("embed", "both", "classify", what="vectors")
+    return json_response(
+        await cancel_on_disconnect(call.request, serving.encode(caller, call.body))
+    )
 
 
 async def classify_natively(call: Call[EncodeBody]) -> Response:
     """Classify texts, in the native format."""
     caller = caller_of(call)
-    caller.demand("classify", what="classes")
-    return json_response(await unless_gone(call.request, serving.encode(caller, call.body)))
+    caller.require_task("classify", what="classes")
+    return json_response(
+        await cancel_on_disconnect(call.request, serving.encode(caller, call.body))
+    )
 
 
 def caller_of(call: Call[Any]) -> EmbeddingCaller:
