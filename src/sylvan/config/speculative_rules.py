@@ -8,7 +8,7 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """Known speculation algorithms."""
-MOST_WIDE, MOST_TREE = 16, 64
+MAX_WIDE, MAX_TREE = 16, 64
 """Most guesses per position, and most tokens of a tree."""
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
@@ -112,12 +112,12 @@ SPECULATIVE_RULES = (
         lambda c: (
             _wide(c)
             and (
-                _number(_drafts(c).topk) > MOST_WIDE
-                or _number(_drafts(c).num_draft_tokens) > MOST_TREE
+                _number(_drafts(c).topk) > MAX_WIDE
+                or _number(_drafts(c).num_draft_tokens) > MAX_TREE
             )
         ),
         "{speculative.topk} and {speculative.num_draft_tokens}: trees have at most "
-        f"{MOST_WIDE} guesses for a position and {MOST_TREE} tokens",
+        f"{MAX_WIDE} guesses for a position and {MAX_TREE} tokens",
     ),
     Rule(
         "tree without room for its depth",

@@ -26,7 +26,7 @@ MAGIC = b"SYLPACK1"
 _PAGE, _LINE = 4096, 64
 _CHUNK = 32 << 20
 _THREADS = 4
-_MOST_HEADER = 64 << 20
+_MAX_HEADER = 64 << 20
 _PART = ".part"
 
 
@@ -179,7 +179,7 @@ def _header(descriptor: int, path: Path) -> tuple[_Header, int, str]:
     """The header, where the body begins, and the digest of the header."""
     first = os.pread(descriptor, 16, 0)
     length = int.from_bytes(first[8:], "little")
-    if first[:8] != MAGIC or length > _MOST_HEADER:
+    if first[:8] != MAGIC or length > _MAX_HEADER:
         raise BlobError(f"{path.name} is no file of this format")
     text = os.pread(descriptor, length, 16)
     try:

@@ -13,7 +13,7 @@ from sylvan.config.load_cache import PROGRAM, WEIGHTS
 from sylvan.kernels.blob import is_unfinished, write_blob
 from sylvan.kernels.memory import Bytes
 
-_SPARE_SHARE, _LEAST_SPARE, _MOST_SPARE = 0.05, 1 << 30, 4 << 30  # of the disk, that stay free
+_SPARE_SHARE, _MIN_SPARE, _MAX_SPARE = 0.05, 1 << 30, 4 << 30  # of the disk, that stay free
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CacheFiles:
         found = sorted((_use(file) for file in files), reverse=True)  # newest first
         held = sum(num_bytes for _, num_bytes, _ in found)
         disk = shutil.disk_usage(self.folder)
-        spare = min(max(int(_SPARE_SHARE * disk.total), _LEAST_SPARE), _MOST_SPARE)
+        spare = min(max(int(_SPARE_SHARE * disk.total), _MIN_SPARE), _MAX_SPARE)
         left = min(int(self.share * disk.total), held + disk.free - spare) - size
         if left < 0:
             raise OSError(f"{size:,} bytes are needed, {max(0, left + size):,} may be used")

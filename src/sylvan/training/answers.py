@@ -103,7 +103,7 @@ def answer(
     config: Config,
     prompts: Sequence[IntArray],
     layers: Sequence[int] | None,
-    most_tokens: int,
+    max_tokens: int,
     keep: Callable[[int, Sequence[Text]], None],
 ) -> None:
     """Have a model answer greedily, `PART` prompts at once.
@@ -112,7 +112,7 @@ def answer(
         config: Of the model; its prefix cache is left out.
         prompts: Token ids.
         layers: Read by the head; empty: vectors after the final norm; None: no vectors are kept.
-        most_tokens: Of an answer.
+        max_tokens: Of an answer.
         keep: Called with each part: how many prompts there were before, and the texts.
 
     Raises:
@@ -137,9 +137,9 @@ def answer(
     try:
         for first in range(0, len(prompts), PART):
             part = {str(first + i): ids for i, ids in enumerate(prompts[first : first + PART])}
-            part = {rid: ids for rid, ids in part.items() if len(ids) + most_tokens < longest}
+            part = {rid: ids for rid, ids in part.items() if len(ids) + max_tokens < longest}
             for rid, ids in part.items():
-                built.scheduler.add(request(rid, ids, most_tokens, ends))
+                built.scheduler.add(request(rid, ids, max_tokens, ends))
             while not built.scheduler.idle:
                 built.scheduler.step()
             texts = [_text(worker, rid, ids, answers.pop(rid, [])) for rid, ids in part.items()]

@@ -26,7 +26,7 @@ class Evaluation:
     tokens: int
 
 
-def evaluate(config: Config, prompts: Sequence[IntArray], most_tokens: int) -> Evaluation:
+def evaluate(config: Config, prompts: Sequence[IntArray], max_tokens: int) -> Evaluation:
     """Answer prompts greedily, with the speculation that the configuration names.
 
     Raises:
@@ -36,8 +36,8 @@ def evaluate(config: Config, prompts: Sequence[IntArray], most_tokens: int) -> E
     longest, ends = int(built.facts["context_len"] or 0), eos_ids(config)
     try:
         for number, ids in enumerate(prompts):
-            if len(ids) + most_tokens < longest:
-                built.scheduler.add(request(str(number), ids, most_tokens, ends))
+            if len(ids) + max_tokens < longest:
+                built.scheduler.add(request(str(number), ids, max_tokens, ends))
         while not built.scheduler.idle:
             built.scheduler.step()
         load = built.scheduler.load()

@@ -29,9 +29,9 @@ from sylvan.training.head import TrainableHead
 from sylvan.training.loop import Schedule, SharedWeights, Trainer
 from sylvan.training.prompts import read_prompts
 
-MOST_GUESSED = 32_000
+MAX_GUESSED = 32_000
 """Tokens that a head can guess unless more are asked for."""
-HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 64
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 64
 """Prompts that are kept for the evaluation."""
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 
@@ -54,7 +54,7 @@ class DraftTrainOptions:
 
     prompts: int = 10_000
     answer_tokens: int = 256
-    guessed: int = MOST_GUESSED
+    guessed: int = MAX_GUESSED
     context_tokens: int = 16
     least: int = 1
     schedule: Schedule = field(default_factory=Schedule)
@@ -145,7 +145,7 @@ def answered(
         ConfigError: see `train_draft`.
     """
     prompts = read_prompts(data, load_tokenizer(config), options.prompts)
-    held_out = min(MOST_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
+    held_out = min(MAX_HELD_OUT, max(1, int(HELD_OUT_SHARE * len(prompts))))
     if len(prompts) <= held_out:
         raise ConfigError(f"{data} has {len(prompts)} prompts; 2 are needed at least")
     _begin(work, config, data, options)

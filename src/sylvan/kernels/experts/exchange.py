@@ -21,7 +21,7 @@ class _PairRoutes:
 
     source: torch.Tensor
     target: torch.Tensor
-    most_pairs: int  # most pairs that a rank sends to another
+    max_pairs: int  # most pairs that a rank sends to another
 
     def of(self, source: int, target: int) -> torch.Tensor:
         """Indices of the pairs that one rank sends to another."""
@@ -51,7 +51,7 @@ def sum_by_owner(
     routes = _pair_routes(spread, ids_TK, each)
     place = torch.empty(num_rows * top_k, dtype=torch.int64, device=pairs.device)
     place[pairs] = torch.arange(len(pairs), device=pairs.device)
-    sent = outputs_PD.new_zeros(ranks.size, routes.most_pairs, columns)
+    sent = outputs_PD.new_zeros(ranks.size, routes.max_pairs, columns)
     for target in range(ranks.size):
         own = routes.of(ranks.rank, target)
         sent[target, : len(own)] = outputs_PD[place[own]]

@@ -40,7 +40,7 @@ template <class E> static inline SYLVAN_INLINE vf add_pair(vf acc, vu pair, cons
         return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
 }
 
-constexpr int MOST_ROWS = TILE_ROWS > 4 ? TILE_ROWS : 4;  // of one pass over the weights
+constexpr int MAX_ROWS = TILE_ROWS > 4 ? TILE_ROWS : 4;  // of one pass over the weights
 // as many sums as fit the registers
 constexpr int wide_blocks(int rows) {
     return FEW_VECTORS < 16 ? 1 : std::min(FEW_VECTORS / rows / 2 * 2, 4);
@@ -57,10 +57,10 @@ template <int MOST, class F> void by_passes(int count, F&& f) {
 
 // Calls f(spot, rows as a constant, blocks as a constant) for all rows of all blocks.
 template <class F> void by_blocks(const Block& b, F&& f) {
-    int wide = wide_blocks(ceil_div(b.count(), ceil_div(b.count(), MOST_ROWS)));
+    int wide = wide_blocks(ceil_div(b.count(), ceil_div(b.count(), MAX_ROWS)));
     for (int n = b.n0; n < b.n1;) {
         int cols = std::min(wide, b.n1 - n);
-        by_passes<MOST_ROWS>(b.count(), [&](int m, auto M) {
+        by_passes<MAX_ROWS>(b.count(), [&](int m, auto M) {
             Spot spot{b.m0 + m, n, n + b.shift, b.out};
             constexpr int WIDE = wide_blocks(M);
             if (cols == WIDE)
@@ -232,7 +232,7 @@ template <class E> void linear_coded(const LinearCoded& op, const Step& s, int t
     Matrix a(op, s);
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
-        if (b.count() <= MOST_ROWS * C::PASSES)
+        if (b.count() <= MAX_ROWS * C::PASSES)
             few_rows<E, C>(a, s, b);
         else
             many_rows<E, C>(a, s, b);

@@ -22,7 +22,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import PARTS_MIB, NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
-_MOST_KINDS = 512  # beyond this, layers seem to change in each step, so the cache is dropped
+_MAX_KINDS = 512  # beyond this, layers seem to change in each step, so the cache is dropped
 _SLACK = 64  # numbers after the rows that vector loads may read
 
 
@@ -238,7 +238,7 @@ class NativePagedAttention:
         scales = layer.kv_scales and (id(layer.kv_scales.keys), id(layer.kv_scales.values))
         key = (*shape, *work.key, *how, about_sinks, scales, pages.group, *pages.steps)
         if key not in self._kinds:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             self._kinds[key] = self._compiled(layer, work)
         return self._kinds[key]

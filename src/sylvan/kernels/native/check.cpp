@@ -19,7 +19,7 @@ const OpRules op_rules[N_KINDS] = {SYLVAN_OPS(SYLVAN_ENTRY)};
 struct Memory {  // of the entries of the buffer table; 0 bytes: bound later
     const int64_t* bytes;
     int count;
-    int32_t most_rows[2];  // by RowCount
+    int32_t max_rows[2];  // by RowCount
 
     bool holds(int32_t entry, int64_t needed) const {
         return entry < 0 || !bytes[entry] || bytes[entry] >= needed;
@@ -37,7 +37,7 @@ struct Reason {  // why an op is refused
 };
 
 int64_t rows_of(const Op& op, const Memory& memory) {
-    return int64_t(memory.most_rows[op.rows]) * std::max(1, op.times);
+    return int64_t(memory.max_rows[op.rows]) * std::max(1, op.times);
 }
 
 // Bytes that a buffer needs at least; -1: a count is not positive
@@ -114,7 +114,7 @@ bool check_linear(const Linear& op, const Memory& memory, Reason& why) {
     const char* name = op_rules[op.kind].name;
     if (op.words < 1 || op.x_bytes < 1) return why.say("%s: x has no columns", name);
     bool grouped = op.groups.present();  // then rows may be read and written in place
-    int64_t rows = grouped ? memory.most_rows[op.rows] : rows_of(op, memory);
+    int64_t rows = grouped ? memory.max_rows[op.rows] : rows_of(op, memory);
     if (!memory.holds(op.x.index, rows * op.x_bytes))
         return why.say("%s: x has fewer rows than are read", name);
     int bytes = op.dtype == BF16 && !op.out_f32 ? 2 : 4;

@@ -90,13 +90,13 @@ def _align(
     """Emit the op that sorts pairs by this rank's experts."""
     num_experts, top_k = weights.down.shape[0], routed.top_k
     graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
-    most_groups = num_experts + pairs // GROUP_ROWS + 1
+    max_groups = num_experts + pairs // GROUP_ROWS + 1
     align = MoeAlign(
         experts=routed.experts,
         load=graph.constant(routed.counts),
         sorted_pairs=graph.buffer(pairs * 4),
         pair_places=graph.buffer(pairs * 4),
-        groups=graph.buffer((1 + 3 * most_groups) * 4),
+        groups=graph.buffer((1 + 3 * max_groups) * 4),
         num_experts=num_experts,
         top_k=top_k,
     )
@@ -212,13 +212,13 @@ def _check(
 
 
 def _check_sizes(
-    builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
+    builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, experts_per_row: int
 ) -> None:
     builder.expect(x, "experts")
     num_experts, most = weights.num_experts, builder.constants
-    if num_experts > most.max_experts or most_chosen > most.max_chosen:
+    if num_experts > most.max_experts or experts_per_row > most.max_chosen:
         raise Unsupported(
-            f"{num_experts} experts of which a row visits {most_chosen}, or groups of them; "
+            f"{num_experts} experts of which a row visits {experts_per_row}, or groups of them; "
             f"at most {most.max_experts} and {most.max_chosen}"
         )
     if (x.times, x.rows) != (1, "tokens"):

@@ -23,7 +23,7 @@ class ProgramLimits:
     max_tokens: int
     max_outputs: int
 
-    def most_rows(self, rows: Rows, times: int = 1) -> int:
+    def max_rows(self, rows: Rows, times: int = 1) -> int:
         """Maximum number of rows, plus the rows that a tile may read beyond them."""
         most = self.max_tokens if rows == "tokens" else self.max_outputs
         most = -(-most * times // _TILE_ROWS) * _TILE_ROWS

@@ -19,7 +19,7 @@ class NativePart:
         library: The library that runs them.
         records: Of `binding.OP`.
         memory: Of each entry of the ops' buffer table; must stay alive.
-        most_rows: Rows of a step, and outputs of it, that the memory must hold; the caller vouches
+        max_rows: Rows of a step, and outputs of it, that the memory must hold; the caller vouches
           for entries without memory, which it binds.
 
     Attributes:
@@ -31,7 +31,7 @@ class NativePart:
         library: Library,
         records: np.ndarray,
         memory: Sequence[Bytes],
-        most_rows: tuple[int, int] = (0, 0),
+        max_rows: tuple[int, int] = (0, 0),
     ) -> None:
         """Check the operands of all ops.
 
@@ -47,7 +47,7 @@ class NativePart:
         if not library.dll.sylvan_program_check(
             *(records.ctypes.data, len(records)),
             *(sizes.ctypes.data, len(memory)),
-            *most_rows,
+            *max_rows,
             *(why, len(why)),
         ):
             raise ValueError(why.value.decode())

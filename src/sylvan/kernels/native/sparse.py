@@ -26,7 +26,7 @@ from sylvan.kernels.native.opset import (
 from sylvan.kernels.paged.cache import LayerPages
 
 SCORES_MIB = 8  # memory for scores of a few rows, which threads compute together
-_MOST_TOKENS = 250_000  # tokens whose scores fit into a thread's scratch memory
+_MAX_TOKENS = 250_000  # tokens whose scores fit into a thread's scratch memory
 
 
 class SparseTracer:
@@ -98,8 +98,8 @@ class SparseTracer:
         index: IndexedRows | None,
         rope: Rope,
     ) -> None:
-        if len(rope.cos_sin) > _MOST_TOKENS:
-            raise Unsupported(f"sparse attention over more than {_MOST_TOKENS} tokens")
+        if len(rope.cos_sin) > _MAX_TOKENS:
+            raise Unsupported(f"sparse attention over more than {_MAX_TOKENS} tokens")
         op = TokenStore(
             qkv=rows.id,
             pages=pages,

@@ -149,7 +149,7 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
     if "order" in found.parts:
         if linear.x_head_step:
             raise Unsupported("heads with inputs in another order")
-        size = graph.limits.most_rows(linear.rows, linear.times) * linear.x_bytes
+        size = graph.limits.max_rows(linear.rows, linear.times) * linear.x_bytes
         operands["x"] = graph.buffer(size)
         yield TakeColumns(
             x=linear.x,
@@ -161,7 +161,7 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
         )
     if "shifts" in found.parts:
         groups = linear.words * 32 // bits_of(form.code) // linear.group
-        most = graph.limits.most_rows(linear.rows, linear.times)
+        most = graph.limits.max_rows(linear.rows, linear.times)
         sums = operands["x_sums"] = graph.buffer(most * groups * 4)
         yield GroupSums(
             x=operands["x"], out=sums, cols=linear.cols, group=linear.group, **_header(linear)

@@ -44,7 +44,7 @@ template <int EXPONENT> struct Float8 {
     static constexpr int FRACTION = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1,
                          SHIFT = 23 - FRACTION, REBIAS = 127 - BIAS;
     static constexpr float MOST = EXPONENT == 4 ? 448.f : 57344.f,
-                           LEAST_NORMAL = EXPONENT == 4 ? 0x1p-6f : 0x1p-14f;
+                           MIN_NORMAL = EXPONENT == 4 ? 0x1p-6f : 0x1p-14f;
     static constexpr float SMALLEST = EXPONENT == 4 ? 0x1p-9f : 0x1p-16f;
 
     static SYLVAN_INLINE vf value(vu code) {
@@ -61,7 +61,7 @@ template <int EXPONENT> struct Float8 {
             ((bits + odd + ((1u << (SHIFT - 1)) - 1)) >> SHIFT) - (uint32_t(REBIAS) << FRACTION);
         vf magic = splat(12582912.f);
         vu below = (vu)((vi)(a * (1.f / SMALLEST) + magic) - (vi)magic);
-        return select(a < LEAST_NORMAL, below, normal) | ((vu)x >> 24 & 128u);
+        return select(a < MIN_NORMAL, below, normal) | ((vu)x >> 24 & 128u);
     }
 };
 

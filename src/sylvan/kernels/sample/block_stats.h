@@ -31,10 +31,10 @@ static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -I
 
 // Division by the temperature: probabilities are powers of two of differences over `scale`.
 static inline float scale_of(float temperature) { return float(1.4426950408889634 / temperature); }
-constexpr float LEAST_POWER = -126.f;  // the power below which a probability counts as 0
+constexpr float MIN_POWER = -126.f;  // the power below which a probability counts as 0
 // rises with x, as its power of two may not
 static inline vf power(vf x, float top, float scale) { return (x - top) * scale; }
-static inline vf weight_of(vf power) { return select(power > LEAST_POWER, exp2(power), vf{}); }
+static inline vf weight_of(vf power) { return select(power > MIN_POWER, exp2(power), vf{}); }
 // 1 at `top`, 0 for NaN
 static inline vf weight(vf x, float top, float scale) { return weight_of(power(x, top, scale)); }
 

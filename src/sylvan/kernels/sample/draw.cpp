@@ -139,9 +139,9 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
     double wanted = of_total ? filter.top_p * total : INFINITY;
     // ---- candidates: first only the likely ids, which nearly always suffice
     float lowest = !of_first && filter.min_p > 0
-                       ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f)
-                       : LEAST_POWER;
-    for (float level : {-8.f, -12.f, -16.f, LEAST_POWER}) {
+                       ? std::max(MIN_POWER, std::log2(filter.min_p) - .01f)
+                       : MIN_POWER;
+    for (float level : {-8.f, -12.f, -16.f, MIN_POWER}) {
         float from = std::max(level, lowest);
         double mass = gather(from);
         if (from == lowest || int64_t(scratch.found.size()) >= filter.k ||
@@ -178,7 +178,7 @@ double Distribution::gather(float least) const {
         float xs[LANES], ps[LANES];
         store(xs, x);
         store(ps, p);
-        each_bit(which & bits((v >= splat(least)) & (v > LEAST_POWER)),
+        each_bit(which & bits((v >= splat(least)) & (v > MIN_POWER)),
                  [&](int l) { found.push_back({xs[l], ps[l], id_of(l)}), mass += ps[l]; });
     };
     if (!known.x) {

@@ -28,8 +28,8 @@ class TokenIndex:
     q_starts: torch.Tensor
     starts: torch.Tensor
     slots: torch.Tensor
-    most_rows: int
-    most_tokens: int
+    max_rows: int
+    max_tokens: int
 
 
 def token_index(batch: ForwardBatch, group: int = 0, window: int | None = None) -> TokenIndex:
@@ -56,8 +56,8 @@ def token_index(batch: ForwardBatch, group: int = 0, window: int | None = None) 
     parts = (q_starts.copy(), starts, slots)
     return TokenIndex(
         *(torch.from_numpy(x.astype(np.int32)).to(device) for x in parts),
-        most_rows=int(rows.max(initial=1)),
-        most_tokens=int(seen.max(initial=1)),
+        max_rows=int(rows.max(initial=1)),
+        max_tokens=int(seen.max(initial=1)),
     )
 
 
@@ -116,8 +116,8 @@ class AiterAttention:
             index.q_starts,
             index.starts,
             index.slots,
-            index.most_rows,
-            index.most_tokens,
+            index.max_rows,
+            index.max_tokens,
             softmax_scale=spec.scale,
             logits_soft_cap=spec.softcap or 0.0,
             causal=spec.causal,

@@ -181,8 +181,8 @@ def _packed(spans: list[_Span], page_size: int) -> Packed:
         slots_S=torch.cat(places),
         q_starts_R1=torch.tensor(q_starts, dtype=torch.int32, device=device),
         k_starts_R1=torch.tensor(k_starts, dtype=torch.int32, device=device),
-        most_rows=max(s.rows.stop - s.rows.start for s in spans),
-        most_tokens=max(s.kv_len for s in spans),
+        max_rows=max(s.rows.stop - s.rows.start for s in spans),
+        max_tokens=max(s.kv_len for s in spans),
     )
 
 

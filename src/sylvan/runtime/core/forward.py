@@ -231,14 +231,14 @@ class OwnRows:
     Attributes:
         batch: The same step with these requests alone; nothing of it is sampled.
         rows: Their rows in the whole step, int64.
-        most_rows: Rows of the group of ranks that has the most.
+        max_rows: Rows of the group of ranks that has the most.
         places_T: Where each row of the step lies among those of all groups, which are padded to
-            `most_rows` each; int64.
+            `max_rows` each; int64.
     """
 
     batch: ForwardBatch
     rows: torch.Tensor
-    most_rows: int
+    max_rows: int
     places_T: torch.Tensor
 
 

@@ -27,7 +27,7 @@ class BatchLimits:
     max_paths: int = 0
 
     @property
-    def most_samples(self) -> int:
+    def max_sampled_rows(self) -> int:
         """Most rows with logits in one step."""
         return max(self.max_samples, self.max_reqs)
 

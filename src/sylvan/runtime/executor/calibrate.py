@@ -38,7 +38,7 @@ from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 
 _PAGE = 64
 _FORMAT = format_of("w4a16")
-_LEAST_TOKENS = 2
+_MIN_TOKENS = 2
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in total)."""
@@ -97,7 +97,7 @@ def prepared(
         ConfigError: it is no native decoder, or there are no texts.
     """
     config = load_config(model_dir)
-    kept = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
+    kept = [list(text) for text in texts if len(text) >= _MIN_TOKENS]
     if not kept:
         raise ConfigError(f"quantization {quantization} needs texts of at least two tokens")
     longest = max(map(len, kept))

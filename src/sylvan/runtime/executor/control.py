@@ -48,7 +48,7 @@ from sylvan.runtime.pool.releasable import ReleasableMemory
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES_PER_NUMBER = 8
+_MAX_BYTES_PER_NUMBER = 8
 """Limit for stored tensors, in bytes: trainers send float32, and may send tied tensors."""
 ELSEWHERE = "elsewhere"
 """Key under which a rank reports a tensor that only other ranks hold."""
@@ -108,7 +108,7 @@ class ExecutorControl:
         self._update_groups = UpdateGroups()
         self._profiling = Profiling()
         numbers = weights.num_numbers if isinstance(weights, LiveWeights) else 0
-        most = _MOST_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
+        most = _MAX_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
         self._sources = WeightSources(self._update_groups, most)
         self._released: dict[MemoryTag, int] = {}
         self._writes: BackgroundWrites | None = None

@@ -20,7 +20,7 @@ from sylvan.runtime.models.jetmoe import ChosenHeads
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.models.stages import check_stages, num_last_layers
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 def check_division(config: ModelConfig, mesh: Mesh) -> None:
@@ -52,7 +52,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
         return
     if why.startswith("parallel."):
         raise ConfigError(why)
-    sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, mesh, n)]
+    sizes = [str(n) for n in range(1, MAX_RANKS + 1) if not _obstacle(config, mesh, n)]
     counts = ", ".join(sizes) or "none"
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
 

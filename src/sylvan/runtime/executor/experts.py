@@ -21,7 +21,7 @@ from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.slots import Slot
 from sylvan.runtime.models.stored import WeightFiles
 
-_LEAST_GAIN = 0.01
+_MIN_GAIN = 0.01
 """Minimum gain in balance for which a layer's experts are moved."""
 
 
@@ -86,7 +86,7 @@ class ExpertMover:
             experts = balanced(load, self._placement.copies, self._placement.groups)
             better = LayerSlots(experts, now.num_experts, now.per_group)
             old, new = balance_of(now, load), balance_of(better, load)
-            if new > old + _LEAST_GAIN:
+            if new > old + _MIN_GAIN:
                 planned[layer] = experts
             before.append(old)
             after.append(new if layer in planned else old)

@@ -37,7 +37,7 @@ class LocalOptions:
     as many cached prefixes. `quantization` names a format that matrices are quantised to while
     loading; None keeps the checkpoint's. With `fp8_activations`, inputs of FP8 matrices are rounded
     to e4m3 as well. With `fill`, a device's KV cache gets as many pages as
-    fit, up to `most_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
+    fit, up to `max_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
     configuration. With `deterministic`, models whose results depend on the batch are rejected.
     `devices` is the number of devices that share the model, on platforms with a lowering; they form
     `data_groups` groups, each with the whole model and requests of its own.
@@ -54,7 +54,7 @@ class LocalOptions:
     data_groups: int = 1
     kv_dtype: str = "model"
     fill: bool = False
-    most_pages: int | None = None
+    max_pages: int | None = None
     attention: str = "auto"
     runner: RunnerName = "auto"
     deterministic: bool = False

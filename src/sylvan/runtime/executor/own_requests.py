@@ -80,7 +80,7 @@ class OwnRequests:
         self._whole.own = OwnRows(
             batch=self._own,
             rows=torch.from_numpy(self._rows),
-            most_rows=int(counts.max()),
+            max_rows=int(counts.max()),
             places_T=torch.from_numpy(places_T),
         )
 

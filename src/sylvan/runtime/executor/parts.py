@@ -265,7 +265,7 @@ class ModelPlan:
         """Memory that recurrent states need; None if the model has none."""
         if not self.config.states:
             return None
-        guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
+        guesses = self.limits.max_sampled_rows - 1 if self.options.max_samples else 0
         return StateSizes(
             parts=[
                 (part.shape, torch.float32 if part.exact else self.build.dtype)

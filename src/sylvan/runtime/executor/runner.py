@@ -45,7 +45,7 @@ class ModelRunner(Protocol):
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """Logits of other rows of the last step, which ran without a graph: float32 (n, V).
 
-        At most `batch.limits.most_samples` at once.
+        At most `batch.limits.max_sampled_rows` at once.
         """
         ...
 
@@ -64,7 +64,7 @@ class ModelRunner(Protocol):
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """Apply the model's head to vectors outside of steps: float32 (R, C).
 
-        At most `batch.limits.most_samples` at once; the result is the caller's.
+        At most `batch.limits.max_sampled_rows` at once; the result is the caller's.
         """
         ...
 

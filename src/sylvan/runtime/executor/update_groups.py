@@ -69,7 +69,7 @@ class UpdateGroups:
         self._group(name)
         del self._groups[name]
 
-    def receive(self, source: GroupTensors, most_bytes: int) -> InMemory:
+    def receive(self, source: GroupTensors, max_bytes: int) -> InMemory:
         """Receive tensors that rank 0 broadcasts, in the order of their names.
 
         Raises:
@@ -89,8 +89,8 @@ class UpdateGroups:
         if len(room) < len(source.names):
             raise ConfigError("names must be unique")
         total = sum(math.prod(shape) * dtype.itemsize for dtype, shape in room.values())
-        if total > most_bytes or any(n < 0 for _, shape in room.values() for n in shape):
-            raise ConfigError(f"shapes of {total:,} bytes; at most {most_bytes:,}")
+        if total > max_bytes or any(n < 0 for _, shape in room.values() for n in shape):
+            raise ConfigError(f"shapes of {total:,} bytes; at most {max_bytes:,}")
         found = {name: torch.empty(shape, dtype=kind) for name, (kind, shape) in room.items()}
         try:
             if source.flat:

@@ -43,7 +43,7 @@ class LayerSlots:
         return self.experts[group * self.per_group : (group + 1) * self.per_group]
 
     @property
-    def most_copies(self) -> int:
+    def max_copies(self) -> int:
         """Most slots of a single expert."""
         return max(np.bincount(self.experts))
 

@@ -51,7 +51,7 @@ class RowGroups:
             raise Unsupported("attention of which each rank has some requests")
         own = batch.own
         assert own is not None, "the executor of such a rank says which rows it has"
-        given_GD = x.new_zeros(own.most_rows, x.shape[1])
+        given_GD = x.new_zeros(own.max_rows, x.shape[1])
         if own.batch.num_tokens:
             compute: Any = attention  # of tensors, as x is one
             out: torch.Tensor = compute(x[own.rows], own.batch)

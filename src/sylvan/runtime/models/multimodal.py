@@ -105,13 +105,13 @@ def parse(raw: Raw) -> ModelConfig:
     inner = _TEXTS[kind]
     config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
-    most_tokens = _window(config) or config.max_position_embeddings
+    max_tokens = _window(config) or config.max_position_embeddings
     media = ModelMedia(
         architecture=whole,
         token_ids=placeholders(raw),
         edited_layers=tuple(range(len(deep))),
         whole=whole in _WHOLE,
-        prefix=most_tokens if whole in _PREFIX else 0,
+        prefix=max_tokens if whole in _PREFIX else 0,
         vector_scale=config.embed_scale if kind in _SCALED else 1.0,
     )
     if media.whole:

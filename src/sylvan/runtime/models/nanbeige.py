@@ -26,7 +26,7 @@ _UNKNOWN = (
     *("insert_ngram_layer_idx", "emb_neighbor_num"),
 )
 """Switches that no published checkpoint sets."""
-_MOST_PASSES = 64
+_MAX_PASSES = 64
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -49,8 +49,8 @@ def passes_of(raw: Raw) -> int:
     """How often all layers run."""
     weights = raw.get("loop_loss_weights")
     count = len(weights) + 1 if isinstance(weights, list) and weights else raw.get("num_loops", 1)
-    if not isinstance(count, int) or not 1 <= count <= _MOST_PASSES:
-        raise ConfigError(f"config.json: num_loops must be in 1..{_MOST_PASSES}, it is {count!r}")
+    if not isinstance(count, int) or not 1 <= count <= _MAX_PASSES:
+        raise ConfigError(f"config.json: num_loops must be in 1..{_MAX_PASSES}, it is {count!r}")
     return count
 
 

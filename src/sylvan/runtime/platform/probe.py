@@ -21,7 +21,7 @@ _NEWEST_CUDA = 13
 _OLDEST_JAX = 0, 8, 0
 _JAX_START_S = 120
 _NVML = "libnvidia-ml.so.1"
-_LEAST_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
+_MIN_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +86,10 @@ def _gpu_problem(root: Path, newest: FindCapability) -> str | None:
             f"what its container was given, {ELSE}"
         )
     capability = newest()
-    if capability is not None and capability < _LEAST_CAPABILITY:
+    if capability is not None and capability < _MIN_CAPABILITY:
         return (
             f"the GPU has compute capability {_dotted(capability)} and kernels need "
-            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) or newer; use a newer GPU, {ELSE}"
+            f"{_dotted(_MIN_CAPABILITY)} (Ampere) or newer; use a newer GPU, {ELSE}"
         )
     return None
 

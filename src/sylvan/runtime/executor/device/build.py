@@ -66,7 +66,7 @@ class DevicePlan:
         ranks: Those that share the model; each has as many pages as the one with the least memory.
         page_bytes: Bytes of a page in all layers.
         num_pages: Requested number of pages, padding page included; None to fill memory.
-        most_pages: Maximum number of pages when filling memory.
+        max_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
         table_rows: Rows of the embedding table, if more.
         media_ids: Ids of prompts with items, if more than the vocabulary.
@@ -94,7 +94,7 @@ class DevicePlan:
     custom: tuple[LogitsProcessor, ...] = ()
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    most_pages: int | None = None
+    max_pages: int | None = None
     table_rows: int = 0
     media_ids: int = 0
     on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
@@ -136,7 +136,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     )
     platform.trim()
     least = min(limits.max_pages_per_req, _PROBE_PAGES) + 1
-    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.most_pages)
+    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.max_pages)
     counts = plan.ranks.all_gather(torch.tensor([report.num_pages], device=platform.device))
     report = replace(report, num_pages=int(counts.min()))
     del pool
@@ -156,7 +156,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_batch_tokens=limits.max_tokens,
         max_running_reqs=limits.max_reqs,
         kv_groups=plan.kv_groups(report.num_pages),
-        max_samples=limits.most_samples,
+        max_samples=limits.max_sampled_rows,
         draft_chains=plan.states is None,
     )
     plan.on_built(batch, runner)
@@ -244,7 +244,7 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
         host.arrays[name][:] = 1.0
     with torch.inference_mode():
         inputs.upload(host)
-        samples = min(limits.most_samples, tokens)
+        samples = min(limits.max_sampled_rows, tokens)
         memory.point(inputs, Sizes(tokens, needed, samples), host)
         batch = memory.batch
         if batch.states is not None:

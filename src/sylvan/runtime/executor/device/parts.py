@@ -40,7 +40,7 @@ class StepMemory:
         self.table = DevicePageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
         self._narrow = StagedInputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
-        wide = step_layout(limits.max_tokens, reqs, groups, limits.most_samples)
+        wide = step_layout(limits.max_tokens, reqs, groups, limits.max_sampled_rows)
         self._wide = StagedInputs(wide, platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # same for every decoding step
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))

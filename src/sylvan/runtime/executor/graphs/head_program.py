@@ -86,7 +86,7 @@ class HeadProgram:
         """
         assert isinstance(batch.kv, NativePool)
         limits: BatchLimits = batch.limits
-        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.max_sampled_rows)
         pages = {layer: batch.kv.layers[0]}
         parts = dtype, sizes, pages, library.constants
         tracer = NativeTracer(*parts)
@@ -100,7 +100,7 @@ class HeadProgram:
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = run_arguments(batch.host), batch
-        whole, outputs = self._whole, limits.most_samples
+        whole, outputs = self._whole, limits.max_sampled_rows
         self._logits_RW = whole.read(traced.logits, outputs)
         self._next_RD = whole.read(traced.next_hidden, outputs)
         self._hidden_TD = whole.read(traced.hidden, limits.max_tokens)

@@ -29,7 +29,7 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.module_ops import ModuleOps, experts_of, held, norm_of
 from sylvan.runtime.executor.graphs.module_trace import INPUT, plain, takes, trace_module
 from sylvan.runtime.executor.graphs.native_modules import (
-    MOST_ROWS,
+    MAX_ROWS,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
@@ -71,7 +71,7 @@ def use_native_linears(
     """
     try:
         library = load_library()
-        limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+        limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=1)
         trial = partial(NativeTracer, dtype, limits, {}, library.constants)
         tracer = trial()
     except (LibraryMissing, Unsupported):

@@ -57,7 +57,7 @@ class NativeStep:
         host, limits = buffers.host, buffers.limits
         self._run = run_arguments(host)
         self._last_token = last_token
-        self._rows = NativeSamplingRows(params, limits.most_samples)
+        self._rows = NativeSamplingRows(params, limits.max_sampled_rows)
         self._rows.call.read(*logits)
         self._sample = ctypes.addressof(self._rows.call.struct)
         self._inputs = StepInputs(
@@ -69,7 +69,7 @@ class NativeStep:
         self._run.inputs = ctypes.addressof(self._inputs)
         # cached address of the plan buffer: asking an array for it takes longer than the copy
         self._numbers: IntArray = np.empty(
-            5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
+            5 * limits.max_reqs + limits.max_sampled_rows + limits.max_tokens, np.int32
         )
         self._inputs.numbers = self._numbers.ctypes.data
         self._typed = True  # whether any token's type may differ from 0

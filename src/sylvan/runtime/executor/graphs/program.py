@@ -130,7 +130,7 @@ class ProgramRunner:
         self._rows_and_head = Program(library, layout, traced.take)
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
-        self._rows = np.zeros(limits.most_samples, np.int32)
+        self._rows = np.zeros(limits.max_sampled_rows, np.int32)
         self._run = StepRun()
         self._batch: ForwardBatch | None = None
         self._states = StepStates(limits) if states else None
@@ -170,7 +170,7 @@ class ProgramRunner:
     ) -> ProgramStep | None:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
-        whole = self._program.read(self._traced.logits, batch.limits.most_samples)
+        whole = self._program.read(self._traced.logits, batch.limits.max_sampled_rows)
         return ProgramStep(self._program, batch, whole, last_token, params, self._states)
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
@@ -266,7 +266,7 @@ def tracers(
     states: Sequence[torch.Tensor] = (),
 ) -> Callable[[], NativeTracer]:
     """Factory of tracers for a model of these rows, pages and recurrent states."""
-    most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+    most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.max_sampled_rows)
     return lambda: NativeTracer(dtype, most, pool.layers, library.constants, states=states)
 
 

@@ -27,7 +27,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.module_trace import PARAMETER, plain, products_of, takes
 from sylvan.runtime.executor.graphs.native_modules import (
-    MOST_ROWS,
+    MAX_ROWS,
     NativeRowsModule,
     RowProgram,
     tile_rows,
@@ -57,7 +57,7 @@ def use_native_routers(
         multiplied = _multiplied(router, weight, dtype)
         if multiplied in (torch.float32, torch.bfloat16):
             if multiplied not in tracings:
-                limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+                limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=1)
                 tracings[multiplied] = _Tracing(
                     NativeTracer(multiplied, limits, {}, library.constants), multiplied
                 )

@@ -99,12 +99,12 @@ def memory_of(
     states = XlaStates(plan.states, mesh) if plan.states is not None else None
     items = None
     if cross:
-        slots, most = plan.options.max_running_reqs, _most_vectors(plan)
+        slots, most = plan.options.max_running_reqs, _max_vectors(plan)
         items = XlaItems(cross, slots, most, plan.build.dtype, mesh)
     return XlaMemory(XlaPool(shape, kind, mesh, latent), states, XlaAdapters(adapters, mesh), items)
 
 
-def _most_vectors(plan: ModelPlan) -> int:
+def _max_vectors(plan: ModelPlan) -> int:
     """Vectors of an encoded item, at most: config.json's for sounds, the prompt's for texts."""
     media, raw = plan.config.media, plan.config.raw
     assert media is not None

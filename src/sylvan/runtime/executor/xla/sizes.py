@@ -10,7 +10,7 @@ from sylvan.runtime.core.forward import BatchLimits
 TILE_ROWS = 16
 """Rows of one request that are attended together, in steps with prompts."""
 _FEW_REQUESTS = 4
-_LEAST_ROWS, _LEAST_PAGES = 16, 8
+_MIN_ROWS, _MIN_PAGES = 16, 8
 _PAGE_LEVELS = 4
 
 
@@ -67,7 +67,7 @@ class StepBuckets:
         requests = limits.max_reqs + limits.max_paths
         self._all = sorted(
             StepBucket(rows, count, samples, pages)
-            for pages in _levels(limits.max_pages_per_req, _LEAST_PAGES, _PAGE_LEVELS)
+            for pages in _levels(limits.max_pages_per_req, _MIN_PAGES, _PAGE_LEVELS)
             for rows, count, samples in _shapes(limits, requests)
         )
 
@@ -101,9 +101,9 @@ def _shapes(limits: BatchLimits, requests: int) -> Iterator[tuple[int, int, int]
         yield rows, rows, rows
     few = min(_FEW_REQUESTS, requests)
     top = -(-limits.max_tokens // TILE_ROWS) * TILE_ROWS
-    for most in _levels(top, _LEAST_ROWS, 6):
+    for most in _levels(top, _MIN_ROWS, 6):
         rows = -(-most // TILE_ROWS) * TILE_ROWS
-        kinds = {(few, few), (requests, max(limits.most_samples, requests))}
+        kinds = {(few, few), (requests, max(limits.max_sampled_rows, requests))}
         for count, samples in kinds:
             # equal numbers would mean one row per request
             yield rows if rows != count else rows + TILE_ROWS, count, samples

@@ -217,7 +217,7 @@ class DiffusionWorker(CapabilityWorker):
         rows = places = 0
         for part in fillings:
             rows, places = rows + len(part.ids), places + len(part.open)
-            full = rows > limits.max_tokens or places > limits.most_samples
+            full = rows > limits.max_tokens or places > limits.max_sampled_rows
             if group and (full or len(group) >= limits.max_reqs):
                 yield group
                 group, rows, places = [], len(part.ids), len(part.open)

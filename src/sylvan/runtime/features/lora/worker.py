@@ -34,12 +34,12 @@ class LoraCapacity:
     Attributes:
         slots: Adapters in one step.
         max_rank: Largest rank of a module.
-        most_bytes: Largest size of a host copy.
+        max_bytes: Largest size of a host copy.
     """
 
     slots: int
     max_rank: int
-    most_bytes: int
+    max_bytes: int
 
 
 class LoraWorker(CapabilityWorker):
@@ -76,7 +76,7 @@ class LoraWorker(CapabilityWorker):
         if self._made is not None:
             self._made.close()
         capacity = self._capacity
-        self._made = AdapterStore(targets, capacity.max_rank, capacity.most_bytes)
+        self._made = AdapterStore(targets, capacity.max_rank, capacity.max_bytes)
         self._layers, self._head = targets.layers, targets.head
         for layer in _layers_of_groups(model):
             layer.rows = self._own_rows

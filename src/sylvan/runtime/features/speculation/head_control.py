@@ -51,7 +51,7 @@ class HeadSpeculation(Capability):
     ) -> None:
         self.counts = SpeculationCounts()
         self._vocab_size = vocab_size
-        self._most_guesses = max(most, shape.nodes)
+        self._max_guesses = max(most, shape.nodes)
         self._depth = CommonDepth(most, clock, adaptive=adaptive, width=shape.width)
         self._pauses = Pauses()
         self._verifies = False  # whether to verify what the step in flight drafts
@@ -130,13 +130,13 @@ class HeadSpeculation(Capability):
         self._depth.took(report.guess_s, max(1, *depths))
         for (index, proposal), depth in zip(proposals.items(), depths, strict=True):
             try:
-                check(proposal, self._most_guesses, self._vocab_size)
+                check(proposal, self._max_guesses, self._vocab_size)
             except FAILURES as error:
                 self._failed(str(error))
             else:
                 if proposal.tokens:
                     self._brought[batch.slices[index].req] = proposal
-                    self._depth.drafted(depth, proposal.draft(self._most_guesses).rows)
+                    self._depth.drafted(depth, proposal.draft(self._max_guesses).rows)
 
     def on_finish(self, req: Req) -> None:
         self._depth.forget(req)

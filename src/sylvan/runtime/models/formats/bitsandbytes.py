@@ -27,7 +27,7 @@ from sylvan.runtime.models.formats.stored import Tensors, check_scales
 _WEIGHT, _STATE = ".weight", ".quant_state.bitsandbytes__"
 _NESTED = (".nested_absmax", ".nested_quant_map")
 _KINDS: Mapping[str, tuple[Code, float]] = {"nf4": ("nf4", 1.0), "fp4": ("fp4_bnb", 12.0)}
-_LEAST_GROUP = 16
+_MIN_GROUP = 16
 _TABLES = {
     "nf4": torch.tensor(NF4),
     "fp4": torch.tensor([*FP4_BNB, *(-x for x in FP4_BNB)]) / 12.0,
@@ -78,11 +78,11 @@ class BitsAndBytes:
             raise ConfigError(f"{parts[0]!r} is of {stored.dtype}, which stores no pairs of codes")
         raw = stored.contiguous().view(torch.uint8).flatten()
         group = math.gcd(cols, size)
-        if raw.numel() * 2 != rows * cols or group < _LEAST_GROUP:
+        if raw.numel() * 2 != rows * cols or group < _MIN_GROUP:
             raise ConfigError(
                 f"{parts[0]!r} has {raw.numel()} bytes, but its state is {rows} x {cols} in blocks "
                 f"of {size}; expected two numbers a byte, and blocks that whole groups of at least "
-                f"{_LEAST_GROUP} inputs divide"
+                f"{_MIN_GROUP} inputs divide"
             )
         _check_table(parts[2], tensor(parts[2]), kind)
         most = _magnitudes(parts, tensor, state)

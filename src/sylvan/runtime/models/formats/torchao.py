@@ -44,7 +44,7 @@ _WITH_ZEROS = (
     *("Int8DynamicActivationInt4WeightConfig", "Float8DynamicActivationInt4WeightConfig"),
 )
 """Configs whose matrices always have zero points."""
-_MOST_BITS = 8
+_MAX_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _symmetric(parts: Sequence[str], q: torch.Tensor, scale: torch.Tensor) -> Co
     if len(rows) != len(q):
         raise ConfigError(f"{parts[1]!r} is {list(scale.shape)}, but {parts[0]!r} {list(q.shape)}")
     group = _group(parts, q.shape[1], rows.shape[1])
-    return of_integers(q.view(torch.uint8) ^ 128, rows, None, _MOST_BITS, group=group)
+    return of_integers(q.view(torch.uint8) ^ 128, rows, None, _MAX_BITS, group=group)
 
 
 def _unpacked(
@@ -127,7 +127,7 @@ def _unpacked(
     if len(scale) != len(q):
         raise ConfigError(f"{parts[1]!r} is {list(scale.shape)}, but {parts[0]!r} {list(q.shape)}")
     group = _group(parts, q.shape[1], scale.shape[1])
-    bits = 4 if int(q.min()) >= -8 and int(q.max()) < 8 else _MOST_BITS
+    bits = 4 if int(q.min()) >= -8 and int(q.max()) < 8 else _MAX_BITS
     middle = 1 << bits - 1
     levels = (q.short() + middle).to(torch.uint8)
     if zero.is_floating_point():
