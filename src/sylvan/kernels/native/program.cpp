@@ -151,7 +151,7 @@ void walk(void* arg, int thread) {
         if (profile) profile[i] += now() - start;
     }
     if (running) pool.barrier();
-    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.gathered());
+    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.collected());
 }
 
 }  // namespace
