@@ -296,7 +296,7 @@ class ExpertWeights:
     """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
 
     A quantised stack is one of quantised matrices. `lora` holds the adapters of `gate_up` and
-    `down`. `spread` says which ranks hold the other experts; None: all experts are here.
+    `down`. `expert_ranks` says which ranks hold the other experts; None: all experts are here.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -306,12 +306,12 @@ class ExpertWeights:
     act: ActivationKind = "silu"
     clamping: Clamping | None = None
     lora: tuple[LoraLayer, LoraLayer] | None = None
-    spread: ExpertRanks | None = None
+    expert_ranks: ExpertRanks | None = None
 
     @property
     def num_experts(self) -> int:
         """Number of experts of the layer, over all ranks."""
-        return self.down.shape[0] if self.spread is None else len(self.spread.slots_EC)
+        return self.down.shape[0] if self.expert_ranks is None else len(self.expert_ranks.slots_EC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

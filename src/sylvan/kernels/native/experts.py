@@ -100,8 +100,8 @@ def _align(
         num_experts=num_experts,
         top_k=top_k,
     )
-    if (spread := weights.spread) is not None:
-        table = spread.slots_EC
+    if (expert_ranks := weights.expert_ranks) is not None:
+        table = expert_ranks.slots_EC
         assert table.dtype == torch.int32
         assert table.is_contiguous()
         align = replace(
@@ -109,7 +109,7 @@ def _align(
             slots=graph.constant(table.numpy().view(np.uint8).reshape(-1)),
             owners=graph.buffer(pairs * 4),
             copies=table.shape[1],
-            first_slot=spread.first_slot,
+            first_slot=expert_ranks.first_slot,
         )
     builder.emit(align, x)
     return align
@@ -125,7 +125,7 @@ def _experts(
     """Emit the weighted sums of the chosen experts' outputs for rows of x."""
     top_k = routed.top_k
     align = _align(builder, x, routed, weights)
-    some = align.groups if weights.spread is not None else None
+    some = align.groups if weights.expert_ranks is not None else None
     read = builder.repeated(x.cols, builder.dtype, x.rows, x.times * top_k)
     gather = GatherRows(
         x=x.id,
@@ -148,10 +148,10 @@ def _experts(
         trace_lora_rows(builder, inner, written, weights.lora[1], tables[1])
     out = builder.new(written.cols, None, x)
     shares = None if routed.scale_inputs else routed.weights
-    if weights.spread is not None:
+    if weights.expert_ranks is not None:
         assert memory is not None
         both = _Written(align, written, out, shares)
-        builder.emit(_combine(builder, both, weights.spread, memory), out)
+        builder.emit(_combine(builder, both, weights.expert_ranks, memory), out)
         return out
     total = ExpertSum(
         x=written.id,
@@ -176,7 +176,7 @@ class _Written:
 
 
 def _combine(
-    builder: ProgramBuilder, written: _Written, spread: ExpertRanks, memory: RankMemory
+    builder: ProgramBuilder, written: _Written, expert_ranks: ExpertRanks, memory: RankMemory
 ) -> ExpertCombine:
     align, out = written.align, written.out
     assert align.owners is not None
@@ -192,8 +192,8 @@ def _combine(
         weights=written.shares,
         cols=out.cols,
         top_k=align.top_k,
-        width=spread.width,
-        by_share=spread.all_to_all,
+        width=expert_ranks.width,
+        by_share=expert_ranks.all_to_all,
     )
 
 

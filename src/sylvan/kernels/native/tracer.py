@@ -483,8 +483,8 @@ class NativeTracer:
         load: torch.Tensor | None,
     ) -> TracedTensor:
         memory = None
-        if weights.spread is not None:
-            memory = self._rank_memory(weights.spread.ranks, padded(x.cols))
+        if weights.expert_ranks is not None:
+            memory = self._rank_memory(weights.expert_ranks.ranks, padded(x.cols))
         return trace_experts(self._builder, (x, logits), routing, weights, load, memory)
 
     def chosen_experts(

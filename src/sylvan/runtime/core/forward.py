@@ -166,35 +166,35 @@ class CrossMemory:
 
 
 @dataclass(slots=True, eq=False)
-class CrossWatch:
-    """Collects what the rows of a request attend to, in chosen heads of cross-attention layers.
+class CrossAttentionRecorder:
+    """Records the attention weights of a request in chosen heads of cross-attention layers.
 
     Attributes:
         heads: Layer -> its chosen heads.
-        most: Only the first vectors of the item count.
-        weights: By layer, for each slice in order: float32 (heads, rows, `most`), rows sum to 1.
+        num_vectors: Only the first ones of the item count.
+        weights: By layer, for each slice in order: float32 (heads, rows, num_vectors); rows sum to 1.
     """
 
     heads: Mapping[int, tuple[int, ...]]
-    most: int
+    num_vectors: int
     weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
-    def see(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
-        """Add the rows of a slice in one layer: their queries, and the item's keys."""
+    def record(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
+        """Add the weights of the rows of a slice in one layer, from their queries and the item's keys."""
         chosen = list(self.heads.get(layer, ()))
         if chosen:
             q_NTH = q_TNH[:, chosen].float().transpose(0, 1)
-            scores_NTS = q_NTH @ k_NSH[chosen, : self.most].float().mT * scale
+            scores_NTS = q_NTH @ k_NSH[chosen, : self.num_vectors].float().mT * scale
             self.weights.setdefault(layer, []).append(scores_NTS.softmax(-1))
 
 
 @dataclass(frozen=True, slots=True)
 class CrossSpan:
-    """Rows of a step that attend to the vectors of these items; `watch`: who wants to know."""
+    """Rows of a step that attend to the vectors of these items; `recorder` gets their weights."""
 
     rows: slice
     memories: tuple[CrossMemory, ...]
-    watch: CrossWatch | None = None
+    recorder: CrossAttentionRecorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ NO_EDITS = StepEdits()
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRows:
+class LocalRows:
     """The requests of a step whose KV this rank has, where ranks have different ones.
 
     Attributes:
@@ -257,7 +257,7 @@ class ForwardBatch:
     row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
     causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
     queued, `edits` are those of the step that runs, while the fields of the host may belong to a
-    later one already. `own` are the requests that this rank attends for; None: all of them.
+    later one already. `local` are the requests that this rank attends for; None: all of them.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class ForwardBatch:
         self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
-        self.own: OwnRows | None = None
+        self.local: LocalRows | None = None
         self.host = host or HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
@@ -296,7 +296,7 @@ class ForwardBatch:
 
     def plan_attention(self) -> None:
         """Let the attention backend prepare the rows that this rank attends for, if it has any."""
-        attending = self if self.own is None else self.own.batch
+        attending = self if self.local is None else self.local.batch
         if attending.num_tokens:
             self.attention.plan(attending)
 

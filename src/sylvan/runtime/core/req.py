@@ -13,7 +13,7 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
-from sylvan.runtime.core.held import Held
+from sylvan.runtime.core.review import ReviewState
 from sylvan.runtime.core.step import PageCopy, chain
 
 NEVER = sys.maxsize
@@ -117,7 +117,7 @@ class Req:
     host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
     drafts: DraftCounts | None = None
-    held: Held | None = None  # its tokens are reviewed before the client gets them
+    review: ReviewState | None = None  # set if tokens are reviewed before the client gets them
     # number of `tokens` that were sent to the client, or that it knows
     num_emitted: int = field(init=False)
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted

@@ -54,7 +54,7 @@ from sylvan.runtime.executor.pools import (
     pool_bytes,
     program_pool,
     tensor_pool,
-    with_pages_beside,
+    with_mirrored_pages,
     with_paths,
 )
 from sylvan.runtime.executor.runner import EagerRunner
@@ -184,8 +184,8 @@ def _in_memory(
 ) -> tuple[Executor, LoadedModelInfo]:
     """Build the executor of a model in host memory: overlapped, or on the caller's thread."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    late = DeferredParts()
-    workers = worker_halves(plan, parts, late)
+    deferred = DeferredParts()
+    workers = worker_halves(plan, parts, deferred)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
@@ -198,28 +198,28 @@ def _in_memory(
         assert plan.memory is None, "the executor before had a step program"
         made = _with_tensors(plan)
     states = made.states or _states(plan)
-    beside = [worker.beside for worker in workers if worker.beside is not None]
-    late.pages = [
-        *with_pages_beside(made.pool.groups, beside),
+    mirrored = [worker.mirrored_pages for worker in workers if worker.mirrored_pages is not None]
+    deferred.pages = [
+        *with_mirrored_pages(made.pool.groups, mirrored),
         *([states.pages] if states else []),
     ]
     host = plan.memory.host if plan.memory else None
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
     slots = plan.memory.slots if plan.memory else _slots(plan)
-    late.batch = batch
-    late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
+    deferred.batch = batch
+    deferred.runner, deferred.sampler, deferred.params = made.runner, _sampler(made, parts), slots.params
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
     backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
-    ahead = PagePrefaulter(_host_groups(made.pool))
-    control = _control(plan, made, states, beside, ahead)
+    prefaulter = PagePrefaulter(_host_groups(made.pool))
+    control = _control(plan, made, states, mirrored, prefaulter)
     control.extend(workers)
     control.finish_first(writes := BackgroundWrites())
     if made.kept is not None and made.kept.unwritten:
         writes.add(made.kept.write)
     mesh = plan.build.mesh
-    worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
+    worker = plan_worker(mesh, backend, slots, workers, control.gate, prefaulter)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     chains = chains and (stage.count == 1 or not config.states) and options.data_groups == 1
     masked = made.attention.caps.tree_mask and not config.states
@@ -240,7 +240,7 @@ def _in_memory(
         stages=stage.count,
         attention_dp=mesh.attention_dp * options.data_groups,
     )
-    late.groups = caps.kv_groups
+    deferred.groups = caps.kv_groups
     facts = replace(
         facts,
         runner=made.name,
@@ -253,7 +253,7 @@ def _in_memory(
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
-    ahead.start()
+    prefaulter.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
@@ -261,24 +261,24 @@ def _control(
     plan: ModelPlan,
     made: BuiltModel,
     states: KeptStates | None,
-    beside: Sequence[PagedBuffer],
-    ahead: PagePrefaulter,
+    mirrored: Sequence[PagedBuffer],
+    prefaulter: PagePrefaulter,
 ) -> ExecutorControl:
     """Build the control object for commands between steps."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
-    kept += [pages.memory for pages in beside]
+    kept += [pages.memory for pages in mirrored]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
-    pages = PrefaultedMemory(TensorMemory(kept), ahead)
+    pages = PrefaultedMemory(TensorMemory(kept), prefaulter)
     memory: dict[MemoryTag, ReleasableMemory] = {"kv_cache": pages, "graphs": graphs}
     if not _host_groups(made.pool):
         memory = {}  # a device owns the memory; we cannot release it
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
-    if plan.spreads and isinstance(live := made.weights, LiveWeights):
-        mesh, spreads = plan.build.mesh, plan.spreads
-        control.move_experts(lambda files: ExpertMover(mesh, spreads, live, files).run)
+    if plan.expert_layers and isinstance(live := made.weights, LiveWeights):
+        mesh, layers = plan.build.mesh, plan.expert_layers
+        control.move_experts(lambda files: ExpertMover(mesh, layers, live, files).run)
     if isinstance(made.runner, ProgramRunner):
         control.measure(made.runner)
     return control
@@ -487,7 +487,7 @@ def _on_device(
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    late = DeferredParts()
+    deferred = DeferredParts()
     attention = choose_attention(plan, platform)
     if options.kv_dtype not in attention.caps.kv_dtypes:
         raise ConfigError(
@@ -500,7 +500,7 @@ def _on_device(
 
     def make_pool(pages: int) -> KVCachePool:
         pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
-        late.pages = pool.groups  # the pool that is used
+        deferred.pages = pool.groups  # the pool that is used
         return pool
 
     platform.trim()
@@ -515,7 +515,7 @@ def _on_device(
     try:
         model = loaded_model(plan)
         weights = plan.live(model, plan.names(model))
-        workers = worker_halves(plan, parts, late)
+        workers = worker_halves(plan, parts, deferred)
         adapter_of(workers)(model)
         states, holds = device_states(plan)
         num_states = states.num_slots if states else 0
@@ -541,7 +541,7 @@ def _on_device(
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
-                on_built=late.built,
+                on_built=deferred.built,
                 ranks=plan.build.mesh.tp,
             )
         )
@@ -553,7 +553,7 @@ def _on_device(
         ) from None
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
-    late.groups = executor.caps.kv_groups
+    deferred.groups = executor.caps.kv_groups
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes

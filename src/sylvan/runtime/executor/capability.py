@@ -114,7 +114,7 @@ class CapabilityWorker:
           before the last call `prepare`, `join` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        beside: Pages of this capability that mirror the pages of the model's first KV group: same
+        mirrored_pages: Pages of this capability that mirror the pages of the model's first KV group: same
           page numbers, moved and freed together. None: it has no pages.
     """
 
@@ -123,7 +123,7 @@ class CapabilityWorker:
     edits_inputs: ClassVar[bool] = False
     in_layers: ClassVar[bool] = False
     hidden_layers: tuple[int, ...] = ()
-    beside: PagedBuffer | None = None
+    mirrored_pages: PagedBuffer | None = None
 
     @property
     def constraints(self) -> Constraints | None:

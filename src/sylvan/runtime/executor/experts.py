@@ -26,11 +26,11 @@ _MIN_GAIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class ExpertLayer:
     """A layer of experts: rows per expert so far, int64 (E,), its placement, and its weights."""
 
     load: torch.Tensor
-    spread: ExpertRanks
+    expert_ranks: ExpertRanks
     experts: Experts
 
 
@@ -47,7 +47,7 @@ class ExpertMover:
     def __init__(
         self,
         mesh: Mesh,
-        layers: Mapping[int, Mixture],
+        layers: Mapping[int, ExpertLayer],
         weights: LiveWeights,
         files: Callable[[], WeightFiles],
     ) -> None:
@@ -110,7 +110,7 @@ class ExpertMover:
             self._weights.index()
             raise
         for layer in planned:
-            table = self._layers[layer].spread.slots_EC
+            table = self._layers[layer].expert_ranks.slots_EC
             table.copy_(torch.from_numpy(self._slots(layer).table(table.shape[1])))
 
 

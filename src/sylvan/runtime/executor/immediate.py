@@ -20,7 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
-from sylvan.runtime.executor.own_requests import OwnRequests
+from sylvan.runtime.executor.local_requests import LocalRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
@@ -51,7 +51,7 @@ class ImmediateBackend:
     ) -> None:
         """`stage`: the layers that `runner` has; rows come from and go to other stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
-        self.own: OwnRequests | None = None  # requests that this rank attends for; None: all
+        self.local: LocalRequests | None = None  # requests that this rank attends for; None: all
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -67,8 +67,8 @@ class ImmediateBackend:
             self._trees.forget()
         self.batch.rotary_positions = self.batch.row_ends = None
         self.batch.cross = ()
-        if self.own is not None:
-            self.own.choose(plan)
+        if self.local is not None:
+            self.local.choose(plan)
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
             self.batch.host.page_tables[groups, slots, entries] = pages
@@ -235,8 +235,8 @@ class ImmediateBackend:
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
-        if self.own is not None:
-            self.own.lay_out(plan)
+        if self.local is not None:
+            self.local.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

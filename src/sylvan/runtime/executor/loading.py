@@ -36,8 +36,8 @@ def loaded_model(plan: ModelPlan) -> Any:
     """
     formats, read = plan.formats, plan.options.load_format != "dummy"
     few_bits = read and (formats.loaded is not None or formats.blocks)
-    late = few_bits and plan.platform is not None and plan.config.path == "native"
-    model = plan.model(late=late)
+    deferred = few_bits and plan.platform is not None and plan.config.path == "native"
+    model = plan.model(deferred=deferred)
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
     elif (kind := plan.options.load_format) == "dummy":

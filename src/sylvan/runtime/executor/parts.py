@@ -24,11 +24,11 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.executor.control import Checkpoints
 from sylvan.runtime.executor.early.memory import InheritedMemory
-from sylvan.runtime.executor.experts import Mixture
+from sylvan.runtime.executor.experts import ExpertLayer
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.moe import expert_load, mixtures
+from sylvan.runtime.layers.moe import expert_layers_of, expert_load
 from sylvan.runtime.layers.recurrent import has_scans_only, state_shapes, use_scans
 from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.checkpoint import Progress
@@ -92,24 +92,24 @@ class ModelPlan:
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    expert_layers: dict[int, ExpertLayer] = field(default_factory=dict[int, ExpertLayer])
     memory: InheritedMemory | None = None  # of the previous executor; None: there is none
 
-    def model(self, *, late: bool = False) -> Any:
+    def model(self, *, deferred: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
 
-        `late`: see `Build`.
+        `deferred`: see `Build`.
         """
-        build = replace(self.build, late=True) if late else self.build
+        build = replace(self.build, deferred=True) if deferred else self.build
         model = family_of(self.config).model(self.config, build)
         self._scale_keys_and_values(model)
         model = cut(model, self.stage)
         self.loads.clear()
         self.loads.update(expert_load(model))
-        self.spreads.clear()
-        for layer, mixture in mixtures(model).items():
-            if (spread := mixture.experts.spread) is not None:
-                self.spreads[layer] = Mixture(mixture.load, spread, mixture.experts)
+        self.expert_layers.clear()
+        for layer, mixture in expert_layers_of(model).items():
+            if (expert_ranks := mixture.experts.expert_ranks) is not None:
+                self.expert_layers[layer] = ExpertLayer(mixture.load, expert_ranks, mixture.experts)
         return model
 
     def _scale_keys_and_values(self, model: Any) -> None:

@@ -154,13 +154,13 @@ def tensor_pool(
     return MHAPool(shape, dtype, build.device, transfers)
 
 
-def with_pages_beside(
-    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
+def with_mirrored_pages(
+    groups: Sequence[PageMemory], mirrored: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
     """KV groups for transfers: pages that capabilities keep move with the first group."""
-    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
+    if not mirrored or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
-    return [JoinedPages([groups[0], *beside]), *groups[1:]]
+    return [JoinedPages([groups[0], *mirrored]), *groups[1:]]
 
 
 def pool_bytes(pool: KVCachePool) -> int:

@@ -39,7 +39,7 @@ class StageWorker:
         backend: Computes the layers of this stage.
         capabilities: All worker halves; those with `in_layers` take part.
         gate: Closed while no step may run.
-        ahead: Notified when steps run.
+        prefaulter: Notified when steps run.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class StageWorker:
         backend: ImmediateBackend,
         capabilities: Sequence[CapabilityWorker],
         gate: StepGate,
-        ahead: PagePrefaulter,
+        prefaulter: PagePrefaulter,
     ) -> None:
-        self._backend, self._gate, self._ahead = backend, gate, ahead
+        self._backend, self._gate, self._prefaulter = backend, gate, prefaulter
         self._capabilities = tuple(capabilities)
         self._in_layers = {worker.name: worker for worker in capabilities if worker.in_layers}
         self._joiners = overriding(tuple(self._in_layers.values()), "join")
@@ -60,20 +60,20 @@ class StageWorker:
         Raises:
             RankLostError: another stage has ended, or is late.
         """
-        self._ahead.begin(plan.pages)
+        self._prefaulter.begin(plan.pages)
         error = None
         try:
             self._compute(plan)
         except FAILURES as failed:
             error = failure(failed)
-        self._ahead.end()
+        self._prefaulter.end()
         return StageStep(error)
 
     def close(self) -> None:
         """End the threads."""
         for capability in self._capabilities:
             capability.close()
-        self._ahead.close()
+        self._prefaulter.close()
 
     def _compute(self, plan: StepPlan) -> None:
         work = [(w, plan.work[name]) for name, w in self._in_layers.items() if name in plan.work]

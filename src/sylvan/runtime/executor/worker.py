@@ -92,10 +92,10 @@ class StepWorker:
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
         gate: StepGate | None = None,
-        ahead: PagePrefaulter | None = None,
+        prefaulter: PagePrefaulter | None = None,
     ) -> None:
-        """`gate` is closed while no step may run; `ahead` is notified when steps run."""
-        self._ahead = ahead
+        """`gate` is closed while no step may run; `prefaulter` is notified when steps run."""
+        self._prefaulter = prefaulter
         self._backend, self._slots, self._gate = backend, slots, gate or StepGate()
         self._capabilities = tuple(capabilities)
         self._by_name = {c.name: c for c in capabilities}
@@ -115,16 +115,16 @@ class StepWorker:
             plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
         self._unapplied = plan
-        if self._ahead is not None:
-            self._ahead.begin(plan.pages)
+        if self._prefaulter is not None:
+            self._prefaulter.begin(plan.pages)
         try:
             self._launch(plan, step)
         except FAILURES as error:
             self._backend.discard()
             step.sample, step.error = None, failure(error)
             self._follow(plan)
-        if self._ahead is not None:
-            self._ahead.end()
+        if self._prefaulter is not None:
+            self._prefaulter.end()
         return step
 
     def complete(self, step: LaunchedStep, sample: PendingSample) -> StepResult:
@@ -148,8 +148,8 @@ class StepWorker:
         """Close the worker halves of capabilities."""
         for capability in self._capabilities:
             capability.close()
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._prefaulter is not None:
+            self._prefaulter.close()
 
     def _launch(self, plan: StepPlan, step: LaunchedStep) -> None:
         backend = self._backend

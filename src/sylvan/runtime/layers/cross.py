@@ -78,11 +78,11 @@ class CrossAttention(nn.Module):
             [memory] = span.memories
             if self.layer not in memory.layers:
                 memory.layers[self.layer] = self.project(memory.vectors_ND.to(q_TNH))
-            if span.watch is not None and self.layer in span.watch.heads:
+            if span.recorder is not None and self.layer in span.recorder.heads:
                 scale = self.shape.scale or self._heads[1] ** -0.5
                 q_NTH = self._whole(q_TNH[span.rows].transpose(0, 1))
                 keys_NSH = self._whole(memory.layers[self.layer][0])
-                span.watch.see(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
+                span.recorder.record(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self.layer])
             out_TN1H = functional.scaled_dot_product_attention(

@@ -61,7 +61,7 @@ class AdapterTarget:
         return outputs, inputs
 
 
-Place = Callable[[LoraShape], LoraLayer]
+MakeLoraLayer = Callable[[LoraShape], LoraLayer]
 """Creates the adapter slot of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
@@ -85,7 +85,7 @@ class AdapterTargets:
     Args:
         model: A native model, or the layers of a pipeline stage.
         skeleton: The whole model without weights, for names and shapes.
-        place: Creates the adapter slot of a layer.
+        make_layer: Creates the adapter slot of a layer.
         files: The model's checkpoint, to compare with base tables that adapters include; None if
           there is none.
 
@@ -98,7 +98,7 @@ class AdapterTargets:
         self,
         model: nn.Module,
         skeleton: nn.Module,
-        place: Place,
+        make_layer: MakeLoraLayer,
         files: Callable[[], WeightFiles] | None = None,
     ) -> None:
         self._files = files
@@ -119,22 +119,22 @@ class AdapterTargets:
             self._others.update(slot.sources)
             here = held(model, slot.name.rpartition(".")[0])
             if isinstance(slot.module, Experts):
-                self._add_stack(slot, place, here=here is not None)
+                self._add_stack(slot, make_layer, here=here is not None)
             elif _is_target(slot) and id(slot.module) not in read:
-                self._add(slot, here if isinstance(here, Linear) else None, place)
+                self._add(slot, here if isinstance(here, Linear) else None, make_layer)
         for path, (into, out_of) in self._stacks.items():
             if isinstance(experts := held(model, path), Experts):
                 experts.lora = into[0].layer, out_of[0].layer
-        self._add_ends(model, skeleton, place)
+        self._add_ends(model, skeleton, make_layer)
 
-    def _add_ends(self, model: nn.Module, skeleton: nn.Module, place: Place) -> None:
+    def _add_ends(self, model: nn.Module, skeleton: nn.Module, make_layer: MakeLoraLayer) -> None:
         """Add the token embedding and the head, which may be tied to it."""
         by_name = {slot.name: slot for slot in slots(skeleton)}
         table, head = (getattr(skeleton, name, None) for name in (_EMBEDDING, _HEAD))
         slot = by_name.get(f"{_EMBEDDING}.weight")
         if isinstance(table, Embedding) and slot is not None:
             whole = whole_shape(slot.shape, slot.splits)
-            layer, here = place(LoraShape(whole[0], (whole[1],), "embedding")), False
+            layer, here = make_layer(LoraShape(whole[0], (whole[1],), "embedding")), False
             if isinstance(own := held(model, _EMBEDDING), Embedding):
                 own.lora, here = layer, True
                 self.layers.append(layer)
@@ -145,7 +145,7 @@ class AdapterTargets:
         separate = by_name.get(f"{_HEAD}.weight")
         slot = separate or slot
         if isinstance(head, VocabHead) and slot is not None:
-            layer, here = place(LoraShape(slot.shape[1], (slot.shape[0],), "head")), False
+            layer, here = make_layer(LoraShape(slot.shape[1], (slot.shape[0],), "head")), False
             if isinstance(own := held(model, _HEAD), VocabHead):
                 own.lora, self.head, here = layer, layer, True
                 self.layers.append(layer)
@@ -154,11 +154,11 @@ class AdapterTargets:
                 layer, 0, source, slot.splits, kind="head", here=here
             )
 
-    def _add(self, slot: Slot, linear: Linear | None, place: Place) -> None:
+    def _add(self, slot: Slot, linear: Linear | None, make_layer: MakeLoraLayer) -> None:
         sources = slot.sources
         parts = [source_rows(slot, number) for number in range(len(sources))]
         sizes = [part.stop - part.start for part in parts]
-        layer = place(LoraShape(slot.shape[1], tuple(sizes)))
+        layer = make_layer(LoraShape(slot.shape[1], tuple(sizes)))
         if linear is not None:
             linear.lora = layer
             self.layers.append(layer)
@@ -166,7 +166,7 @@ class AdapterTargets:
             splits, here = slot.splits_of(number), linear is not None
             self._found[source] = AdapterTarget(layer, number, source, splits, here=here)
 
-    def _add_stack(self, slot: Slot, place: Place, *, here: bool) -> None:
+    def _add_stack(self, slot: Slot, make_layer: MakeLoraLayer, *, here: bool) -> None:
         """Add all experts of a layer; each matrix is also named alone if the checkpoint does so."""
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
@@ -181,7 +181,7 @@ class AdapterTargets:
             len(slot.sources) // count if has_names else (2 if attribute == "gate_up_proj" else 1)
         )
         shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
-        layer = place(shape)
+        layer = make_layer(shape)
         if here:
             self.layers.append(layer)
         targets: list[AdapterTarget] = []

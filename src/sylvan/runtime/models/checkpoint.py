@@ -417,7 +417,7 @@ def load_weights(
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
-    Matrices that have no memory yet (see `Build.late`) get theirs on `device`.
+    Matrices that have no memory yet (see `Build.deferred`) get theirs on `device`.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.

@@ -35,7 +35,7 @@ from sylvan.runtime.models.config import (
 )
 from sylvan.runtime.models.formats import stored_format
 from sylvan.runtime.models.media_texts import RENAMED, media_text
-from sylvan.runtime.models.recurrent import Place, SlotCache, groups
+from sylvan.runtime.models.recurrent import StateKey, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
     NAME,
@@ -105,7 +105,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         "num_hidden_layers": max(len(calls), 1),
         "attention_layers": tuple(range(len(calls))),
         "layer_windows": tuple(call.window for call in calls),
-        "states": tuple(found.places.values()),
+        "states": tuple(found.states.values()),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "max_position_embeddings": positions - first_position(model),
@@ -126,7 +126,7 @@ class TransformersModel(nn.Module):
         """A skeleton without weights; `load` fills it."""
         super().__init__()
         self._sizes, self._build = config, build
-        self._places: dict[Place, int] = {}
+        self._state_indices: dict[StateKey, int] = {}
         self._first = 0
         # Modules of `inner` that receive expert ids per row, with the number of ids.
         self.chosen: Mapping[str, int] = {}
@@ -180,14 +180,14 @@ class TransformersModel(nn.Module):
         self.step.width = self._sizes.head_dim
         self.step.groups = self._sizes.num_key_value_heads
         self._first = first_position(self.inner)
-        self._places = {place: index for index, place in enumerate(found.places)}
+        self._state_indices = {key: index for index, key in enumerate(found.states)}
         self.chosen = found.chosen
         if self._sizes.media is not None:
             self.step.ends_in_windows = self._sizes.media.windows_only
             table = self.inner.get_input_embeddings()
             table.forward = _with_vectors(table.forward, self.step)
-        if found.places:
-            self._check_resumes(tuple(found.places.values()))
+        if found.states:
+            self._check_resumes(tuple(found.states.values()))
 
     def _check_resumes(self, states: tuple[StatePart, ...]) -> None:
         """Check that hidden vectors do not depend on where a prompt is cut into chunks.
@@ -203,7 +203,7 @@ class TransformersModel(nn.Module):
             for slot, cuts in ((1, (0, _CHECKED_TOKENS)), (2, (0, 4, _CHECKED_TOKENS))):
                 last = ids_L
                 for start, stop in itertools.pairwise(cuts):
-                    cache = SlotCache(pool, self._places, torch.tensor([slot]))
+                    cache = SlotCache(pool, self._state_indices, torch.tensor([slot]))
                     memory = {cache_name(self.inner): cache, "use_cache": True}
                     at = torch.arange(start, stop, device=ids_L.device)[None]
                     run = called(self.inner)
@@ -237,7 +237,7 @@ class TransformersModel(nn.Module):
         for group in groups(starts, batch.state_work.saves):
             rows, reqs = torch.tensor(group.rows), torch.tensor(group.reqs)
             slots_B = torch.from_numpy(batch.state_work.slots)[reqs].long()
-            cache = SlotCache(batch.states, self._places, slots_B)
+            cache = SlotCache(batch.states, self._state_indices, slots_B)
             part = batch.part(rows, reqs)
             part.attention.plan(part)
             out_BLD = self._run(part, x_T[rows].unflatten(0, (len(reqs), -1)), cache)

@@ -23,7 +23,7 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch, RotaryAttention
 from sylvan.runtime.models.config import StatePart
-from sylvan.runtime.models.recurrent import Place, ProbeCache
+from sylvan.runtime.models.recurrent import StateKey, ProbeCache
 
 NAME = "sylvan_paged"
 """Name under which our attention is registered in transformers."""
@@ -127,7 +127,7 @@ class ProbeResult:
     """
 
     calls: list[AttentionCall]
-    places: Mapping[Place, StatePart]
+    states: Mapping[StateKey, StatePart]
     chosen: Mapping[str, int]
 
 
@@ -262,7 +262,7 @@ def attach(model: Any, names: list[str]) -> AttentionStep:
         if isinstance(part, nn.Module):
             part.forward = _bypass(part.forward, step)
     if not _takes_positions(base) and hasattr(base, "embed_positions"):
-        base.embed_positions.forward = _placed(base.embed_positions.forward, step)
+        base.embed_positions.forward = _with_batch_positions(base.embed_positions.forward, step)
     return step
 
 
@@ -270,7 +270,7 @@ def _takes_positions(base: Any) -> bool:
     return "position_ids" in inspect.signature(type(base).forward).parameters
 
 
-def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
+def _with_batch_positions(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
     """Wrap a position table's forward to use the batch's positions, which models cannot pass."""
 
     def run(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -333,14 +333,14 @@ def probe(model: Any, step: AttentionStep) -> ProbeResult:
     except UNTRACEABLE as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(f"{type(model).__name__} cannot be traced: {reason}") from None
-    if recurrent and not cache.places:
+    if recurrent and not cache.states:
         raise ConfigError(f"{type(model).__name__} keeps recurrent states in a way of its own")
-    if not step.calls and not cache.places:
+    if not step.calls and not cache.states:
         raise ConfigError(f"{type(model).__name__} computes attention by itself")
     base = called(model)
-    if not (cache.places or _takes_positions(base) or hasattr(base, "embed_positions")):
+    if not (cache.states or _takes_positions(base) or hasattr(base, "embed_positions")):
         raise ConfigError(f"{type(model).__name__} counts positions by itself")
-    return ProbeResult(step.calls, cache.places, chosen)
+    return ProbeResult(step.calls, cache.states, chosen)
 
 
 @contextmanager
@@ -382,7 +382,7 @@ def check_layers(text: Any, found: ProbeResult) -> None:
     kinds = getattr(text, "layer_types", None) or ()
     if unknown := set(kinds) - _ATTENDING - _RECURRENT - _MEMORYLESS:
         raise ConfigError(f"it has layers of type {', '.join(sorted(unknown))}")
-    with_state = {layer for _, layer, _ in found.places}
+    with_state = {layer for _, layer, _ in found.states}
     for layer, kind in enumerate(kinds):
         if kind in _RECURRENT and layer not in with_state:
             raise ConfigError(f"its layer {layer}, of type {kind}, keeps its state by itself")

@@ -20,7 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.device.counts import DeviceCounts
 from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
-from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
+from sylvan.runtime.executor.device.logprobs import LogprobReader, LogprobRequest, index_on
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
 from sylvan.runtime.executor.device.pending_sample import DevicePendingSample, SampleLaunch
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
@@ -165,7 +165,7 @@ class DeviceBackend:
     ) -> Callable[[], TokenLogprobs]:
         """Compute in blocks to bound memory; see `StepContext.token_logprobs`."""
         platform, vocab_size = self._parts.platform, self._memory.vocab_size
-        reader = LogprobReader(platform, Wanted(len(rows), options), vocab_size)
+        reader = LogprobReader(platform, LogprobRequest(len(rows), options), vocab_size)
         size = max(1, _PROMPT_BLOCK_BYTES // (4 * vocab_size))
         works: list[Work] = []
         for start in range(0, len(rows), size):
@@ -230,9 +230,9 @@ class DeviceBackend:
         bucket = runner.bucket(tokens, plan.num_slices) if graph else None
         inputs = self._memory.inputs(tokens, plan.num_slices)
         host, batch = inputs.host(), self.batch
-        feed = host.arrays["feed"]
-        feed[: bucket.rows if bucket else tokens] = -1
-        feed[plan.in_flight] = plan.in_flight_slots
+        in_flight = host.arrays["in_flight_slots"]
+        in_flight[: bucket.rows if bucket else tokens] = -1
+        in_flight[plan.in_flight] = plan.in_flight_slots
         tables, shifts = batch.host.page_tables, batch.host.position_shifts
         sizes = fill_step(host.arrays, plan, tables, batch.kv.page_size, bucket, shifts)
         if batch.rotary_positions is not None:
@@ -253,7 +253,7 @@ class DeviceBackend:
     def _forward(self, staged: StagedStep) -> None:
         """Launch the forward pass; call inside `Stream.run`."""
         memory = self._memory
-        memory.point(staged.inputs, staged.sizes, staged.host, staged.edits.on_device)
+        memory.set_views(staged.inputs, staged.sizes, staged.host, staged.edits.on_device)
         graph = staged.sizes.bucket is not None
         with torch.inference_mode():
             logits = self._parts.runner.run(memory.batch, graph=graph)

@@ -115,7 +115,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     batch = ForwardBatch(limits, pool, plan.attention, platform.device, plan.states)
     memory = StepMemory(platform, batch, plan.vocab_size, plan.table_rows)
     layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
-    eager = EagerRunner(plan.model, memory.feed, layers, heads_of(plan.capabilities))
+    eager = EagerRunner(plan.model, memory.resolve_in_flight, layers, heads_of(plan.capabilities))
     parts = DeviceParts(
         memory=memory,
         runner=eager,
@@ -212,7 +212,7 @@ def _captured(
     """Capture the graphs of all buckets; return none if a step has work that no graph can hold."""
     runner = BucketRunner(eager, buckets)
     try:
-        runner.capture(parts.platform, parts.memory.point_bucket)
+        runner.capture(parts.platform, parts.memory.set_bucket_views)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as why:
@@ -238,14 +238,14 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
     host.arrays["q_starts"][1 : needed + 1] = ends
     host.arrays["kv_lens"][:needed] = ends - starts
     host.arrays["positions"][:tokens] = np.arange(tokens) - np.repeat(starts, ends - starts)
-    host.arrays["feed"][:] = -1
+    host.arrays["in_flight_slots"][:] = -1
     host.arrays["top_k"][:] = NO_TOP_K
     for name in ("temperature", "top_p", "repetition"):
         host.arrays[name][:] = 1.0
     with torch.inference_mode():
         inputs.upload(host)
         samples = min(limits.max_sampled_rows, tokens)
-        memory.point(inputs, Sizes(tokens, needed, samples), host)
+        memory.set_views(inputs, Sizes(tokens, needed, samples), host)
         batch = memory.batch
         if batch.states is not None:
             inputs.device["state_slots"].fill_(-1)
@@ -263,7 +263,7 @@ def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Gra
 
     def largest() -> None:
         with torch.inference_mode():
-            eager.run(parts.memory.point_bucket(max(buckets)))
+            eager.run(parts.memory.set_bucket_views(max(buckets)))
 
     if not buckets:
         return 0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sylvan.runtime.executor.device.counts import DeviceCounts
-from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampled_logits
+from sylvan.runtime.executor.device.logprobs import LogprobReader, LogprobRequest, sampled_logits
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
 from sylvan.runtime.executor.results import no_valid_token
 from sylvan.runtime.platform.api import Event, PlatformStream
@@ -78,7 +78,7 @@ class SampleLaunch:
         for row in np.flatnonzero(params.has_logprobs[rows.slots]).tolist():
             options = params.logprobs[rows.slots[row]]
             assert options is not None
-            reader = LogprobReader(self._platform, Wanted(1, options), params.vocab_size)
+            reader = LogprobReader(self._platform, LogprobRequest(1, options), params.vocab_size)
             self._drawing.readers[row] = reader
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 

@@ -90,22 +90,22 @@ class SavedSteps:
             self.memory.slots.newest,
             self.memory.slots.params,
         )
-        self._ahead = PagePrefaulter([HostPages(pages)])
-        self._ahead.start()
+        self._prefaulter = PagePrefaulter([HostPages(pages)])
+        self._prefaulter.start()
 
     def launch(self, plan: StepPlan) -> FinishedStep:
         """Compute a step; a failure is part of the result."""
-        self._ahead.begin(plan.pages)
+        self._prefaulter.begin(plan.pages)
         try:
             return FinishedStep(self._result(plan))
         except FAILURES as error:
             return FinishedStep(None, failure(error))
         finally:
-            self._ahead.end()
+            self._prefaulter.end()
 
     def close(self) -> None:
         """End the threads; the memory may belong to another executor by now. Idempotent."""
-        self._ahead.close()
+        self._prefaulter.close()
 
     def _run(self, step: StepRun) -> int:
         return self._program_run(self._part.handle, ctypes.byref(step))

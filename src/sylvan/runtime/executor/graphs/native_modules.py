@@ -64,7 +64,7 @@ class NativeRowsModule(nn.Module):
 
     def __init__(self, module: nn.Module, native: RowProgram) -> None:
         super().__init__()
-        self._stands_for = (module,)  # not a child module: its matrices are freed
+        self._wrapped = (module,)  # not a child module: its matrices are freed
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
         self._made = torch.float32 if out.dtype == "f32" else native.dtype
@@ -82,9 +82,9 @@ class NativeRowsModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "_stands_for" not in self.__dict__:
+            if "_wrapped" not in self.__dict__:
                 raise
-            return getattr(self._stands_for[0], name)
+            return getattr(self._wrapped[0], name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: (..., K) -> (..., N)."""
@@ -174,7 +174,7 @@ class NativeNorm(NativeRowsModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: (..., K) -> (..., K)."""
-        return self._computed(x) if x.dtype == self._dtype else self._stands_for[0](x)
+        return self._computed(x) if x.dtype == self._dtype else self._wrapped[0](x)
 
 
 class NativeEmbedding(nn.Module):

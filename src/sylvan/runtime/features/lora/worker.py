@@ -114,8 +114,8 @@ class LoraWorker(CapabilityWorker):
             place = computed_ends(plan)
             self._rows.assign([(r.slot, place[r.start], place[r.stop]) for r in work.rows])
             self._assigned = None
-        if (own := step.batch.own) is not None:
-            self._own_rows.select(self._rows, own.rows.numpy())
+        if (local := step.batch.local) is not None:
+            self._own_rows.select(self._rows, local.rows.numpy())
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
         """Set the rows of adapters that change the head."""

@@ -119,7 +119,7 @@ class HeadWorker(CapabilityWorker):
         self.hidden_layers = head.read_layers
         pages = head.batch.kv.groups[0]
         assert isinstance(pages, PagedBuffer)
-        self.beside = pages
+        self.mirrored_pages = pages
         self._report = HeadReport()
         self._put_off: dict[int, _DeferredPositions] = {}  # by slot
 

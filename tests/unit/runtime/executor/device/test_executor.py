@@ -137,20 +137,20 @@ def test_a_quantised_checkpoint_answers_as_its_numbers_do(
 def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch):
     """A graph is captured from the second run, and must not read what the first one made."""
     kept = []
-    point = StepMemory.point_bucket
+    point = StepMemory.set_bucket_views
 
     def seen(self, bucket):
         kept.append((self, bucket))
         return point(self, bucket)
 
-    monkeypatch.setattr(StepMemory, "point_bucket", seen)
+    monkeypatch.setattr(StepMemory, "set_bucket_views", seen)
     serve(model_dir)
     for memory, bucket in kept:
         batch = point(memory, bucket)
-        ids, feed = (memory.inputs(*astuple(bucket)).device[n] for n in ("input_ids", "feed"))
+        ids, feed = (memory.inputs(*astuple(bucket)).device[n] for n in ("input_ids", "in_flight_slots"))
         for number in (3, 8):
             ids[: bucket.rows], feed[: bucket.rows] = number, -1
-            memory.feed(batch)
+            memory.resolve_in_flight(batch)
             assert batch.input_ids_T.tolist() == [number] * bucket.rows
 
 

@@ -22,7 +22,7 @@ class Review:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class ReviewState:
     """State of a request whose tokens are reviewed before they are sent.
 
     Attributes:
