@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sylvan.runtime.models.registry import MODELS
-from sylvan.runtime.models.unserved import REASONS
+from sylvan.runtime.models.refused_media import REFUSED_MEDIA
 
 SEEING = [
     "LlavaLlamaForCausalLM",
@@ -102,4 +102,4 @@ def answer(name: str) -> str:
         return "served; transformers computes the text part"
     if name in TEXTS:
         return "texts only: its eyes are a network of timm"
-    return f"refused: {REASONS[name]}"
+    return f"refused: {REFUSED_MEDIA[name]}"

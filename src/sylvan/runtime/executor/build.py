@@ -69,7 +69,7 @@ from sylvan.runtime.models.checkpoint import (
     load_deferred,
 )
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.encoder_config import with_words
+from sylvan.runtime.models.encoder_config import with_mlm_head
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingOverride, read_pooling
@@ -118,8 +118,8 @@ def build_executor(
     pooling = None
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingOverride())
-        if pooling.reads_words:
-            config = with_words(config)
+        if pooling.pools_logits:
+            config = with_mlm_head(config)
             facts = facts_of(config, model_dir, options.dtype, options.quantization)
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":

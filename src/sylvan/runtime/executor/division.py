@@ -16,7 +16,7 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
-from sylvan.runtime.models.jetmoe import ChosenHeads
+from sylvan.runtime.models.jetmoe import RoutedHeads
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.models.stages import check_stages, num_last_layers
 
@@ -137,7 +137,7 @@ def _divides_rows(model: nn.Module) -> bool:
         for part in model.modules()
         if type(part) is LatentAttention
         or (isinstance(part, Attention) and type(part).forward is Attention.forward)
-        or isinstance(part, ChosenHeads)
+        or isinstance(part, RoutedHeads)
     ]
     inside = {inner for part in asking for inner in part.modules()}
     return all(part in inside for part in model.modules() if _keeps_kv(part))

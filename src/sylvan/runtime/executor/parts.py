@@ -166,8 +166,8 @@ class ModelPlan:
         if kind == "dummy":
             return LiveWeights(self.skeleton, holders, changed)
         sees = self.config.media is not None and self.edits_inputs
-        seeing = open_weights(self.model_dir, kind) if sees else None
-        live = LiveWeights(self.skeleton, holders, changed, seeing)
+        encoder_files = open_weights(self.model_dir, kind) if sees else None
+        live = LiveWeights(self.skeleton, holders, changed, encoder_files)
         if self.config.path == "transformers":  # its tensors may differ from the checkpoint's
             try:
                 live.fits(open_weights(self.model_dir, kind))

@@ -30,10 +30,10 @@ from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.lora import Adapter, LowRank
 from sylvan.runtime.models.lora_config import AdapterConfig
-from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, picked, whole_shape
+from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, expert_selection, whole_shape
 from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.text_parts import canonical
 
 _HEADS = ("lm_head", "score", "classifier", "embed_out")
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
@@ -171,7 +171,7 @@ class AdapterTargets:
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
             return
-        own = picked(slot.splits)
+        own = expert_selection(slot.splits)
         if own is not None and not slot.by_expert:
             self._divided.update(slot.sources)
             return

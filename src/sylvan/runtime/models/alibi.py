@@ -54,14 +54,14 @@ def _bloom(raw: Raw) -> Raw:
             "intermediate_size": 4 * width,
             "hidden_act": "gelu_new",
         },
-        "alibi_slopes": usual_slopes(heads),
+        "alibi_slopes": default_slopes(heads),
         "qkv_bias": True,
         "o_bias": True,
         "mlp_bias": True,
     }
 
 
-def usual_slopes(heads: int) -> tuple[float, ...]:
+def default_slopes(heads: int) -> tuple[float, ...]:
     """ALiBi slopes of BLOOM and Baichuan, for any number of heads."""
     near = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]

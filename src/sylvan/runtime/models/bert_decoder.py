@@ -37,7 +37,7 @@ from sylvan.runtime.models.encoder_config import (
     ROBERTA_WORDS,
     Names,
 )
-from sylvan.runtime.models.heads import WordHead
+from sylvan.runtime.models.heads import MaskedLMHead
 
 Raw = dict[str, Any]
 
@@ -195,7 +195,7 @@ class BertDecoder(Decoder):
             out = config.raw.get("output_embedding_size") or inner
             table = self.embed_tokens.weight if config.tie_word_embeddings else None
             act = self._kind.head_act or config.hidden_act
-            self.words, self.lm_head = WordHead(config, build, act, out, table), None
+            self.words, self.lm_head = MaskedLMHead(config, build, act, out, table), None
 
     def _narrow(self, build: Build, inner: int) -> None:
         """Embeddings with another width than the layers."""

@@ -24,7 +24,7 @@ from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
-from sylvan.runtime.models.divided import DividedFiles
+from sylvan.runtime.models.split_stacks import SplitStacks
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import UNSPECIFIED, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
@@ -36,7 +36,7 @@ from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.shards import take, take_quantised, whole_shape
 from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.text_parts import canonical
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
@@ -84,7 +84,7 @@ class WeightReader:
         checkpoint = checkpoint if blocks else unpacked(checkpoint)
         parts_of = getattr(model, "parts_of", None)
         if parts_of is not None and not isinstance(checkpoint, KeptBlocks):
-            checkpoint = DividedFiles(checkpoint, parts_of)
+            checkpoint = SplitStacks(checkpoint, parts_of)
         self._checkpoint = checkpoint
         self._plain = plain
         self._bits = dict(matrices(model, quantise)) if quantise else {}

@@ -16,7 +16,7 @@ from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields,
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.gpt2 import Names
 from sylvan.runtime.models.safetensors import Checkpoint
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 from sylvan.runtime.models.token_heads import Transform
 
 Raw = dict[str, Any]
@@ -27,7 +27,7 @@ _PROJECTION = "text_projection.weight"
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `CLIPModel`, `CLIPTextModel` or `CLIPTextModelWithProjection`."""
     text = text_part(raw)
-    usual = {
+    default = {
         "hidden_size": 512,
         "intermediate_size": 2048,
         "num_hidden_layers": 12,
@@ -36,7 +36,7 @@ def parse(raw: Raw) -> ModelConfig:
         "vocab_size": 49408,
         "hidden_act": "quick_gelu",
     }
-    fields = common_fields(usual | text)
+    fields = common_fields(default | text)
     return make_config(
         fields
         | {

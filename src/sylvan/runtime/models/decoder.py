@@ -37,7 +37,7 @@ from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
 from sylvan.runtime.models.heads import UNUSED_HEADS, draft_layers, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
-from sylvan.runtime.models.texts import IMAGES, canonical, text_name
+from sylvan.runtime.models.text_parts import IMAGES, canonical, text_name
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

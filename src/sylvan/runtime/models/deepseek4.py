@@ -136,9 +136,9 @@ def hashed_layers(raw: Raw) -> tuple[int, ...]:
 
 def _check(config: ModelConfig) -> None:
     raw, heads = config.raw, config.num_attention_heads
-    usual = {"q_lora_rank": 1024, "o_lora_rank": 1024, "index_n_heads": 64, "index_topk": 512}
-    usual |= {"o_groups": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20}
-    for name, value in usual.items():
+    default = {"q_lora_rank": 1024, "o_lora_rank": 1024, "index_n_heads": 64, "index_topk": 512}
+    default |= {"o_groups": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20}
+    for name, value in default.items():
         found = raw.get(name, value)
         if not isinstance(found, int) or found < 1:
             raise ConfigError(f"config.json: {name} must be a positive integer, it is {found!r}")

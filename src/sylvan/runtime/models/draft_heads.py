@@ -270,7 +270,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
     given = raw.get("eagle_config")
     named = given.get("eagle_aux_hidden_state_layer_ids") if isinstance(given, dict) else None
     if named is None:
-        found = usual_layers(num_layers)
+        found = default_layers(num_layers)
     elif isinstance(named, list) and named and all(isinstance(n, int) for n in named):
         found = tuple(named)
     else:
@@ -286,7 +286,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
     return found
 
 
-def usual_layers(num_layers: int) -> tuple[int, ...]:
+def default_layers(num_layers: int) -> tuple[int, ...]:
     """An early, a middle and a late layer for a model of that depth, as EAGLE-3 uses."""
     last = num_layers - 1
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)

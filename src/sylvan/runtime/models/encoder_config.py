@@ -281,7 +281,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     return make_config(fields)
 
 
-def with_words(config: ModelConfig) -> ModelConfig:
+def with_mlm_head(config: ModelConfig) -> ModelConfig:
     """The config extended by the head over words (masked language modelling).
 
     Raises:
@@ -309,8 +309,8 @@ def _check(raw: dict[str, Any]) -> None:
 
 
 def _token_types(raw: dict[str, Any], kind: EncoderKind) -> int:
-    usual = 0 if kind.pre_norm or "n_layers" in kind.sizes.values() else 2
-    return int(raw.get("type_vocab_size", usual) or 0) if usual else 0
+    default = 0 if kind.pre_norm or "n_layers" in kind.sizes.values() else 2
+    return int(raw.get("type_vocab_size", default) or 0) if default else 0
 
 
 def _modern(raw: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

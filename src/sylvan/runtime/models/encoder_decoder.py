@@ -163,9 +163,9 @@ class Translator(BartDecoder):
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return (CrossPreNorm if self._kind.pre_norm else CrossPostAdd)(config, build, layer, ropes)
 
-    def waves(self, rows: int, dim: int) -> torch.Tensor:
+    def sinusoids(self, rows: int, dim: int) -> torch.Tensor:
         if self.config.architecture != _M2M100:
-            return super().waves(rows, dim)
+            return super().sinusoids(rows, dim)
         half = dim // 2
         speed = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
         pad = self.config.raw.get("pad_token_id")

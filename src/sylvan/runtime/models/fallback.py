@@ -34,7 +34,7 @@ from sylvan.runtime.models.config import (
     plain_fields,
 )
 from sylvan.runtime.models.formats import stored_format
-from sylvan.runtime.models.media_texts import RENAMED, media_text
+from sylvan.runtime.models.fallback_media import RENAMED, media_text
 from sylvan.runtime.models.recurrent import StateKey, SlotCache, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
@@ -50,9 +50,9 @@ from sylvan.runtime.models.skeleton import (
     skeleton,
     skeleton_of,
 )
-from sylvan.runtime.models.source import find_source
-from sylvan.runtime.models.texts import IMAGES, canonical
-from sylvan.runtime.models.transformed import (
+from sylvan.runtime.models.transformers_classes import find_classes
+from sylvan.runtime.models.text_parts import IMAGES, canonical
+from sylvan.runtime.models.transformers_loading import (
     ExpectedTensors,
     NumbersOf,
     plain_numbers,
@@ -78,18 +78,18 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         ConfigError: the model is unknown, needs code that may not run, or keeps memory that we do
           not page.
     """
-    seeing = None if code is not None else media_text(raw)
-    if seeing is not None:
-        text = parse(seeing.raw)
+    multimodal = None if code is not None else media_text(raw)
+    if multimodal is not None:
+        text = parse(multimodal.raw)
         if text.states:
             raise ConfigError("its images cannot be divided among recurrent layers")
-        return msgspec.structs.replace(text, media=seeing.media)
+        return msgspec.structs.replace(text, media=multimodal.media)
     if raw.get("model_type") in _RESETTING:
         raise ConfigError("it cannot continue from a recurrent state within a prompt")
-    source = find_source(raw, code)
-    model, step = skeleton(source.model, source.config, torch.bfloat16)
+    classes = find_classes(raw, code)
+    model, step = skeleton(classes.model, classes.config, torch.bfloat16)
     found = probe(model, step)
-    text, calls = source.config.get_text_config(), found.calls
+    text, calls = classes.config.get_text_config(), found.calls
     positions = getattr(text, "max_position_embeddings", None) or 2048
     check_layers(text, found)
     widths = {"head_dim": max((max(c.head_dim, c.value_dim) for c in calls), default=2)}
@@ -111,7 +111,7 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         "max_position_embeddings": positions - first_position(model),
         "rope": RopeParams(),
         "path": "transformers",
-        "code": str(code) if source.own else None,
+        "code": str(code) if classes.from_checkpoint else None,
     }
     return make_config(plain_fields(raw) | sizes | widths)
 
@@ -130,8 +130,8 @@ class TransformersModel(nn.Module):
         self._first = 0
         # Modules of `inner` that receive expert ids per row, with the number of ids.
         self.chosen: Mapping[str, int] = {}
-        self._source = find_source(config.raw, Path(config.code) if config.code else None)
-        self.inner, self.step = skeleton(self._source.model, self._source.config, build.dtype)
+        self._classes = find_classes(config.raw, Path(config.code) if config.code else None)
+        self.inner, self.step = skeleton(self._classes.model, self._classes.config, build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
         """Load the weights through transformers: safetensors unless `pickled`.
@@ -142,17 +142,17 @@ class TransformersModel(nn.Module):
         """
         import transformers
 
-        own, raw = self._source.own, self._sizes.raw
+        own, raw = self._classes.from_checkpoint, self._sizes.raw
         stored = stored_format(raw)
-        reader: Any = self._source.model if own else transformers.AutoModelForCausalLM
-        given: dict[str, Any] = {"config": self._source.config} if own else {}
+        reader: Any = self._classes.model if own else transformers.AutoModelForCausalLM
+        given: dict[str, Any] = {"config": self._classes.config} if own else {}
         numbers: NumbersOf | None = None
         if self._sizes.media is not None:
-            reader, given = self._source.model, {"config": self._source.config}
+            reader, given = self._classes.model, {"config": self._classes.config}
             given["key_mapping"] = dict(RENAMED)
         if stored is not None:
             numbers = partial(plain_numbers, stored=stored, dtype=self._build.dtype)
-            reader, given = self._source.model, given | {"config": _plain(self._source.config)}
+            reader, given = self._classes.model, given | {"config": _plain(self._classes.config)}
         read = partial(
             reader.from_pretrained,
             dtype=self._build.dtype,

@@ -81,7 +81,7 @@ class ClassHead(nn.Module):
         return self.out(x if self.norm is None else self.norm(x)[0])
 
 
-class WordHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """Dense, activation, norm, and a logit per word: the head of masked language models.
 
     Shape: (R, D) -> float32 (R, V). `table` may be the embedding table, whose width is `inner`.

@@ -17,7 +17,7 @@ from sylvan.kernels.experts.routing import route
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.chosen import ChoosesExperts
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.moe import MoE
@@ -73,7 +73,7 @@ class _Projections(nn.Module):
         self.router = _Router(build, dim, count)
 
 
-class ChosenHeads(ChoosesExperts):
+class RoutedHeads(RoutedProjection):
     """Attention with routed query heads. Shape: (T, D) -> (T, D)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
@@ -153,7 +153,7 @@ class JetMoe(Decoder):
     stacked: ClassVar[bool] = True
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        heads = ChosenHeads(config, build, layer, ropes)
+        heads = RoutedHeads(config, build, layer, ropes)
         mlp = BiasedMoE(config, build, layer)
         return HybridBlock(config, build, "self_attention", heads, mlp)
 

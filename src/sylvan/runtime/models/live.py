@@ -33,7 +33,7 @@ from sylvan.runtime.models.holders import Holder
 from sylvan.runtime.models.shards import take_quantised
 from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import IMAGES, canonical
+from sylvan.runtime.models.text_parts import IMAGES, canonical
 
 _TORN = "the weights are those of no model: an update failed midway; update all of them"
 _GONE = "the memory of the weights was given back; update all of them"
@@ -55,7 +55,7 @@ class LiveWeights:
         skeleton: The model without weights, for names and shapes.
         holders: Holders of each parameter's contents.
         changed: Called after updates, to refresh derived data.
-        seeing: Weights of a media encoder, which cannot be updated. None: there is no encoder, and
+        encoder_files: Weights of a media encoder, which cannot be updated. None: there is no encoder, and
           its tensors in an update are ignored.
 
     Attributes:
@@ -67,10 +67,10 @@ class LiveWeights:
         skeleton: Callable[[], nn.Module],
         holders: Mapping[str, Sequence[Holder]],
         changed: Callable[[], None] = lambda: None,
-        seeing: WeightFiles | None = None,
+        encoder_files: WeightFiles | None = None,
     ) -> None:
         self._skeleton, self._holders, self._changed = skeleton, holders, changed
-        self._seeing = seeing
+        self._encoder_files = encoder_files
         self.missing: str | None = None
         self._tensors: dict[str, Tensor] = {}
         self._elsewhere: set[str] = set()
@@ -171,8 +171,8 @@ class LiveWeights:
         if not present and not reader.has_others:
             raise ConfigError("the update contains no tensors")
         self._check(reader, present)
-        if self._seeing is not None:
-            self._check_seeing(files, self._seeing)
+        if self._encoder_files is not None:
+            self._check_encoder(files, self._encoder_files)
         return reader, present
 
     def _check(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
@@ -190,15 +190,15 @@ class LiveWeights:
                 for holder in holders:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
 
-    def _check_seeing(self, files: WeightFiles, seeing: WeightFiles) -> None:
+    def _check_encoder(self, files: WeightFiles, encoder_files: WeightFiles) -> None:
         """Tensors of the encoder may be sent, but must equal the current ones."""
-        known = {self._rename(name): name for name in seeing.tensors}
+        known = {self._rename(name): name for name in encoder_files.tensors}
         for name in files.tensors:
             source = self._rename(name)
             if not source.startswith(IMAGES):
                 continue
             new = files.tensor(name)
-            old = seeing.tensor(known[source]) if source in known else None
+            old = encoder_files.tensor(known[source]) if source in known else None
             if old is None or old.dtype != new.dtype or not torch.equal(old, new):
                 raise ConfigError(
                     f"tensor {name!r} is of the encoder of images or sounds, which cannot be "

@@ -20,7 +20,7 @@ from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.chosen import ChoosesExperts
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.moe import Experts, Router
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
@@ -46,7 +46,7 @@ def parse(raw: Raw) -> ModelConfig:
     return deepseek.parse(raw | sizes)
 
 
-class ZeroMoE(ChoosesExperts):
+class ZeroMoE(RoutedProjection):
     """Experts, some of which are the identity.
 
     Every rank adds those; the others may be divided among groups of ranks, which count their rows.

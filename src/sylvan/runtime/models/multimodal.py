@@ -15,7 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, NotNative, architecture_of
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.registry import load_family
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 Raw = dict[str, Any]
 

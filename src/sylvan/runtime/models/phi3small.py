@@ -78,8 +78,8 @@ def pattern_of(config: ModelConfig, layer: int, first_head: int = 0) -> BlockPat
         ConfigError: sizes of blocks are impossible.
     """
     raw, found = config.raw, dict[str, int]()
-    for name, usual in (("block_size", 64), ("num_local_blocks", 16), ("vert_stride", 8)):
-        value = raw.get(f"blocksparse_{name}", usual)
+    for name, default in (("block_size", 64), ("num_local_blocks", 16), ("vert_stride", 8)):
+        value = raw.get(f"blocksparse_{name}", default)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"config.json: blocksparse_{name} must be positive, it is {value!r}")
         found[name] = value

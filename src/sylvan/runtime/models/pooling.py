@@ -70,7 +70,7 @@ class PoolingSpec:
         return self.modes != ("last",)
 
     @property
-    def reads_words(self) -> bool:
+    def pools_logits(self) -> bool:
         """Whether logits over the vocabulary are pooled instead of hidden vectors (SPLADE).
 
         They are log(1 + relu(logit)), maximised over the text (arXiv:2109.10086).
@@ -107,7 +107,7 @@ def read_pooling(model_dir: Path, config: ModelConfig, override: PoolingOverride
     if override.mode is not None:
         spec = replace(spec, modes=(_mode(override.mode),))
     normalize = spec.normalize if override.normalize is None else override.normalize
-    if spec.reads_words:
+    if spec.pools_logits:
         wanted = bool(override.normalize)
         return PoolingSpec(modes=spec.modes, normalize=wanted, size=config.vocab_size)
     vector = torch.zeros(config.hidden_size * len(spec.modes))
@@ -226,8 +226,8 @@ def _read_modes(raw: dict[str, Any]) -> tuple[Mode, ...]:
 
 
 def _read_splade(raw: dict[str, Any]) -> tuple[Mode, ...]:
-    for name, usual in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if raw.get(name, usual) != usual:
+    for name, default in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if raw.get(name, default) != default:
             raise ConfigError(f"modules.json: SpladePooling with {name} {raw[name]!r}")
     return ("splade",)
 

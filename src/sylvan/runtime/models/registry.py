@@ -23,7 +23,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, NotNative, architecture_of, read_config
 from sylvan.runtime.models.image_tokens import with_image_token
 from sylvan.runtime.models.refused import REFUSED
-from sylvan.runtime.models.unserved import REASONS
+from sylvan.runtime.models.refused_media import REFUSED_MEDIA
 
 _HERE = "sylvan.runtime.models."
 PLUGINS = "sylvan.models"
@@ -254,13 +254,13 @@ MODELS |= {
     f"{stem}{suffix}": _HERE + module
     for stems, module, suffixes in (
         (_ENCODERS, "encoder", ("ForMaskedLM", "ForSequenceClassification", "Model")),
-        (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
+        (_DECODERS, "pooling_models", ("ForSequenceClassification", "Model")),
         (_MULTIMODAL, "multimodal", ("ForConditionalGeneration",)),
-        (("InternLM2", "Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
-        (("Qwen2",), "vectors", ("ForProcessRewardModel",)),
-        (("Cohere", "Cohere2", "EuroBert", "Granite"), "vectors", ("Model",)),
-        (("LlamaBidirectional", "LlamaEmbedding"), "vectors", ("Model",)),
-        (("Llama",), "vectors", ("ForClassification", _WEIGHED)),
+        (("InternLM2", "Qwen2", "Qwen3"), "pooling_models", ("ForRewardModel",)),
+        (("Qwen2",), "pooling_models", ("ForProcessRewardModel",)),
+        (("Cohere", "Cohere2", "EuroBert", "Granite"), "pooling_models", ("Model",)),
+        (("LlamaBidirectional", "LlamaEmbedding"), "pooling_models", ("Model",)),
+        (("Llama",), "pooling_models", ("ForClassification", _WEIGHED)),
         (("Contriever",), "encoder", ("",)),
         (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
         (("Siglip", "Siglip2"), "siglip", ("Model", "TextModel")),
@@ -373,7 +373,7 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
     try:
         return ServingPath(load_fallback(code).parse(raw), lack)
     except ConfigError as error:
-        if reason := REFUSED.get(architecture) or REASONS.get(architecture):
+        if reason := REFUSED.get(architecture) or REFUSED_MEDIA.get(architecture):
             raise ConfigError(f"{architecture} cannot be served: {reason}") from None
         if architecture not in MODELS and "model_type" not in raw:
             load_family(architecture)  # raises, with what is supported

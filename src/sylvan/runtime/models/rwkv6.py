@@ -79,8 +79,8 @@ def parse(raw: Raw) -> ModelConfig:
     return make_config(plain_fields(raw) | split_layers(["rwkv"] * layers, parts) | sizes)
 
 
-def _size(raw: Raw, name: str, usual: int | None = None) -> int:
-    value = raw.get(name, usual)
+def _size(raw: Raw, name: str, default: int | None = None) -> int:
+    value = raw.get(name, default)
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"config.json: {name} must be a positive integer, it is {value!r}")
     return value

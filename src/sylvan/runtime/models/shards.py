@@ -42,7 +42,7 @@ def of_each(splits: Splits) -> Splits:
     return {dim: split for dim, split in splits.items() if dim > _STACK}
 
 
-def picked(splits: Splits) -> IndexSelection | None:
+def expert_selection(splits: Splits) -> IndexSelection | None:
     """Which matrices of a stack this rank holds; None: all."""
     found = splits.get(_STACK)
     return found if isinstance(found, IndexSelection) else None

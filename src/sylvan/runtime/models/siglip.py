@@ -16,7 +16,7 @@ from sylvan.protocol.media import APART_TOKEN
 from sylvan.runtime.models.clip import ClipText
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.safetensors import Checkpoint
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 from sylvan.runtime.models.token_heads import Transform
 
 Raw = dict[str, Any]

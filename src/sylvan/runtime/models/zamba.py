@@ -204,7 +204,7 @@ class SharedBlock(nn.Module):
         return self.feed_forward(self.pre_ff_layernorm(out_TD)[0])
 
 
-class HybridPlace(nn.Module):
+class ZambaHybridLayer(nn.Module):
     """A Mamba layer that also reads what the shared block finds."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
@@ -236,12 +236,12 @@ class Zamba(Decoder):
             place.shared_transf = first.shared_transf
 
     @property
-    def _places(self) -> list[HybridPlace]:
-        return [block for block in self.layers if isinstance(block, HybridPlace)]
+    def _places(self) -> list[ZambaHybridLayer]:
+        return [block for block in self.layers if isinstance(block, ZambaHybridLayer)]
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         hybrid = layer in (config.attention_layers or ())
-        return (HybridPlace if hybrid else MambaBlock)(config, build, layer)
+        return (ZambaHybridLayer if hybrid else MambaBlock)(config, build, layer)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ class Zamba(Decoder):
         assert isinstance(x_TD, torch.Tensor)
         embedded_TD = x_TD = x_TD.float()
         for block in self.layers:
-            if isinstance(block, HybridPlace):
+            if isinstance(block, ZambaHybridLayer):
                 x_TD = block(x_TD, embedded_TD, batch)
             else:
                 x_TD = block(x_TD, None, batch)

@@ -91,7 +91,7 @@ class PagePrefaulter:
     ) -> None:
         self._groups = [_Group(each, ahead_bytes // max(1, each.page_bytes)) for each in groups]
         self._has_bytes = any(each.page_bytes for each in groups)  # False: pages are only counted
-        self._rest_s, self._populate, self._clock = idle_s, populate, clock
+        self._idle_s, self._populate, self._clock = idle_s, populate, clock
         self._running, self._ended_s = False, clock()
         self._released = False
         self._wake, self._over = threading.Event(), threading.Event()
@@ -150,8 +150,8 @@ class PagePrefaulter:
     def _advance(self) -> bool:
         """Populate one slice, or wait for idle time; False: there is nothing to do."""
         idled_s = self._clock() - self._ended_s
-        if self._running or idled_s < self._rest_s:
-            self._over.wait(max(self._rest_s - idled_s, self._rest_s / 4))
+        if self._running or idled_s < self._idle_s:
+            self._over.wait(max(self._idle_s - idled_s, self._idle_s / 4))
             return True
         with self._slice:
             if self._released:

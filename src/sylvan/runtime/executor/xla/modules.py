@@ -29,7 +29,7 @@ from sylvan.kernels.xla.spans import XlaScans, XlaSpans
 from sylvan.kernels.xla.tensors import JaxTensor, Leaves, TorchLowering
 from sylvan.kernels.xla.values import Values
 from sylvan.runtime.attention.jnp import JnpAttention
-from sylvan.runtime.layers.chosen import ChoosesExperts
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import MoE
@@ -75,7 +75,7 @@ class TorchModules:
             _expand(part, dtype)
             if isinstance(part, Recurrent):
                 part.scans = XlaScans()
-            if isinstance(part, ChoosesExperts):
+            if isinstance(part, RoutedProjection):
                 part.product = self._product
             if isinstance(part, CrossAttention):
                 self.cross[part.layer] = part

@@ -14,7 +14,7 @@ def _all(reason: str, names: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(names, reason)
 
 
-REASONS: Mapping[str, str] = MappingProxyType(
+REFUSED_MEDIA: Mapping[str, str] = MappingProxyType(
     {
         "DeepseekOCRForCausalLM": "its successor is served: DeepseekOcr2ForConditionalGeneration",
         "DeepseekVL2ForCausalLM": "checkpoints name it DeepseekVLV2ForCausalLM, which is served",

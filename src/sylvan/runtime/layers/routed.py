@@ -7,7 +7,7 @@ from torch import nn
 from sylvan.kernels.experts.products import ExpertProduct, expert_product
 
 
-class ChoosesExperts(nn.Module):
+class RoutedProjection(nn.Module):
     """Multiplies rows by chosen matrices; whoever runs the module may set `product`."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 
-class DividedFiles:
+class SplitStacks:
     """Views of `files`.
 
     Args:
