@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 _TIMEOUT = "_timeout"
 
 
-class Sums(Protocol):
-    """Sums of short messages: `symmetric.ShortSums`."""
+class ShortAllReduce(Protocol):
+    """Sums of short messages: `symmetric.SymmetricAllReduce`."""
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether x is short enough."""
@@ -44,7 +44,7 @@ class DeviceRanks:
         short: None: the group does those, too.
     """
 
-    def __init__(self, group: Communicator, short: Sums | None = None) -> None:
+    def __init__(self, group: Communicator, short: ShortAllReduce | None = None) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._short = group, short
 
@@ -135,15 +135,15 @@ def join_gpus(
     return DeviceRanks(group, _short(store, member, group) if short else None)
 
 
-def _short(store: Any, member: GroupMember, group: GroupRanks) -> Sums | None:
+def _short(store: Any, member: GroupMember, group: GroupRanks) -> ShortAllReduce | None:
     """Sums over symmetric memory; None: a rank cannot have any."""
     made, why = None, "Triton is not installed (pip install 'sylvan[gpu]')"
     if triton_installed():
-        from sylvan.kernels.collective.symmetric import short_sums  # needs Triton
+        from sylvan.kernels.collective.symmetric import symmetric_all_reduce  # needs Triton
 
         why = "another rank has none"
         try:
-            made = short_sums(store, member.group, member.rank, member.size, member.device)
+            made = symmetric_all_reduce(store, member.group, member.rank, member.size, member.device)
         except RuntimeError as error:
             why = str(error).splitlines()[0]
     everywhere = group.all_gather(torch.tensor([made is not None], device=member.device))

@@ -24,7 +24,7 @@ BUFFER_NUMBERS = 1 << 20
 _SYMMETRIC_MEMORY = "_SymmetricMemory"
 
 
-class ShortSums:
+class SymmetricAllReduce:
     """Adds up messages that fit into a buffer.
 
     Args:
@@ -46,7 +46,7 @@ class ShortSums:
         return way(flat, self._rooms).view(x.shape)
 
 
-def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device) -> ShortSums:
+def symmetric_all_reduce(store: Any, name: str, rank: int, size: int, device: torch.device) -> SymmetricAllReduce:
     """Make the buffer of this rank, and learn where those of the others are.
 
     Args:
@@ -72,6 +72,6 @@ def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device
     handle = memory.rendezvous(buffer, name)
     addresses = [handle.get_buffer(r, (numbers,), torch.float32).data_ptr() for r in range(size)]
     buffers_N = torch.tensor(addresses, dtype=torch.int64, device=device)
-    return ShortSums(
+    return SymmetricAllReduce(
         buffer, PeerBuffers(buffers_N, buffers_N + 4 * BUFFER_NUMBERS, rank, BUFFER_NUMBERS)
     )

@@ -115,7 +115,7 @@ class NativePagedAttention:
         """
         self._kind(layer)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop compiled programs, because norms and sinks have changed."""
         self._kinds.clear()
         self._recent.clear()

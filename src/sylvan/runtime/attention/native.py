@@ -46,7 +46,7 @@ class NativeAttention:
         raise NotImplementedError("native attention is part of step programs")
 
 
-class NativeCalls:
+class NativeTensorAttention:
     """The same kernels, called once a layer; the batch's pool is that of `attention`."""
 
     caps: ClassVar = replace(
@@ -64,9 +64,9 @@ class NativeCalls:
         self._arrays: list[torch.Tensor] = []  # which the steps point at
         self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Norms of heads and sinks of the model have other contents now."""
-        self._attention.forget()
+        self._attention.clear_cache()
 
     def plan(self, batch: ForwardBatch) -> None:
         """Find out where requests lie."""

@@ -19,7 +19,7 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.paged.pages import SCALED
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.attention.native import NativeAttention, NativeCalls
+from sylvan.runtime.attention.native import NativeAttention, NativeTensorAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
@@ -385,8 +385,8 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
-        attention = NativeCalls(NativePagedAttention(library, plan.build.dtype, pool.layers))
-        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
+        attention = NativeTensorAttention(NativePagedAttention(library, plan.build.dtype, pool.layers))
+        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
     return BuiltModel(
         name,
         runner,
@@ -452,7 +452,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
     load_deferred(model)
     if native is None:
         return model, None, plan.live(model, names)
-    return model, native, plan.live(model, names, native.copies, native.forget)
+    return model, native, plan.live(model, names, native.copies, native.clear_cache)
 
 
 def _with_kernels_inside(
@@ -470,7 +470,7 @@ def _with_kernels_inside(
         return model, None, plan.live(model, plan.names(model))
     packed = origins.holders(native.copies)
     holders = with_tensors(model, slots(plan.skeleton()), packed, origins.lost)
-    return model, native, plan.live_in(holders, native.forget)
+    return model, native, plan.live_in(holders, native.clear_cache)
 
 
 def _open(device: str) -> Platform:

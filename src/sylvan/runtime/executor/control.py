@@ -266,7 +266,7 @@ class ExecutorControl:
             freed[tag] = self._memory[tag].release()
             self._released[tag] = freed[tag]
             if tag == "weights" and isinstance(self._weights, LiveWeights):
-                self._weights.forget()
+                self._weights.mark_released()
         self._on_release()
         return {"released_bytes": freed, "released": list(self._released)}
 

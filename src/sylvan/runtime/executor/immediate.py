@@ -64,7 +64,7 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         if self._trees is not None:
-            self._trees.forget()
+            self._trees.reset()
         self.batch.rotary_positions = self.batch.row_ends = None
         self.batch.cross = ()
         if self.local is not None:

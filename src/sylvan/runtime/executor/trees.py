@@ -117,7 +117,7 @@ class TreePaths:
         self._rows = row_of
         self._write(plan, rows, row_of)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset: the next step has no trees."""
         self._trees, self._rows = {}, None
 

@@ -367,7 +367,7 @@ class LiveWeights:
                 found |= {tensor.data_ptr(): tensor for tensor in holder.tensors}
         return list(found.values())
 
-    def forget(self) -> None:
+    def mark_released(self) -> None:
         """Mark the weights as released: all must be updated before the next step."""
         self.missing = _GONE
 

@@ -19,7 +19,7 @@ from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.attention.native import NativeTensorAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.arguments import run_arguments
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -96,7 +96,7 @@ class HeadProgram:
         layout = compile_graph(tracer.graph)
         if called:  # both passes attend over the same pages
             finish_host_modules(called, dtype, torch.get_num_threads())
-            batch.attention = NativeCalls(NativePagedAttention(library, dtype, pages))
+            batch.attention = NativeTensorAttention(NativePagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = run_arguments(batch.host), batch
