@@ -75,7 +75,7 @@ template <class E> void store_nibbles(const RopeStore& op, const Step& s, const 
 }
 
 // Rotates a query like the keys of int4 pages.
-template <class T> void turn_query(T* query, int cols) {
+template <class T> void rotate_query(T* query, int cols) {
     alignas(64) float head[MAX_HEAD];
     for (int i = 0; i < cols; i += LANES) store(head + i, get(query + i));
     hadamard(head, cols);
@@ -162,7 +162,7 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
         if (q_scales)
             for (int d = 0; d < h.dim; d += LANES)
                 put(head + d, get(head + d) * q_scales[s.run->positions[r]]);
-        if (h.nibbles) turn_query(head, h.dim);
+        if (h.nibbles) rotate_query(head, h.dim);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
     const int32_t* slots =

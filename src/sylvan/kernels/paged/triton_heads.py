@@ -34,7 +34,7 @@ def _keep(ptr, at, x, mask, scale_ptr, head, SCALED: tl.constexpr, MOST: tl.cons
 
 
 @triton.jit
-def _turned(
+def _rotated_heads(
     x_ptr,
     weight_ptr,
     angle_ptr,
@@ -141,7 +141,7 @@ def _heads_kernel(
     if block < q_blocks:
         q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
         q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
-        q = _turned(
+        q = _rotated_heads(
             x_ptr,
             q_weight_ptr,
             angle_ptr,
@@ -161,7 +161,7 @@ def _heads_kernel(
     elif block < q_blocks + k_blocks:
         k_head = (block - q_blocks) * K_BLOCK + tl.arange(0, K_BLOCK)
         k_mask = (k_head < KV_HEADS)[:, None] & (col < WIDTH)[None, :]
-        k = _turned(
+        k = _rotated_heads(
             x_ptr + HEADS * WIDTH,
             k_weight_ptr,
             angle_ptr,

@@ -292,7 +292,7 @@ class StepWorker:
         except FAILURES as error:
             self._slots.fail(join.slot, error)
             return
-        if constraints.bound(join.slot):
+        if constraints.constrains(join.slot):
             self._constrained.add(join.slot)
 
     # ---- capabilities

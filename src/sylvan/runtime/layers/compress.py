@@ -26,14 +26,14 @@ from sylvan.runtime.layers.recurrent import Recurrent, spans_of, state_of
 _NONE = -1e30  # a logit that weighs nothing
 
 
-def turned(
-    x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope, *, back: bool = False
+def rotate_columns(
+    x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope, *, inverse: bool = False
 ) -> torch.Tensor:
-    """Rotate the last columns of heads, or rotate them `back`; pairs of neighbours; float32."""
+    """Rotate the last columns of heads, or rotate them `inverse`; pairs of neighbours; float32."""
     width = rope.cos_sin.shape[1]
     passing, rotary = x_TNH[..., :-width], x_TNH[..., -width:]
     cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
-    sin = -sin if back else sin
+    sin = -sin if inverse else sin
     a, b = rotary[..., ::2], rotary[..., 1::2]
     pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
     return torch.cat((passing, pairs.flatten(-2)), -1)
@@ -174,7 +174,7 @@ class Compressor(Recurrent):
     def _entries(self, sums_E3C: torch.Tensor, cut: Fragments, rope: Rope) -> torch.Tensor:
         entry_EC = self.norm((sums_E3C[:, 2] / sums_E3C[:, 1]).to(self.norm.weight.dtype))[0]
         positions_E = cut.entry_F[cut.done] * self._rate
-        return turned(entry_EC.float()[:, None], positions_E, rope)[:, 0]
+        return rotate_columns(entry_EC.float()[:, None], positions_E, rope)[:, 0]
 
 
 def _empty(like: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from sylvan.config.compressed import CompressedLayer
 from sylvan.kernels.api import Rope
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.compress import Compressor, fragments, turned
+from sylvan.runtime.layers.compress import Compressor, fragments, rotate_columns
 from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.norm import RMSNorm
@@ -93,7 +93,7 @@ class EntryIndexer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and weights of heads. Shapes: float32 (T, J, I), (T, J)."""
         q_TJI = self.wq_b(latent_TQ).float().unflatten(-1, (self._heads, -1))
-        return turned(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
+        return rotate_columns(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
 
 
 class GroupedLinear(nn.Module):
@@ -159,16 +159,16 @@ class CompressedAttention(nn.Module):
         latent_TQ = self.q_norm(self.wq_a(x_TD))[0]
         q_TNH = self.wq_b(latent_TQ).float().unflatten(-1, (-1, shape.head_dim))
         q_TNH = q_TNH * torch.rsqrt(q_TNH.square().mean(-1, keepdim=True) + shape.eps)
-        q_TNH = turned(q_TNH, positions_T, self._rope)
+        q_TNH = rotate_columns(q_TNH, positions_T, self._rope)
         k_T1H = self.kv_norm(self.wkv(x_TD))[0].float()[:, None]
-        k_T1H = turned(k_T1H, positions_T, self._rope).to(x_TD.dtype)
+        k_T1H = rotate_columns(k_T1H, positions_T, self._rope).to(x_TD.dtype)
         batch.kv.store(self._keys, batch.slots_of(self._keys), k_T1H, k_T1H)
         if self._entries is not None:
             self._store_entries(x_TD, batch, self._entries)
         asking = None
         if self.indexer is not None:
             asking = self.indexer.queries(x_TD, latent_TQ, positions_T, self._rope)
-        out_TNH = turned(self._attended(q_TNH, asking, batch), positions_T, self._rope, back=True)
+        out_TNH = rotate_columns(self._attended(q_TNH, asking, batch), positions_T, self._rope, inverse=True)
         return self.wo_b(self.wo_a(out_TNH.to(x_TD.dtype).flatten(1)))
 
     def _store_entries(

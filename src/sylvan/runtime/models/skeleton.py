@@ -88,7 +88,7 @@ class AttentionStep:
     groups: int = 0  # key heads in the pool; layers with fewer repeat them
     ends_in_windows: bool = False  # only layers with a window heed `ForwardBatch.row_ends`
     hidden: torch.Tensor | None = None  # set: the base model returns just this
-    turn: RotaryCall | None = None  # rotation for the next call
+    rotary: RotaryCall | None = None  # rotation for the next call
     # This pass's cosines, sines and `RotaryCall`, by id of the cosines.
     tables: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
         default_factory=dict
@@ -96,7 +96,7 @@ class AttentionStep:
 
     def begin(self, batch: ForwardBatch | None) -> None:
         """Start a pass over these rows; None ends it."""
-        self.batch, self.done, self.turn = batch, 0, None
+        self.batch, self.done, self.rotary = batch, 0, None
         self.tables.clear()
 
 
@@ -154,7 +154,7 @@ def paged_attention(
         k, v = (x.repeat_interleave(step.groups // about[1], 1) for x in (k, v))
     spec = _spec(step, about, scaling, options)
     step.done += 1
-    if step.turn is None:
+    if step.rotary is None:
         out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
     else:
         out_TNH = _rotated(step, spec, (q, k, v), (query, key))
@@ -170,13 +170,13 @@ def _rotated(
     given: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Attention over queries and keys that are not rotated yet."""
-    turn, step.turn = step.turn, None
-    assert turn is not None
+    call, step.rotary = step.rotary, None
+    assert call is not None
     assert step.batch is not None
-    if turn.query is not given[0] or turn.key is not given[1]:
+    if call.query is not given[0] or call.key is not given[1]:
         raise RuntimeError("queries or keys changed between the rotary call and attention")
     attention = cast("RotaryAttention", step.batch.attention)
-    return attention.run_rotated(spec, *heads, step.batch, turn.table_TR)
+    return attention.run_rotated(spec, *heads, step.batch, call.table_TR)
 
 
 def _spec(

@@ -47,7 +47,7 @@ class PlatformFacts:
         return next((name for start, name in self.float8 if chip.startswith(start)), None)
 
 
-class Kind(Protocol):
+class DeviceKind(Protocol):
     """A kind of device. Packages offer their own as entry points of group `sylvan.platforms`."""
 
     facts: PlatformFacts

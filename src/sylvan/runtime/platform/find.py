@@ -9,7 +9,7 @@ from typing import Any
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform import kinds
-from sylvan.runtime.platform.facts import Kind
+from sylvan.runtime.platform.facts import DeviceKind
 from sylvan.utils import plugins
 
 GROUP = "sylvan.platforms"
@@ -17,7 +17,7 @@ AUTO_ORDER = ("cuda", "rocm")
 """Kinds of this package that `auto` prefers to a CPU; those of other packages come before them."""
 
 
-def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, Kind]:
+def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, DeviceKind]:
     """All kinds by name; `auto` takes the first usable one among those that are `automatic`.
 
     Args:
@@ -28,7 +28,7 @@ def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, Kind]
     """
     own = plugins.options(kinds)
     order = [*AUTO_ORDER, *(name for name in own if name not in AUTO_ORDER)]
-    found: dict[str, Kind] = {}
+    found: dict[str, DeviceKind] = {}
     for entry in entry_points(group=GROUP) if others is None else others:
         if entry.name in own:
             raise ConfigError(f"device {entry.name!r} of {entry.value!r} is a name of Sylvan's own")
@@ -36,7 +36,7 @@ def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, Kind]
     return found | {name: plugins.load(kinds, name).KIND for name in order}
 
 
-def _load(entry: EntryPoint) -> Kind:
+def _load(entry: EntryPoint) -> DeviceKind:
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
@@ -46,7 +46,7 @@ def _load(entry: EntryPoint) -> Kind:
         ) from None
 
 
-def open_platform(kind: Kind) -> Any:
+def open_platform(kind: DeviceKind) -> Any:
     """Make the device of a kind ready for use.
 
     Returns: A `Platform`, whose module imports torch.

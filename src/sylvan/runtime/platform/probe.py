@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ELSE = "or choose device=cpu or auto"
+OR_CPU = "or choose device=cpu or auto"
 _DRIVERS = {12: 525, 13: 580}  # oldest NVIDIA driver of each CUDA, from its release notes
 _NEWEST_CUDA = 13
 _OLDEST_JAX = 0, 8, 0
@@ -64,7 +64,7 @@ def _driver_problem(root: Path, find: FindBuild) -> str | None:
     if driver is None and not (root / "dev/nvidiactl").exists():
         return (
             "no NVIDIA driver is loaded on this machine; install one, until nvidia-smi lists the "
-            f"GPU, {ELSE}"
+            f"GPU, {OR_CPU}"
         )
     build = find()
     if build.cuda is None:
@@ -74,7 +74,7 @@ def _driver_problem(root: Path, find: FindBuild) -> str | None:
         return (
             f"the NVIDIA driver {driver[1]} is too old for CUDA {build.cuda} of torch "
             f"{build.version}, which needs {least} or newer; update the driver, install a torch "
-            f"for an older CUDA, {ELSE}"
+            f"for an older CUDA, {OR_CPU}"
         )
     return None
 
@@ -83,13 +83,13 @@ def _gpu_problem(root: Path, newest: FindCapability) -> str | None:
     if not any(root.glob("dev/nvidia[0-9]*")):
         return (
             "the NVIDIA driver shows this process no GPU; look at nvidia-smi, and at "
-            f"what its container was given, {ELSE}"
+            f"what its container was given, {OR_CPU}"
         )
     capability = newest()
     if capability is not None and capability < _MIN_CAPABILITY:
         return (
             f"the GPU has compute capability {_dotted(capability)} and kernels need "
-            f"{_dotted(_MIN_CAPABILITY)} (Ampere) or newer; use a newer GPU, {ELSE}"
+            f"{_dotted(_MIN_CAPABILITY)} (Ampere) or newer; use a newer GPU, {OR_CPU}"
         )
     return None
 
@@ -103,7 +103,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
     if not (root / "dev/kfd").exists():
         return (
             "the AMD driver (amdgpu with /dev/kfd) is not loaded on this machine; install ROCm's, "
-            f"until rocminfo lists the GPU, {ELSE}"
+            f"until rocminfo lists the GPU, {OR_CPU}"
         )
     build = find()
     if build.hip is None:
@@ -111,7 +111,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
     if not any(root.glob("dev/dri/renderD*")):
         return (
             "ROCm shows this process no GPU; look at rocminfo, and at the groups video "
-            f"and render, {ELSE}"
+            f"and render, {OR_CPU}"
         )
     return None
 
@@ -119,7 +119,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
 def intel_problem(root: Path, find: FindBuild) -> str | None:
     """Probe XPU devices."""
     if not any(root.glob("dev/dri/renderD*")):
-        return f"there is no Intel GPU with a driver (/dev/dri) on this machine; install it, {ELSE}"
+        return f"there is no Intel GPU with a driver (/dev/dri) on this machine; install it, {OR_CPU}"
     build = find()
     if build.xpu is None:
         return _wrong_build(build, "XPU", "https://pytorch.org/get-started/locally")
@@ -130,7 +130,7 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
     """Probe the GPU of a Mac; the arguments replace this machine in tests."""
     found = system or platform.system(), machine or platform.machine()
     if found != ("Darwin", "arm64"):
-        return f"this machine is no Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
+        return f"this machine is no Mac with Apple silicon ({' '.join(found)}); use one, {OR_CPU}"
     return None
 
 
@@ -143,12 +143,12 @@ def jax_problem(extra: str, *also: str) -> str | None:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"the package {name} is not installed; pip install 'sylvan[{extra}]', {ELSE}"
+            return f"the package {name} is not installed; pip install 'sylvan[{extra}]', {OR_CPU}"
         if name in ("jax", "jaxlib") and _numbers(version) < _OLDEST_JAX:
             oldest = ".".join(map(str, _OLDEST_JAX))
             return (
                 f"{name} {version} is too old, {oldest} or newer is needed; pip install --upgrade "
-                f"'sylvan[{extra}]', {ELSE}"
+                f"'sylvan[{extra}]', {OR_CPU}"
             )
     return None
 
@@ -179,10 +179,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _wrong_build(build: TorchBuild, wanted: str, where: str) -> str:
     if not build.version:
-        return f"torch is not installed; install its build for {wanted} ({where}), {ELSE}"
+        return f"torch is not installed; install its build for {wanted} ({where}), {OR_CPU}"
     return (
         f"the installed torch {build.version} was built without {wanted}; install a build with it "
-        f"({where}), {ELSE}"
+        f"({where}), {OR_CPU}"
     )
 
 

@@ -68,7 +68,7 @@ class Constraints(Protocol):
         """The request in `slot` is gone."""
         ...
 
-    def bound(self, slot: int) -> bool:
+    def constrains(self, slot: int) -> bool:
         """Whether the outputs of the request in `slot` are constrained."""
         ...
 

@@ -67,9 +67,9 @@ class DeviceLogitEdits:
 
 
 class DeviceSampling(Protocol):
-    """Kernels that choose tokens. `makes_numbers`: random numbers are made on the device."""
+    """Kernels that choose tokens. `generates_random`: random numbers are made on the device."""
 
-    makes_numbers: bool
+    generates_random: bool
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         """Change logits in place."""
@@ -88,7 +88,7 @@ class DeviceSampling(Protocol):
 class TorchSampling:
     """PyTorch on any device; slow, because it sorts the vocabulary."""
 
-    makes_numbers = False
+    generates_random = False
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         if (p := edits.penalties) is not None:

@@ -247,7 +247,7 @@ class DeviceBackend:
         slots = rows.slots
         fill_sampling(arrays, slots, rows.positions, params)
         arrays["count_rows"][: len(slots)] = self._counts.rows(slots)
-        if not self._parts.sampling.makes_numbers and not params.greedy[slots].all():
+        if not self._parts.sampling.generates_random and not params.greedy[slots].all():
             fill_uniform(arrays, slots, rows.positions, params)
 
     def _forward(self, staged: StagedStep) -> None:

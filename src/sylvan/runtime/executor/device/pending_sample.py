@@ -157,7 +157,7 @@ class SampleLaunch:
         views = self._staged.inputs.device
         sampling = self._parts.sampling
         # Kernels that generate random numbers have no fast path for all-greedy rows.
-        drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
+        drawn = None if self._greedy and not sampling.generates_random else self._rows(count)
         filters = self._filtered and not self._greedy
         ids_N = sampling.draw(logits_NV, drawn, filtered=filters)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)

@@ -342,8 +342,8 @@ class ExpertStacks:
     def weights(self) -> ExpertWeights:
         """Return the stacks as (E, outputs, inputs)."""
         both = (stack.detach() for stack in (self.gate_up, self.down))
-        turned = [stack.transpose(1, 2) if self.transposed else stack for stack in both]
-        return ExpertWeights(gate_up=held(turned[0]), down=held(turned[1]), act=self.act)
+        stacks = [stack.transpose(1, 2) if self.transposed else stack for stack in both]
+        return ExpertWeights(gate_up=held(stacks[0]), down=held(stacks[1]), act=self.act)
 
 
 def experts_of(module: Any, dtype: torch.dtype) -> ExpertStacks | None:

@@ -69,7 +69,7 @@ def _written(module: nn.Module) -> Any:
 
 def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
     """A copy of the code in which the rotary function is replaced."""
-    turn = forward.__globals__[_NAME]
+    rotate = forward.__globals__[_NAME]
 
     def noted(
         q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *rest: Any, **options: Any
@@ -77,8 +77,8 @@ def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
         plain = rest or options or step.batch is None
         table_TR = None if plain else _table(step, q, cos, sin)
         if table_TR is None:
-            return turn(q, k, cos, sin, *rest, **options)
-        step.turn = RotaryCall(q, k, table_TR)
+            return rotate(q, k, cos, sin, *rest, **options)
+        step.rotary = RotaryCall(q, k, table_TR)
         return q, k
 
     known = {**forward.__globals__, _NAME: noted}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import ELSE, jax_problem, tpu_memory
+from sylvan.runtime.platform.probe import OR_CPU, jax_problem, tpu_memory
 
 
 class TpuKind:
@@ -33,7 +33,7 @@ class TpuKind:
         if not any(self._root.glob("dev/accel*")) and not any(self._root.glob("dev/vfio/[0-9]*")):
             return (
                 "no TPU is attached to this machine (/dev/accel*, /dev/vfio/*); start it on a TPU "
-                f"VM, check the same programs on a CPU with device=jax, {ELSE}"
+                f"VM, check the same programs on a CPU with device=jax, {OR_CPU}"
             )
         return jax_problem("tpu", "libtpu")
 
