@@ -28,8 +28,8 @@ def experts(
     """Route each row of x (T, D) by its logits (T, E) and sum its experts' outputs.
 
     A row's experts are summed in the order of their numbers, whatever the other rows are and
-    whichever rank holds the expert (with `weights.expert_ranks` all ranks pass the same rows). `load`,
-    int64 (E,): the number of rows per expert is added to it.
+    whichever rank holds the expert (with `weights.expert_ranks` all ranks pass the same rows).
+    `load`, int64 (E,): the number of rows per expert is added to it.
 
     Returns: (T, D) in the dtype of x.
     """

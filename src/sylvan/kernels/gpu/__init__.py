@@ -1,1 +1,1 @@
-"""Shared by the Triton kernels: selection, tile sizes and launching."""
+"""Code that the Triton kernels share: `choice` selects a kernel, `tiles` its sizes; `launch` runs it."""

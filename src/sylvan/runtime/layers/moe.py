@@ -61,8 +61,8 @@ class Experts(nn.Module):
 
     Loading may replace each by any `LinearWeight` of the same shape. Ranks hold a share of the
     inner columns of every expert, whose products are summed over ranks; or groups of ranks hold
-    different experts (`expert_ranks`). `lora` are the adapter slots of both stacks, if requests may use
-    adapters.
+    different experts (`expert_ranks`). `lora` are the adapter slots of both stacks, if requests may
+    use adapters.
     """
 
     gate_up_proj: LinearWeight
