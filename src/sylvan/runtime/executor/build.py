@@ -1,4 +1,4 @@
-"""From a model directory to an executor that serves it."""
+"""Builds the executor of a model: loads the weights, chooses a runner, sizes the KV cache."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def build_executor(
     Args:
         model_dir: Model directory.
         options: How to serve the model.
-        progress: Called with the number of bytes loaded.
-        parts: Parts that capabilities add.
+        progress: Called with the number of bytes loaded so far.
+        parts: Worker halves of capabilities, logits processors, and memory to continue with.
         platform: Overrides the platform of `options.device`.
         mesh: The ranks that share the model; each of them calls this.
 
@@ -169,7 +169,7 @@ def build_executor(
 
 
 def _states(plan: ModelPlan) -> KeptStates | None:
-    """Return the recurrent states of a model that no program keeps; None: it has none."""
+    """Allocate the recurrent states of a model without a step program; None: it has none."""
     return None if plan.states is None else plan.states.tensors(plan.build.device)
 
 
@@ -292,7 +292,7 @@ def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> T
 
 
 def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
-    """Use Python sampling for custom processors, or if nothing is compiled."""
+    """Choose the native sampler; PyTorch's for custom processors, or if nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
@@ -342,15 +342,15 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
 
 def _with_traced(plan: ModelPlan) -> BuiltModel:
     if plan.options.runner == "eager":
-        raise Unsupported("runner eager was asked for")
+        raise Unsupported("runner is set to eager")
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
     if plan.options.attention not in ("auto", "native"):
-        raise Unsupported(f"attention {plan.options.attention!r} was asked for")
+        raise Unsupported(f"attention is set to {plan.options.attention!r}")
     if plan.config.path == "transformers":
         raise Unsupported("the model runs through transformers")
     if not plan.config.causal and plan.options.kv_dtype != "model":
-        raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
+        raise Unsupported(f"cache.dtype={plan.options.kv_dtype}: the model has no KV cache")
     library = load_library()
     shape = pages_shape(plan.paged_config, plan.kv_shape, plan.options)
     pool = program_pool(
@@ -476,14 +476,14 @@ def _with_kernels_inside(
 def _open(device: str) -> Platform:
     kinds = load_kinds()
     if device not in kinds:
-        raise ConfigError(f"device={device}: there is {', '.join(kinds)}")
+        raise ConfigError(f"device={device} is unknown; choose one of {', '.join(kinds)}")
     return open_platform(kinds[device])
 
 
 def _on_device(
     plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Build the executor of a device: steps are queued, and decoding replays graphs if it can."""
+    """Build the executor of a device: steps are queued, and decoding replays captured graphs."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options

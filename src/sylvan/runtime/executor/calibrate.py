@@ -165,12 +165,12 @@ class CalibrationRun:
         return self._batch
 
     def through(self, index: int) -> None:
-        """Run all texts through a layer to collect statistics, but discard its outputs."""
+        """Run all texts through a layer to collect input statistics; discard its outputs."""
         for number in range(len(self._texts)):
             self._layer(index, number)
 
     def advance(self, index: int) -> None:
-        """Run all texts through a layer in its current form, and keep its outputs."""
+        """Run all texts through a layer, and keep its outputs as the next layer's inputs."""
         self._rows = [self._layer(index, number) for number in range(len(self._texts))]
 
     def _layer(self, index: int, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -181,7 +181,7 @@ class CalibrationRun:
 
 
 class _Run(CalibrationRun):
-    """Layers are quantised before the texts are processed further."""
+    """A GPTQ run: quantises each layer before it computes the inputs of the next one."""
 
     def round(self, index: int, chosen: Sequence[Slot]) -> dict[str, CodedWeight]:
         """Quantise the layer's matrices with the inputs that they read."""
@@ -206,7 +206,7 @@ class _Run(CalibrationRun):
         return made
 
     def take(self, chosen: Sequence[Slot], made: Mapping[str, CodedWeight]) -> None:
-        """Use a layer that an earlier run quantised."""
+        """Put the matrices that an earlier run quantised into a layer."""
         for slot in chosen:
             for number, source in enumerate(slot.sources):
                 slot.parameter[source_rows(slot, number)] = made[source].numbers()

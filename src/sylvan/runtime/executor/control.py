@@ -49,9 +49,9 @@ from sylvan.runtime.pool.releasable import ReleasableMemory
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES_PER_NUMBER = 8
-"""Limit for stored tensors, in bytes: trainers send float32, and may send tied tensors."""
+"""Bytes of stored tensors per weight: trainers send float32, and may send tied tensors twice."""
 ELSEWHERE = "elsewhere"
-"""Key under which a rank reports a tensor that only other ranks hold."""
+"""Key of a result by which a rank says that only other ranks hold the tensor."""
 Body = dict[str, Any]
 """Size limit of a result; JSON-like."""
 
@@ -156,7 +156,7 @@ class ExecutorControl:
     def blocked(self) -> str | None:
         """Why no step may run now; None if steps may run."""
         if self._released:
-            return f"the memory of {', '.join(self._released)} was given back"
+            return f"the memory of {', '.join(self._released)} has been released"
         return self._weights.missing if isinstance(self._weights, LiveWeights) else None
 
     def run(self, command: ExecutorCommand) -> CommandResult:
@@ -217,7 +217,7 @@ class ExecutorControl:
     @property
     def _live(self) -> LiveWeights:
         if "weights" in self._released:
-            raise ConfigError("the memory of the weights was given back; resume it first")
+            raise ConfigError("the memory of the weights has been released; resume it first")
         if isinstance(self._weights, str):
             raise ConfigError(self._weights)
         return self._weights

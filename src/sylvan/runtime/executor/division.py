@@ -106,13 +106,13 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         return
     reasons = {
         "keeps recurrent states": bool(config.states),
-        "reads texts both ways": not config.causal,
-        "reads images or sounds": config.media is not None,
+        "has bidirectional attention": not config.causal,
+        "takes images or audio": config.media is not None,
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
     alone = _on_meta(Mesh(attention=UnconnectedRank(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
-        why = "has attention layers of another kind"
+        why = "has attention layers that do not support it"
     if why:
         raise ConfigError(
             f"parallel.attention_dp={mesh.attention_dp}: {config.architecture} {why}, and its "
@@ -121,11 +121,11 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def why_together(config: ModelConfig) -> str:
-    """Return why groups with different requests cannot run a model; empty if they can."""
+    """Return why groups of devices cannot serve different requests; empty if they can."""
     reasons = {
         "keeps recurrent states": bool(config.states),
-        "makes vectors or labels": not config.causal or config.head != "lm",
-        "reads images, sounds or texts": config.media is not None,
+        "returns embeddings or labels": not config.causal or config.head != "lm",
+        "takes images or audio, or has an encoder": config.media is not None,
     }
     return next((why for why, is_so in reasons.items() if is_so), "")
 

@@ -27,7 +27,7 @@ _MIN_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """A layer of experts: rows per expert so far, int64 (E,), its placement, and its weights."""
+    """A layer of experts: rows per expert so far, int64 (E,), their ranks, and their weights."""
 
     load: torch.Tensor
     expert_ranks: ExpertRanks
@@ -64,7 +64,7 @@ class ExpertMover:
             ExecutorError: the checkpoint changed on disk; the weights are now inconsistent.
         """
         if any(layer.experts.lora is not None for layer in self._layers.values()):
-            raise ConfigError("with adapters (lora) experts stay where they are")
+            raise ConfigError("experts cannot be moved while LoRA adapters may change them")
         planned, before, after = self._planned()
         moved = sum(_moves(self._slots(layer), experts) for layer, experts in planned.items())
         if planned:
@@ -76,7 +76,7 @@ class ExpertMover:
         return self._placement.of_layer(layer, len(self._layers[layer].load))
 
     def _planned(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
-        """Better placements, and the balance before and after."""
+        """Plan placements with a better balance; return them, and the balance before and after."""
         planned: dict[int, tuple[int, ...]] = {}
         before: list[float] = []
         after: list[float] = []
@@ -94,7 +94,7 @@ class ExpertMover:
         return planned, sum(before) / count, sum(after) / count
 
     def _move(self, planned: Mapping[int, tuple[int, ...]]) -> None:
-        """Load experts at their new places, then route rows there."""
+        """Load experts into their new slots, then route rows there."""
         files = self._files()
         kept = dict(self._placement.given)
         self._placement.given.update(planned)

@@ -1,8 +1,8 @@
 """Queues steps on a device without waiting for their results.
 
-The next step's inputs come from the last step's sampled ids on the device. Only constrained outputs
-need the host to see an id before the next one is sampled; the worker then runs the next forward
-pass meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+The next step reads the last step's sampled ids on the device. Only constrained outputs need the
+host to see an id before the next one is sampled; the worker launches the next forward pass before
+it waits for the id. Shapes: T rows, R slices, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
 
 
 def state_work(plan: StepPlan) -> StateWork | None:
-    """Return a plan's work on recurrent states; the batch may already have that of a later plan."""
+    """Return a plan's work on recurrent states; `batch.state_work` may be a later plan's."""
     return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 

@@ -63,13 +63,13 @@ class DevicePlan:
         make_pool: Builds a KV cache of the given number of pages.
         kv_groups: KV groups of a cache of the given number of pages.
         states: Memory for recurrent states, if the model has such layers.
-        ranks: Those that share the model; each has as many pages as the one with the least memory.
+        ranks: Ranks that share the model; all have as many pages as the one with the least memory.
         page_bytes: Bytes of a page in all layers.
         num_pages: Requested number of pages, padding page included; None to fill memory.
         max_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
-        table_rows: Rows of the embedding table, if more.
-        media_ids: Ids of prompts with items, if more than the vocabulary.
+        table_rows: Rows of the embedding table, if more than `vocab_size`.
+        media_ids: Number of ids that prompts with media may use, if more than `vocab_size`.
         graph: Whether decoding steps replay captured graphs.
         capabilities: Worker halves of capabilities.
         custom: Logits processors.
@@ -124,7 +124,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     )
     buckets: tuple[GraphBucket, ...] = ()
     if plan.graph:
-        # Where states are saved along a prompt is known to the host alone.
+        # Only the host knows at which tokens of a prompt states are saved.
         mixed = () if plan.states else mixed_buckets(limits.max_tokens, limits.max_reqs)
         buckets = (*decode_buckets(limits.max_reqs), *mixed)
     measured = DeviceUsage(
@@ -209,7 +209,7 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Capture the graphs of all buckets; return none if a step has work that no graph can hold."""
+    """Capture the graphs of all buckets; return none if steps have work that cannot be captured."""
     runner = BucketRunner(eager, buckets)
     try:
         runner.capture(parts.platform, parts.memory.set_bucket_views)

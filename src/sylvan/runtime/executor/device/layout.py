@@ -55,8 +55,8 @@ def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -
 
     `samples` counts sampled rows, one per request plus guesses; 0 if there are no guesses.
 
-    `in_flight_slots` is the request slot whose newest token a row reads, or -1. `state_slots` are those of
-    recurrent states, -1 in padding.
+    `in_flight_slots`: the request slot whose newest token a row reads; -1: the row has an id.
+    `state_slots`: slots of recurrent states, -1 in padding.
     """
     per_token = ("input_ids", "positions", "token_types", "in_flight_slots")
     per_request = ("kv_lens", "req_slots", "state_slots")
@@ -101,7 +101,7 @@ class StagedInputs:
         return chosen
 
     def clear(self) -> None:
-        """Set the inputs to a step without rows and requests."""
+        """Set the inputs to a step of padding only."""
         self._buffer.zero_()
 
     def upload(self, host: HostInputs) -> None:

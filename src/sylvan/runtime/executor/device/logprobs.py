@@ -19,7 +19,7 @@ from sylvan.runtime.platform.api import Platform
 
 @dataclass(frozen=True, slots=True)
 class LogprobRequest:
-    """Log probabilities wanted for `count` rows of logits that share their options."""
+    """A request for log probabilities of `count` rows of logits with the same options."""
 
     count: int
     options: LogprobOptions

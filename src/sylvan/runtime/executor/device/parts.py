@@ -1,4 +1,4 @@
-"""Parts of a device worker, and the memory shared by all its steps."""
+"""The objects that a device worker is made of, and the device memory shared by all its steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HOST_COPIES = 3  # two steps in flight, and one being written
 class StepMemory:
     """Persistent inputs (narrow for decoding, wide for prompts) and newest tokens.
 
-    Graphs read these inputs. `last_S` is the newest token of each request slot, plus a slot for
-    padding.
+    Captured graphs read these inputs. `last_S` is the newest token of each request slot, plus an
+    entry for padding.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StepMemory:
         self._ids = self._in_flight_slots = torch.empty(0)
 
     def inputs(self, tokens: int, requests: int) -> StagedInputs:
-        """The inputs for a step of this size."""
+        """Return the inputs that a step of this size uses."""
         return self._narrow if tokens == requests else self._wide
 
     def set_views(
@@ -57,9 +57,9 @@ class StepMemory:
         host: HostInputs | None = None,
         edits: StepEdits = NO_EDITS,
     ) -> None:
-        """Point the batch at the first rows of the inputs; call it inside `Stream.run`.
+        """Make the batch view the rows of the inputs that a step uses; call inside `Stream.run`.
 
-        `host` is their source, for backends that plan on the host.
+        `host`: the host copy of the inputs, for attention backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
         batch.edits = edits
@@ -85,7 +85,7 @@ class StepMemory:
             batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
     def resolve_in_flight(self, batch: ForwardBatch) -> None:
-        """Replace ids in flight by the newest tokens; captured in graphs.
+        """Resolve ids in flight to the newest tokens of their slots; captured in graphs.
 
         Always reads the persistent inputs, even if the batch was resolved before, because the
         warm-up step precedes the capture.
@@ -95,7 +95,7 @@ class StepMemory:
         batch.input_ids_T = ids.clamp(0, self._table_rows - 1)
 
     def set_bucket_views(self, bucket: GraphBucket) -> ForwardBatch:
-        """Turn the batch into a step of padding only, for capturing."""
+        """Make the batch a step of padding of this size, for capturing a graph."""
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()

@@ -54,7 +54,7 @@ class DevicePendingSample:
 
 
 class SampleLaunch:
-    """`prepare` copies parameters and masks of the step, `run` launches the sampling."""
+    """Samples one step: `prepare` copies parameters and masks, `run` launches the kernels."""
 
     def __init__(
         self, parts: DeviceParts, counts: DeviceCounts, staged: StagedStep, rows: SamplingBatch
@@ -125,7 +125,7 @@ class SampleLaunch:
         self._masks = bits, rows
 
     def _keep_entries(self, rows: SamplingBatch) -> None:
-        """Entries for early stop ids (banned) and `logit_bias`."""
+        """Copy the logits to change: stop ids that are still banned, and `logit_bias`."""
         params, slots = rows.params, rows.slots
         parts: list[tuple[int, np.ndarray, np.ndarray]] = []
         for row in np.flatnonzero(rows.positions < params.min_position[slots]).tolist():

@@ -40,7 +40,7 @@ class FinishedStep:
 
 
 class HostPages:
-    """Implements `PageRegions`: one region."""
+    """Implements `PageRegions` over one region of host memory."""
 
     def __init__(self, memory: Bytes) -> None:
         self._address = memory.ctypes.data
@@ -57,11 +57,11 @@ class SavedSteps:
     Args:
         library: The kernels that the program was compiled for.
         saved: The program.
-        num_pages: Of KV.
-        threads: Of the kernels.
+        num_pages: Pages of the KV cache.
+        threads: Threads of the kernels.
 
     Attributes:
-        memory: What the next executor continues with.
+        memory: Memory that the next executor continues with.
 
     Raises:
         IndexError: The program does not fit its weights.
@@ -118,7 +118,7 @@ class SavedSteps:
         if plan.pages.size:
             groups, rows, entries, pages = plan.pages
             memory.host.page_tables[groups, rows, entries] = pages
-        for copy in plan.copies:  # tokens of a page are interleaved, so all of it is copied
+        for copy in plan.copies:  # copies whole pages, because their tokens are interleaved
             memory.pages[copy.target] = memory.pages[copy.source]
         if not plan.num_slices:
             return StepResult()

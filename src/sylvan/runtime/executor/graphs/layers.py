@@ -150,7 +150,7 @@ def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
             _Traced.of(_Layer(module, its_names), trial)
         except Unsupported:
             continue
-        kept |= set(module.modules())  # the layer computes them
+        kept |= set(module.modules())  # parts of the layer that is replaced
         tied |= {id(part.weight) for part in module.modules() if isinstance(part, Linear)}
         yield _Layer(module, its_names)
     for module, its_names in names.items():

@@ -25,7 +25,7 @@ class NativeLayerLinear(nn.Module):
     """Replaces a `Linear`, whose weight has been freed."""
 
     def __init__(self, module: Linear, own: NativeRowsModule, wide: NativeRowsModule) -> None:
-        """`own` returns rows of the model's dtype, `wide` of float32."""
+        """`own` returns rows in the model's dtype, `wide` in float32."""
         super().__init__()
         self.weight, self.bias, self.lora = module.weight, module.bias, module.lora
         self._own, self._wide = own, wide
@@ -51,7 +51,7 @@ class NativeLayerNorm(nn.Module):
         added: RowProgram,
         residual: TracedTensor,
     ) -> None:
-        """`alone` norms rows, by dtype; `added` norms the sum of rows and residual."""
+        """`alone`: norms of rows, by their dtype; `added`: the norm of rows plus residual."""
         super().__init__()
         self.weight = module.weight
         self._wrapped = (module,)  # not registered as a child module

@@ -68,7 +68,7 @@ class NativeRowsModule(nn.Module):
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
         self._made = torch.float32 if out.dtype == "f32" else native.dtype
-        # return float32 even if the module's rows have another type
+        # float32 results even if the module's rows have another type
         self._widens = self._made != native.dtype
         self._x, self._out = program.number(x), program.number(out)
         buffer = program.read(x, MAX_ROWS) if native.buffer is None else native.buffer
@@ -158,7 +158,10 @@ class NativeExperts(NativeRowsModule):
         ids_TC = ids.to(torch.int32).contiguous()
         shares_TC = shares.to(torch.float32).contiguous()
         if not ids_TC.shape == shares_TC.shape == (len(x), self._top_k):
-            raise IndexError(f"choices {tuple(ids.shape)} with shares {tuple(shares.shape)}")
+            raise IndexError(
+                f"expert ids of shape {tuple(ids.shape)} with routing weights of shape "
+                f"{tuple(shares.shape)}"
+            )
         numbers = ids_TC.numpy().view(np.uint32)  # negative ids become large
         if numbers.size and numbers.max() >= self._num_experts:
             raise IndexError(f"expert ids must be in 0..{self._num_experts - 1}")

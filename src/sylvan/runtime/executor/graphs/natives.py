@@ -19,7 +19,7 @@ from sylvan.runtime.pool.mha import KVShape
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """The kernels in use, and the pages of native attention, if any."""
+    """The native kernels that a model uses, and its native attention, if any."""
 
     library: Library
     pool: NativePool | None = None

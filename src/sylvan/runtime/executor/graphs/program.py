@@ -55,17 +55,17 @@ class Traced:
     """Values of a traced model that are written during a step or read after it."""
 
     hidden: TracedTensor
-    taken: TracedTensor  # rows of `hidden`, for the head
+    taken: TracedTensor  # the rows of `hidden` that the head reads
     logits: TracedTensor
     edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
-    take: int  # segment that selects rows; the head follows it
+    take: int  # the segment that selects these rows; the head is the next one
     layers: Mapping[int, TracedTensor]  # kept layer outputs
-    given: TracedTensor | None = None  # replaces embeddings
+    given: TracedTensor | None = None  # vectors that replace the embeddings of rows
     stream: TracedTensor | None = None  # input of the next pipeline stage
 
 
 class ProgramRunner:
-    """See `ModelRunner`. One native call per step, whatever the mix of prompts and decodes.
+    """Implements `ModelRunner` by a step program: one native call per step of any size.
 
     Compiling packs the weights one at a time and frees the torch parameters; a model that cannot be
     traced stays unchanged. Untraceable modules of blocks are called back through PyTorch. Batches
@@ -73,8 +73,8 @@ class ProgramRunner:
 
     Attributes:
         copies: Packed copies of the model's weights.
-        costs: Bytes that its ops read and write.
-        host_calls: Names of the modules that PyTorch computes; usually none.
+        costs: Bytes that each op reads and writes.
+        host_calls: Names of the modules that PyTorch computes; empty: none.
         buffers: Scratch memory of a step; nothing in it outlives the step.
     """
 
