@@ -486,7 +486,7 @@ def test_memory_is_given_back_and_live_requests_survive(old_dir, runner):
     assert len(serving.tokens[rid]) < 24
 
     first, second = carry_out(serving, ResumeMemory(("weights",)), ResumeMemory())
-    assert first.blocked == "the memory of kv_cache, graphs was given back"
+    assert first.blocked == "the memory of kv_cache, graphs has been released"
     assert not second.blocked
     serving.run()
 
@@ -506,7 +506,7 @@ def test_weights_that_came_from_no_disk_must_be_sent_again(old_dir, new_dir):
         UpdateWeights(as_bytes(new)),
     )
 
-    assert resumed.blocked == "the memory of the weights was given back; update all of them"
+    assert resumed.blocked == "the memory of the weights has been released; update all of them"
     assert refused.error == resumed.blocked
     assert "lacks the tensor" in part.error
     assert not whole.error
@@ -521,7 +521,7 @@ def test_a_step_without_weights_fails_with_the_reason(old_dir):
     rid = serving.add(PROMPTS[0])
     serving.run()
 
-    assert "the memory of weights was given back" in serving.finish[rid].message
+    assert "the memory of weights has been released" in serving.finish[rid].message
 
 
 # ---- everywhere

@@ -49,11 +49,11 @@ from sylvan.runtime.pool.releasable import ReleasableMemory
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES_PER_NUMBER = 8
-"""Bytes of stored tensors per weight: trainers send float32, and may send tied tensors twice."""
+"""Limit of stored tensors, in bytes per weight: trainers send float32, and tied tensors twice."""
 ELSEWHERE = "elsewhere"
 """Key of a result by which a rank says that only other ranks hold the tensor."""
 Body = dict[str, Any]
-"""Size limit of a result; JSON-like."""
+"""Body of a result; JSON-like."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Selects the requests of a step whose KV this rank holds (attention data parallelism).
 
-Groups of ranks hold the KV of different requests. Plans number the pages of all groups
-consecutively, so page numbers show which group a request belongs to. Each rank numbers its own
-pages from 1; pages of other groups become page 0, which takes the writes of padding rows.
+Groups of ranks hold the KV of different requests. A plan numbers the pages of all groups
+consecutively, so a page number identifies the group. Each rank numbers its own pages from 1; pages
+of other groups become page 0, which takes the writes of padding rows.
 
 Shapes: T rows of the step, R slices.
 """
@@ -26,11 +26,11 @@ _Index = NDArray[np.int64]
 
 
 class LocalRequests:
-    """Finds the requests of this rank in each plan, and lays out their rows for attention.
+    """Finds this rank's requests in each plan, and lays out their rows for attention.
 
     Args:
-        batch: Of whole steps.
-        group: Number of the group of ranks that this rank is in.
+        batch: The batch of whole steps.
+        group: Number of this rank's group.
         count: Number of groups.
     """
 
@@ -39,8 +39,8 @@ class LocalRequests:
         sizes = [memory.num_pages - 1 for memory in batch.kv.groups]
         self._sizes: IntArray = np.array(sizes, np.int32)  # pages of this rank, by KV group
         self._owners: IntArray = np.zeros(batch.limits.max_reqs, np.int32)  # by request slot
-        self._rows: _Index = np.empty(0, np.int64)  # of the step
-        self._mine: _Index = np.empty(0, np.int64)  # its slices
+        self._rows: _Index = np.empty(0, np.int64)  # local rows of the step
+        self._mine: _Index = np.empty(0, np.int64)  # local slices of the step
         self._local = ForwardBatch(batch.limits, batch.kv, batch.attention)
         self._local.host.page_tables, self._local.page_tables = (
             batch.host.page_tables,
@@ -67,7 +67,7 @@ class LocalRequests:
         return msgspec.structs.replace(plan, pages=pages, copies=copies)
 
     def choose(self, plan: StepPlan) -> None:
-        """Set `ForwardBatch.local`, whose batch `lay_out` fills."""
+        """Set `ForwardBatch.local` to the local rows of a plan; `lay_out` fills its batch."""
         lens = plan.stops - plan.starts
         owners_R = self._owners[plan.slots]
         owners_T = np.repeat(owners_R, lens)
@@ -103,14 +103,14 @@ class LocalRequests:
 
 
 def local_requests(batch: ForwardBatch, mesh: Mesh) -> LocalRequests | None:
-    """Return the selector of this rank's requests; None if it attends for all."""
+    """Return the selector of this rank's requests; None if every rank has all requests."""
     if (groups := mesh.row_groups) is None:
         return None
     return LocalRequests(batch, groups.group, mesh.attention_dp)
 
 
 def _slices_of(plan: StepPlan, mine: _Index, rows: _Index) -> StepPlan:
-    """Return a plan of some slices; it samples nothing and has no work for capabilities."""
+    """Return a plan of some slices, which samples nothing and has no work for capabilities."""
     numbers = (plan.slots[mine], plan.starts[mine], plan.stops[mine], plan.input_ids[rows])
     return StepPlan(
         num_slices=len(mine),
@@ -123,7 +123,7 @@ def _slices_of(plan: StepPlan, mine: _Index, rows: _Index) -> StepPlan:
 
 
 class LocalPagesWorker:
-    """Implements `PlanWorker`: gives plans to a worker with the page numbers of this rank."""
+    """Implements `PlanWorker`: converts plans to this rank's page numbers before they run."""
 
     def __init__(self, worker: PlanWorker, requests: LocalRequests) -> None:
         self._worker, self._requests = worker, requests

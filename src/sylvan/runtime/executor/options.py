@@ -99,8 +99,8 @@ class ModelContext:
         labels: Whether the model's head outputs class scores.
         has_states: Whether some layers have a recurrent state.
         head: Applies the model's head to vectors outside of steps.
-        memory: Returns KV groups and the bytes of their pages, in this order, states last. Call it
-          after the executor is built.
+        memory: Returns the KV groups, and access to their pages in the same order, then to the
+          recurrent states. Call it after the executor is built.
         split: Builds a `SplitPrompt`, which computes prompts op by op; raises Unsupported without a
           step program. Call it after the executor is built.
         draw: Samples tokens from float32 logits (R, W), which are overwritten, for request slots
@@ -113,7 +113,7 @@ class ModelContext:
         kv_shape: Shape of the KV pages.
         load_format: See `LocalOptions`.
         skeleton: Builds the model without weights; None: it is not a native model.
-        dtype: Type of its rows.
+        dtype: Type of the model's rows.
         device: Device that computes.
         max_tokens: Rows of the largest step.
         constant: Returns the tensor that steps read for a float32 constant of the model, such as a
@@ -150,7 +150,8 @@ class ExecutorParts:
     Attributes:
         workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
-        memory: Memory of an executor with the same options, to continue with; None: allocate.
+        memory: Memory of an earlier executor with the same options, to continue with; None:
+          allocate new memory.
     """
 
     workers: Sequence[Callable[[ModelContext], CapabilityWorker | None]] = ()

@@ -1,4 +1,4 @@
-"""Data structures from which an executor is built: the model before and after loading."""
+"""Inputs and intermediate results of building an executor: the model before and after loading."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StateSizes:
     branches: int
 
     def tensors(self, device: torch.device) -> TensorStates:
-        """Allocate it."""
+        """Allocate the memory."""
         return TensorStates(self.parts, self.slots, device, self.branches)
 
 
@@ -172,7 +172,7 @@ class ModelPlan:
             try:
                 live.fits(open_weights(self.model_dir, kind))
             except ConfigError as why:
-                return f"weights of this model cannot be read or replaced while it is served: {why}"
+                return f"the weights of this model cannot be read or replaced while serving: {why}"
         return live
 
     @property
@@ -282,16 +282,17 @@ class ModelPlan:
         if self.build.mesh.tp.size == 1 and self.stage.count == 1:
             return whole
         mine = state_shapes(self.skeleton())
-        elsewhere = (0,)  # layers of other stages; so parts have the same numbers everywhere
+        elsewhere = (0,)  # placeholders for other stages, so that all stages number parts alike
         return [
             StatePart(mine.get(number, elsewhere), part.exact) for number, part in enumerate(whole)
         ]
 
 
 def suits_device(plan: ModelPlan) -> bool:
-    """Whether steps can be launched without waiting for results: plain generation.
+    """Whether steps can be queued without waiting for results.
 
-    Recurrent states cannot be rolled back by one token, so guesses wait for the result.
+    Recurrent states cannot be rolled back by one token, so with guesses each step must wait for the
+    result of the one before.
     """
     config = plan.config
     if plan.pooling is not None or not config.causal or config.path == "transformers":
@@ -334,8 +335,7 @@ class BuiltModel:
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
     step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
-    recurrent states, if the runner keeps them elsewhere than in tensors. `kept`: the file of its
-    packed weights.
+    recurrent states, if the runner stores them itself. `kept`: the file of the packed weights.
     """
 
     name: str

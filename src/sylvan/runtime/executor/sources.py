@@ -1,4 +1,4 @@
-"""Opens the sources of weight updates; never reads a pickle."""
+"""Opens the tensors of weight updates: files, memory, process groups; never reads a pickle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _READ = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
 class WeightSources:
-    """Opens sources, and stores those that were loaded under a name.
+    """Opens the sources of updates, and stores tensors that were loaded under a name.
 
     Args:
         groups: Groups that broadcast tensors.
@@ -83,8 +83,8 @@ class WeightSources:
         )
         if total > self._most:
             raise ConfigError(
-                f"{total:,} bytes of tensors would be kept; at most {self._most:,}, twice the size "
-                "of the model in float32"
+                f"stored tensors would take {total:,} bytes; at most {self._most:,} are allowed, "
+                "twice the size of the model in float32"
             )
         self._named[name] = [*kept, opened]
         return opened
@@ -132,7 +132,7 @@ def _directory(path: str) -> Path:
         raise ConfigError(f"model_path {path!r} is not a directory of this machine")
     for file in found.iterdir():
         if file.suffix in _READ and file.exists() and not file.is_file():
-            raise ConfigError(f"{str(file)!r} is no regular file")  # opening a pipe would block
+            raise ConfigError(f"{str(file)!r} is not a regular file")  # opening a pipe would block
     return found
 
 
@@ -157,7 +157,7 @@ def _shared(name: str, num_bytes: int) -> WeightFiles:
     try:
         kind, size = os.fstat(fd).st_mode, os.fstat(fd).st_size
         if not stat.S_ISREG(kind):
-            raise ConfigError(f"{where} is no regular file")
+            raise ConfigError(f"{where} is not a regular file")
         if not 8 <= num_bytes <= size:
             raise ConfigError(f"{where} has {size:,} bytes, not {num_bytes:,}")
         # private mapping: writable tensors over it change no file

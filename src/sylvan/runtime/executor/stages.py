@@ -1,4 +1,4 @@
-"""Pipeline stages before the last: compute their layers of a step, and pass its rows on."""
+"""Workers of pipeline stages before the last: compute their layers, and pass the rows on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class StageStep:
-    """Implements `Pending`: the step has left this stage, or failed there."""
+    """Implements `Pending`: a step that this stage has computed, or that failed here."""
 
     def __init__(self, error: ExecutorError | None) -> None:
         self._error = error
@@ -33,7 +33,7 @@ class StageStep:
 
 
 class StageWorker:
-    """Replaces a `StepWorker`: it has no sampling parameters, and capabilities act in layers only.
+    """The worker of a stage before the last: samples nothing; capabilities act in layers only.
 
     Args:
         backend: Computes the layers of this stage.
@@ -92,7 +92,7 @@ class StageWorker:
         self._backend.forward(plan, graph=False)
 
     def _join(self, worker: CapabilityWorker, join: Join) -> None:
-        """Let a request join; the last stage sees the same failure, and fails the request."""
+        """Let a request join; on failure the last stage fails the request, so only log it here."""
         try:
             worker.join(join)
         except FAILURES as error:

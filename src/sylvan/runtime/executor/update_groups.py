@@ -35,7 +35,7 @@ class UpdateGroups:
             ConfigError: the name is taken, the backend is unavailable, or other ranks did not join.
         """
         if command.name in self._groups:
-            raise ConfigError(f"group_name {command.name!r} is joined already")
+            raise ConfigError(f"group_name {command.name!r} has been joined already")
         if command.backend not in _BACKENDS:
             raise ConfigError(
                 f"backend must be {' or '.join(_BACKENDS)} on this machine, not {command.backend!r}"

@@ -1,4 +1,4 @@
-"""The worker of one rank: applies plans, runs them on a backend, turns samples into results.
+"""The worker of one rank: applies plans, runs them on a backend, converts samples to results.
 
 An immediate backend has finished when `launch` returns. A device only queues the step; its ids are
 read when needed: by `LaunchedStep.wait`, or before the next step samples constrained requests.
@@ -110,7 +110,7 @@ class StepWorker:
         self._unapplied: StepPlan | None = None  # plan whose joins and leaves are not applied yet
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a step. `LaunchedStep.wait` raises its failure, which voids the whole step."""
+        """Start a step. If it fails as a whole, `LaunchedStep.wait` raises the error."""
         if plan.drafts and not self._backend.immediate:
             plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
@@ -210,7 +210,7 @@ class StepWorker:
         return backend.draw(plan, constraints.masks(rows))
 
     def _filled(self, plan: StepPlan, step: LaunchedStep) -> PendingSample | None:
-        """Let a capability compute the step that runs the model as often as it takes."""
+        """Let the capability with a `filler` compute the step, in as many passes as it needs."""
         if self._filler is None:
             return None
         self._follow(plan)

@@ -26,7 +26,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class DeferredParts:
-    """References to parts that are built after the worker halves that use them."""
+    """References to objects that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
@@ -37,7 +37,7 @@ class DeferredParts:
         self.pages: Sequence[PageMemory] = ()
 
     def built(self, batch: ForwardBatch, runner: ModelRunner) -> None:
-        """Take the inputs of all steps, and the runner of the model."""
+        """Set the batch of all steps, and the runner of the model."""
         self.batch, self.runner = batch, runner
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:

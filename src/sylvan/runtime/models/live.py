@@ -36,7 +36,7 @@ from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.text_parts import IMAGES, canonical
 
 _TORN = "the weights are those of no model: an update failed midway; update all of them"
-_GONE = "the memory of the weights was given back; update all of them"
+_GONE = "the memory of the weights has been released; update all of them"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Makes KV pages resident while no step runs, before steps write to them.
 
-On first write the system must map and zero memory: for a page of 0.8 MB this takes 0.2 ms, and
-several times as long in a virtual machine that has to ask its host.
+On first write the system must map and zero memory. For a page of 0.8 MB this takes 0.2 ms, and
+several times as long in a virtual machine that must ask its host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Google's TPUs through JAX. Kernels were lowered for them in tests; nothing was run on one."""
+"""Google TPUs through JAX. Tests lower the kernels for them; nothing has been run on one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.platform.probe import OR_CPU, jax_problem, tpu_memory
 
 
 class TpuKind:
-    """Looks for the device files before it imports JAX; chosen only by name."""
+    """TPUs; looks for the device files before it imports JAX. Never chosen by `auto`."""
 
     facts: ClassVar = PlatformFacts(
         name="tpu",
@@ -26,7 +26,7 @@ class TpuKind:
     )
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """`root` stands for this machine, in tests."""
+        """`root` replaces this machine in tests."""
         self._root = root
 
     def problem(self) -> str | None:

@@ -234,7 +234,7 @@ def test_rows_without_a_possible_token_fail_alone(model_dir):
     ends = {serving.finish[rid].type for rid in rids}
 
     assert ends == {"length", "abort"}
-    assert any("no token is possible" in str(serving.finish[r].message) for r in rids)
+    assert any("no token is valid" in str(serving.finish[r].message) for r in rids)
 
 
 def test_launching_does_not_wait(model_dir):
