@@ -23,10 +23,10 @@ class SplitParameter(torch.nn.Parameter):
 class Build:
     """Everything besides the config that a model's constructor needs.
 
-    `length` is the maximum context length, up to which positions are tabulated. Rotary tables have
+    `length` is the maximum context length, and tables of positions end there. Rotary tables have
     `spare_positions` extra empty rows, for step rows with explicit positions. `mesh` describes the
-    ranks that share the model. With `deferred`, matrices get memory only when they are loaded, which
-    saves memory if they are quantised.
+    ranks that share the model. With `deferred`, matrices get memory only when they are loaded, so
+    that a quantised model never takes the memory of the unquantised one.
     """
 
     dtype: torch.dtype

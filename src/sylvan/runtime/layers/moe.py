@@ -24,7 +24,7 @@ from sylvan.runtime.layers.placement import LayerSlots
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEShape:
-    """Sizes and switches of one layer. `shared` columns belong to shared experts."""
+    """Sizes and switches of one layer. `shared`: columns of the shared experts, 0 if none."""
 
     dim: int
     inner: int
@@ -49,7 +49,7 @@ class MoEShape:
 
 
 class Router(Linear):
-    """Logits of each expert; `e_score_correction_bias` is used for selection only."""
+    """Computes a logit per expert; `e_score_correction_bias` changes the selection only."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__(build, shape.dim, (shape.num_experts,), bias=shape.router_bias)
@@ -120,7 +120,7 @@ def _expert_ranks(build: Build, slots: LayerSlots) -> ExpertRanks:
 
 
 class MoE(nn.Module):
-    """Each row visits a few experts. `load` counts the rows of each expert so far: (E,)."""
+    """Routes each row to a few experts. `load` (E,) counts the rows of each expert so far."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class MoE(nn.Module):
         return self.routed(x_TD, logits_TE, routing)
 
     def routed(self, x_TD: X, logits_TE: X, routing: Routing) -> X:
-        """Apply the chosen and the shared experts. Shape: (T, D) -> (T, D)."""
+        """Apply the selected and the shared experts. Shape: (T, D) -> (T, D)."""
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
         if self._ranks.size > 1 and self.experts.expert_ranks is None:
             out_TD = ops.all_reduce(out_TD, self._ranks)

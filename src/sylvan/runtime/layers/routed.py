@@ -1,4 +1,4 @@
-"""Modules that multiply rows by matrices that a router chose, and are no mixtures of MLPs."""
+"""Base of modules that route rows to matrices other than whole MLPs (JetMoE, LongCat)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from sylvan.kernels.experts.products import ExpertProduct, expert_product
 
 
 class RoutedProjection(nn.Module):
-    """Multiplies rows by chosen matrices; whoever runs the module may set `product`."""
+    """Multiplies each row by the matrices its router selects, with `product`.
+
+    The executor may replace `product` by a kernel of its device.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class RowGroups:
             RankLostError: Another rank has exited.
         """
         if isinstance(x, TracedTensor):
-            raise Unsupported("attention of which each rank has some requests")
+            raise Unsupported("attention data parallelism")
         local = batch.local
         assert local is not None, "the executor of such a rank says which rows it has"
         given_GD = x.new_zeros(local.max_rows, x.shape[1])
