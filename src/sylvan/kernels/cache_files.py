@@ -1,4 +1,4 @@
-"""A directory of files that can be made again: bounded, and shared by processes. Loads no torch."""
+"""A bounded cache directory, shared by processes; its files can be regenerated. Loads no torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SPARE_SHARE, _MIN_SPARE, _MAX_SPARE = 0.05, 1 << 30, 4 << 30  # of the disk, th
 
 @dataclass(frozen=True, slots=True)
 class CacheFiles:
-    """The files in one directory.
+    """The files in one directory; the least recently used are deleted to make room.
 
     Attributes:
         folder: The directory, which may not exist yet.
-        share: Of the disk, that all files may take; those not used for longest are deleted.
+        share: Share of the disk that all files together may take.
     """
 
     folder: Path
@@ -38,14 +38,14 @@ class CacheFiles:
         """Write a file as `write_blob` does, after making room for it.
 
         Raises:
-            OSError: it cannot be written, or has no room.
+            OSError: The file cannot be written, or there is too little room.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(name, sum(array.nbytes for array in arrays))
         write_blob(self.folder / name, about, arrays, ended)
 
     def used(self, name: str) -> None:
-        """Note that a file was used now; does nothing in a directory that is only readable."""
+        """Record that a file was used now; does nothing in a read-only directory."""
         with contextlib.suppress(OSError):
             (self.folder / name).touch()
 
@@ -59,7 +59,8 @@ class CacheFiles:
         spare = min(max(int(_SPARE_SHARE * disk.total), _MIN_SPARE), _MAX_SPARE)
         left = min(int(self.share * disk.total), held + disk.free - spare) - size
         if left < 0:
-            raise OSError(f"{size:,} bytes are needed, {max(0, left + size):,} may be used")
+            room = max(0, left + size)
+            raise OSError(f"it takes {size:,} bytes; the cache has room for {room:,}")
         for _, num_bytes, file in found:
             left -= num_bytes if file.name != name else 0
             if left < 0 and file.name != name:

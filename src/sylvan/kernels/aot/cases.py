@@ -128,7 +128,7 @@ def _scales(layer: AttentionLayer) -> KVScales:
 
 
 def _sparse_cases() -> list[CompileCase]:
-    """DeepSeek V3.2's: latent rows with the key of the index behind them."""
+    """Sparse attention of DeepSeek V3.2: latent rows, followed by the key of the indexer."""
     kept = _empty(1000, 64, 1, 576 + 128)
     q, weights = _empty(64, 64, 128, dtype=F32), _empty(64, 64, dtype=F32)
     pages = _empty(512, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and the grouped feed-forward.
+"""Mixture of experts: routes rows to experts, and runs the feed-forward of each expert.
 
 Shapes: T rows, E experts, K experts of a row, D hidden, F inner.
 """

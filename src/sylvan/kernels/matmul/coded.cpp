@@ -47,10 +47,10 @@ constexpr int wide_blocks(int rows) {
 }
 
 // Calls f(first row, rows as a constant) for all rows, in passes of about as many each.
-template <int MOST, class F> void by_passes(int count, F&& f) {
-    for (int m = 0, left = ceil_div(count, MOST); left; left--) {
+template <int MAX, class F> void by_passes(int count, F&& f) {
+    for (int m = 0, left = ceil_div(count, MAX); left; left--) {
         int high = ceil_div(count - m, left);
-        constant<MOST>(high, [&](auto M) { f(m, M); });
+        constant<MAX>(high, [&](auto M) { f(m, M); });
         m += high;
     }
 }

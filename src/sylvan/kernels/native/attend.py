@@ -1,4 +1,4 @@
-"""Paged attention of tensors: the kernels of step programs for models that cannot be traced.
+"""Runs the paged-attention kernels of step programs on tensors, for models that are not traced.
 
 Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 """
@@ -85,8 +85,8 @@ class NativePagedAttention:
 
     Args:
         library: Loaded kernels.
-        dtype: Of the model's rows and of the pages.
-        pages: Of each layer, by its index.
+        dtype: Type of the model's rows and of the pages.
+        pages: Pages of each layer, by its index.
 
     Raises:
         Unsupported: no kernels for that dtype.
@@ -105,7 +105,7 @@ class NativePagedAttention:
         self._scratch = _Scratch((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
         self._works: dict[tuple[int, ...], tuple[Rope | None, HeadTransform]] = {}
-        self._tracer()  # refuses the dtype
+        self._tracer()  # raises for an unsupported dtype
 
     def check(self, layer: AttentionLayer) -> None:
         """Check that a layer can be computed.
@@ -168,11 +168,11 @@ class NativePagedAttention:
         """Apply head norms and rotary embedding to a joined projection, then attend.
 
         Args:
-            layer: As of `run`.
+            layer: See `run`.
             qkv: Rows of query heads, then key heads, then value heads: (T, (N + K) H + K V).
-            rope: Positions of the model, or none.
-            norms: Of query and key heads.
-            step: As of `run`; its `positions` are those of the tokens.
+            rope: Rotary table of the model, or None.
+            norms: Norms of query and of key heads.
+            step: See `run`; `positions` must be set, too.
 
         Returns: (T, N, V) in the dtype of `qkv`, owned by the caller.
         """

@@ -1,6 +1,6 @@
-"""Traces a layer of experts: route, align, gather, two grouped linears, sum.
+"""Traces a MoE block: route, align, gather, two grouped linears, sum.
 
-Routing is omitted if the caller chooses the experts of each row.
+Without routing if the caller selects the experts of each row.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _combine(
     assert align.owners is not None
     row_bytes = align.top_k * padded(out.cols) * ELEMENT_BYTES[builder.dtype]
     if row_bytes > memory.buffer_bytes:
-        raise Unsupported(f"{align.top_k} experts of a row with {out.cols} columns on other ranks")
+        raise Unsupported(f"{align.top_k} experts per row of {out.cols} columns on several ranks")
     return ExpertCombine(
         ranks=memory,
         x=written.pairs.id,
@@ -205,10 +205,10 @@ def _check(
 ) -> None:
     x, logits = rows
     if not routing.has_kernels:
-        raise Unsupported(f"experts by {routing.scores} or by token")
+        raise Unsupported(f"routing by {routing.scores} or by token")
     _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
     if logits.dtype != "f32" or logits.cols != weights.num_experts:
-        raise Unsupported("experts by logits that are not float32, one for each")
+        raise Unsupported("router logits that are not float32, or not one per expert")
 
 
 def _check_sizes(
@@ -218,11 +218,11 @@ def _check_sizes(
     num_experts, most = weights.num_experts, builder.constants
     if num_experts > most.max_experts or experts_per_row > most.max_chosen:
         raise Unsupported(
-            f"{num_experts} experts of which a row visits {experts_per_row}, or groups of them; "
-            f"at most {most.max_experts} and {most.max_chosen}"
+            f"{num_experts} experts, {experts_per_row} per row, or these groups of experts; "
+            f"the limits are {most.max_experts} and {most.max_chosen}"
         )
     if (x.times, x.rows) != (1, "tokens"):
-        raise Unsupported("experts of other rows than the step's")
+        raise Unsupported("experts on rows other than the step's")
 
 
 def _route(

@@ -58,7 +58,7 @@ class StateTracer:
     def conv(self, x: Columns, layer: ConvLayer) -> TracedTensor:
         channels, taps = layer.weight.shape[0], layer.weight.shape[-1]
         if taps > MAX_TAPS:
-            raise Unsupported(f"convolutions of {taps} taps")
+            raise Unsupported(f"convolutions with {taps} taps")
         builder = self._builder
         builder.expect(x.rows, "a convolution")
         out = builder.new(channels, None, x.rows)
@@ -85,7 +85,7 @@ class StateTracer:
     ) -> TracedTensor:
         heads, builder, (b, c) = layer.decay.shape[0], self._builder, bc
         if layer.states > MAX_STATES:
-            raise Unsupported(f"{layer.states} numbers of state a channel")
+            raise Unsupported(f"{layer.states} state numbers per channel")
         for rows in (x, b, c, *([dt] if dt else [])):
             builder.expect(rows.rows, "a state space")
         by_state = len(layer.decay.shape) == 2
@@ -132,7 +132,7 @@ class StateTracer:
     ) -> TracedTensor:
         heads, builder = layer.a_log.shape[0], self._builder
         if layer.key_dim > MAX_STATES:
-            raise Unsupported(f"keys of {layer.key_dim} numbers")
+            raise Unsupported(f"keys of {layer.key_dim} columns")
         q, k, v = qkv
         for rows in (*qkv, beta, a):
             builder.expect(rows.rows, "a delta rule")
@@ -175,7 +175,7 @@ class StateTracer:
     ) -> TracedTensor:
         heads, keys, values = layer.heads, layer.key_dim, layer.value_dim
         if (keys + 4) * (padded(values) + 16) > _MAX_MATRIX:
-            raise Unsupported(f"matrices of {keys} by {values} numbers")
+            raise Unsupported(f"matrix states of {keys} x {values} numbers")
         builder, (q, k, v), (into, keep) = self._builder, qkv, gates
         for rows in qkv:
             builder.expect(rows.rows, "a matrix memory")
@@ -274,7 +274,7 @@ class StateTracer:
         self, key: TracedTensor, value: TracedTensor, receptance: TracedTensor, layer: WkvLayer
     ) -> TracedTensor:
         builder = self._builder
-        builder.expect(key, "a mean of values")
+        builder.expect(key, "WKV")
         out = builder.new(key.cols, None, key)
         op = WkvScan(
             key=key.id,
@@ -294,7 +294,7 @@ class StateTracer:
         for rows in (x, gate):
             builder.expect(rows, "a recurrence")
         if width > MAX_STATES:
-            raise Unsupported(f"gates by blocks of {width} columns")
+            raise Unsupported(f"gates in blocks of {width} columns")
         out = builder.new(x.cols, None, x)
         op = RgLruScan(
             x=x.id,
@@ -376,5 +376,6 @@ class StateTracer:
         kept = self._states[part]
         kind = torch.float32 if exact or self._builder.dtype == "f32" else torch.bfloat16
         if kept.shape[1:] != shape or kept.dtype != kind or not kept.is_contiguous():
-            raise Unsupported(f"a state of {kept.dtype} {list(kept.shape[1:])}, not {list(shape)}")
+            found = list(kept.shape[1:])
+            raise Unsupported(f"a state of {kept.dtype} {found} instead of {list(shape)}")
         return self._builder.graph.constant(kept.view(-1).view(torch.uint8).numpy())

@@ -43,7 +43,7 @@ constexpr float NIBBLE_MIDDLE = 7.5f;  // levels are 0 .. 15
 template <int EXPONENT> struct Float8 {
     static constexpr int FRACTION = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1,
                          SHIFT = 23 - FRACTION, REBIAS = 127 - BIAS;
-    static constexpr float MOST = EXPONENT == 4 ? 448.f : 57344.f,
+    static constexpr float MAX = EXPONENT == 4 ? 448.f : 57344.f,
                            MIN_NORMAL = EXPONENT == 4 ? 0x1p-6f : 0x1p-14f;
     static constexpr float SMALLEST = EXPONENT == 4 ? 0x1p-9f : 0x1p-16f;
 
@@ -54,7 +54,7 @@ template <int EXPONENT> struct Float8 {
         vf found = select((vi)magnitude < (1 << FRACTION), below, normal);
         return (vf)((vu)found | (code & 128u) << 24);
     }
-    static SYLVAN_INLINE vu code(vf x) {  // rounds to nearest even; |x| is at most MOST
+    static SYLVAN_INLINE vu code(vf x) {  // rounds to nearest even; |x| is at most MAX
         vf a = abs(x);
         vu bits = (vu)a, odd = bits >> SHIFT & 1u;
         vu normal =

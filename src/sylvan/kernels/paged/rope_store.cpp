@@ -28,8 +28,8 @@ template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes,
         top = max(top, abs(v));
         odd += v * 0.f;
     }
-    float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MOST : 1.f;
-    vf divisor = splat(scale), most = splat(F::MOST);
+    float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MAX : 1.f;
+    vf divisor = splat(scale), most = splat(F::MAX);
     for (int i = 0; i < cols; i += LANES)
         narrow((uint8_t*)codes + i,
                F::code(min(max(first(get(x + i), cols - i) / divisor, -most), most)));

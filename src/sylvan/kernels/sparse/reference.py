@@ -10,7 +10,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 
-_MOST = 1 << 24  # approximate limit of numbers in an intermediate tensor
+_MAX_NUMBERS = 1 << 24  # approximate limit of numbers in an intermediate tensor
 
 
 def choose(
@@ -28,7 +28,7 @@ def choose(
         top_k: K.
     """
     keys, chosen = keys_SI.float().T, list[torch.Tensor]()
-    step = max(1, _MOST // (q_THI.shape[1] * len(keys_SI)))
+    step = max(1, _MAX_NUMBERS // (q_THI.shape[1] * len(keys_SI)))
     for start in range(0, len(q_THI), step):
         rows = slice(start, start + step)
         score_TS = torch.einsum("ths,th->ts", (q_THI[rows] @ keys).relu(), weights_TH[rows])
@@ -73,7 +73,7 @@ def attend_slots(
     """Attention of each row to the tokens in its slots, in float32. Shape: (T, N, value_dim)."""
     out = q_TNC.new_empty(*q_TNC.shape[:2], value_dim)
     kept, columns = rows_PS1C.flatten(0, 1)[:, 0], q_TNC.shape[-1]
-    step = max(1, _MOST // (slots_TK.shape[1] * columns))
+    step = max(1, _MAX_NUMBERS // (slots_TK.shape[1] * columns))
     for start in range(0, len(q_TNC), step):
         rows = slice(start, start + step)
         k_TKC = kept[slots_TK[rows], :columns].float()

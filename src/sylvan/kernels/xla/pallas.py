@@ -1,9 +1,8 @@
 """Attention over pages as Pallas kernels: one for decoding, one for rows of prompts.
 
-A step of the grid is a tile of rows, a key head and a page: the page numbers are known before the
-grid runs, so that the next page is fetched while one is computed. The softmax is computed page by
-page, in memory that is kept between steps of the grid. Pages that a tile does not see are neither
-fetched nor computed.
+The grid runs over tiles of rows, key heads and pages. Page numbers are prefetched scalars, so the
+next page is copied while one is computed. The online softmax keeps its sums in scratch memory
+between the pages of a tile. Pages that a tile does not see are neither copied nor computed.
 
 Shapes: N tiles, K key heads, R rows of a tile times query heads of a key head, P pages.
 """
@@ -127,7 +126,7 @@ class PallasAttend:
         spec: HeadSpec,
         biases: Biases,
     ) -> Array:
-        if biases.distances is not None:  # gathered, which kernels cannot do
+        if biases.distances is not None:  # they are gathered, which Pallas kernels cannot do
             return attend(q_NBHD, keys, values, tiles, spec, biases)
         pages = keys, values
         if q_NBHD.shape[1] > 1:
@@ -187,7 +186,7 @@ def _attend(
 class _Index:
     """Index map: the block that each grid step reads, by tile n, key head k and page p."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, last: int) -> None:
         self._most = most
 
     def tile(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
@@ -200,11 +199,11 @@ class _Index:
         return tables[n, jnp.clip(p, jnp.minimum(spans[n, 0], last), last)], k, 0, 0
 
     def row(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
-        """Places of rows."""
+        """Positions of rows."""
         return n, 0, 0
 
     def head(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
-        """Numbers of heads."""
+        """Biases of heads."""
         return k, 0, 0
 
 

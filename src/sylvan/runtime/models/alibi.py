@@ -20,7 +20,7 @@ from sylvan.runtime.models.gpt2 import FALCON_NAMES
 
 Raw = dict[str, Any]
 
-_MPT_MOST = 8  # `alibi_bias_max`, unless config.json has it
+_MPT_MAX = 8  # `alibi_bias_max`, unless config.json has it
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -78,7 +78,7 @@ def _mpt(raw: Raw) -> Raw:
         raise NotNative("positions other than ALiBi, or scaled logits")
     width, heads = raw.get("d_model") or 0, raw.get("n_heads") or 1
     near = 2 ** math.ceil(math.log2(heads))
-    most = attention.get("alibi_bias_max") or _MPT_MOST
+    most = attention.get("alibi_bias_max") or _MPT_MAX
     slopes = [2.0 ** (-most * (i + 1) / near) for i in range(near)]
     if near != heads:
         slopes = (slopes[1::2] + slopes[::2])[:heads]

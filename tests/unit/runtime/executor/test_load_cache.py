@@ -134,7 +134,7 @@ def test_a_damaged_file_is_replaced(model_dir, tmp_path, packed, caplog, damage)
     assert weights_of(model_dir, options) == before
 
     assert packed
-    assert "load_cache: packing again" in caplog.text
+    assert "load_cache: cached weights cannot be used, packing again" in caplog.text
     packed.clear()
     assert weights_of(model_dir, options) == before
     assert not packed
