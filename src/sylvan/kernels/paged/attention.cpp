@@ -21,7 +21,7 @@ template <class E> float unit(const Attention& op, const Workspace<E>& ws) {
     return raw_scores(op, ws) ? op.scale * LOG2_E : 1.f;
 }
 
-// ALiBi of a vector's scores: `slope` per token after the one at `own` of the chunk; 0: none
+// ALiBi of a vector's scores: `slope` per token of distance from `own` in the chunk; 0: none
 struct Bias {
     float slope;
     int own;

@@ -1,10 +1,12 @@
 // Layout of keys and values in pages. A word of E::ELEMENTS numbers (two bf16, or one float32) is
-// the unit of a dot product. Pages of int8 and fp8 hold numbers in the same order, one byte each,
-// followed for each head by a float32 scale per token. K: [page][head][token / 16][word of
-// columns][16][elements]; V: [page][head][token / elements][column][elements]. int4 pages have half
-// of these columns: a byte's low nibble is of the first half of the columns, its high one of the
-// second. Heads are rotated first (QuaRot, arXiv:2404.00456), which spreads large columns over all:
-// keys and queries in the same way; attention rotates its results back.
+// the unit of a dot product.
+// K: [page][head][token / 16][word of columns][16][elements]
+// V: [page][head][token / elements][column][elements]
+// Pages of int8 and fp8 hold numbers in the same order, one byte each, followed for each head by a
+// float32 scale per token. int4 pages have half as many columns: the low nibble of a byte is from
+// the first half of the columns, the high nibble from the second. Their heads are rotated first
+// (QuaRot, arXiv:2404.00456), which spreads outlier columns over all: queries like keys, and
+// attention rotates its results back.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>

@@ -91,7 +91,7 @@ template <class T> float to_small(PageFormat format, const T* x, int cols, int8_
     return to_levels(x, cols, levels);
 }
 
-// Pages of 8 and 4 bits: the place of a row, and where the scales of the head begin.
+// Stores keys and values in 8- or 4-bit pages, with the scales of their heads.
 template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot,
                                      int head, const typename E::row* key,
                                      const typename E::row* value) {
@@ -132,7 +132,7 @@ template <class E> void store_value(typename E::row* to, int token, const typena
     for (; d < padded; d++) to[d * e + token] = d < cols ? value[d] : 0;
 }
 
-// A head with its norm and rotary position; rounded between them where the norm is last.
+// Norms and rotates a head; if the norm comes last, the rotated head is rounded before it.
 template <class T> void prepare_head(const RopeStore& op, const T* in, T* out, int dim,
                                      const Norm& norm, const Rope& rope) {
     if (!op.norm_last || !norm.weight) return prepare(in, out, dim, norm, rope);

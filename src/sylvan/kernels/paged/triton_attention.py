@@ -70,7 +70,7 @@ def decode(
     group = heads // layer.num_kv_heads
     shape = _Shape.of(pages)
     sizes = _sizes(q_RNH, pages, layer, "decode")
-    least = sizes.split or shape.min_split(group)
+    min_split = sizes.split or shape.min_split(group)
     mine = sizes.rows if shape.shared else min(sizes.rows, _block(group))
     programs = layer.num_kv_heads * ceil_div(group, mine)
     splits = min(shape.max_splits(), max(8, power_of_two(ceil_div(128, programs))))
@@ -100,7 +100,7 @@ def decode(
         lanes,
         **_constants(layer, pages, shape),
         SPLITS=splits,
-        LEAST=least,
+        MIN_SPLIT=min_split,
         HEADS=mine,
         BLOCK=sizes.cols,
         num_warps=sizes.warps,
@@ -123,7 +123,7 @@ def decode(
         WINDOW=layer.window or 0,
         SEGMENT=layer.chunk or 0,
         SPLITS=splits,
-        LEAST=least,
+        MIN_SPLIT=min_split,
         SINKS=layer.sinks is not None,
         BLOCK=sizes.cols,
         CHUNK=min(8, splits),

@@ -1,8 +1,7 @@
-// Latent attention to tokens that an index chooses (DeepSeek V3.2): store, scores, choice,
-// attention.
+// Sparse latent attention (DeepSeek V3.2): stores rows, scores tokens, selects the best, attends.
 //
-// Chosen tokens are scattered, so cache rows are multiplied as they lie in memory: lanes are heads
-// for scores, and columns for values. Chunks of SPARSE_CHUNK chosen tokens are merged in order.
+// Selected tokens are scattered, so cache rows are multiplied as they are stored: lanes are heads
+// for scores, and columns for values. Chunks of SPARSE_CHUNK selected tokens are merged in order.
 #include "../paged/rope.h"
 #include <cmath>
 
