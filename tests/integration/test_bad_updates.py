@@ -83,7 +83,7 @@ BAD: dict[str, tuple[Callable[[Weights], Weights], str]] = {
     "integers": (lambda w: spoilt(w, QUERY, lambda t: t.long()), "int64"),
     "a foreign name": (lambda w: w | {"model.layers.99.x": w[NORM].clone()}, "does not use"),
     "one too few": (lambda w: {n: t for n, t in w.items() if n != QUERY}, "lacks the tensor"),
-    "two of one": (lambda w: w | {"norm.weight": w[NORM] * 2}, "are the same one"),
+    "two of one": (lambda w: w | {"norm.weight": w[NORM] * 2}, "are two names of one parameter"),
 }
 
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_what_is_no_file(
     )
 
     assert refused.status == 400
-    assert "is no regular file" in refused.error
+    assert "is not a regular file" in refused.error
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -179,7 +179,7 @@ def test_shared_memory_that_is_a_pipe(serving: Serving) -> None:
         [refused] = carry_out(serving, UpdateWeights(SharedTensors(path.name, 100)))
     finally:
         path.unlink()
-    assert "is no regular file" in refused.error
+    assert "is not a regular file" in refused.error
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -268,8 +268,8 @@ def test_tied_embeddings_are_one_matrix(tmp_path):
     alone = carry_out(serving, UpdateWeights(as_bytes({"lm_head.weight": table})))[0]
     both = carry_out(serving, UpdateWeights(as_bytes(new | {"lm_head.weight": table.clone()})))[0]
 
-    assert "'lm_head.weight' is tied to 'embed_tokens.weight' here, but differs" in differing.error
-    assert "'lm_head.weight' is tied to 'embed_tokens.weight' here; send that" in alone.error
+    assert "'lm_head.weight' is tied to 'embed_tokens.weight', but differs" in differing.error
+    assert "'lm_head.weight' is tied to 'embed_tokens.weight' in this model; send that" in alone.error
     assert not both.error
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 
@@ -506,7 +506,7 @@ def test_weights_that_came_from_no_disk_must_be_sent_again(old_dir, new_dir):
         UpdateWeights(as_bytes(new)),
     )
 
-    assert resumed.blocked == "the memory of the weights has been released; update all of them"
+    assert resumed.blocked == "the memory of the weights has been released; update all weights"
     assert refused.error == resumed.blocked
     assert "lacks the tensor" in part.error
     assert not whole.error
@@ -559,7 +559,7 @@ def test_a_device_takes_the_same_commands(old_dir, new_dir, graph):
     assert serving.generate(PROMPTS) == want
     results += carry_out(serving, ReleaseMemory())
     results += carry_out(serving, ResumeMemory())
-    assert results[-1].blocked.endswith("update all of them")
+    assert results[-1].blocked.endswith("update all weights")
     results += carry_out(serving, UpdateWeights(DiskTensors(str(old_dir)), partial=False))
 
     assert not [result.error for result in results if result.error]

@@ -37,7 +37,7 @@ from sylvan.runtime.models.text_parts import canonical
 
 _HEADS = ("lm_head", "score", "classifier", "embed_out")
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-_MERGE = "`sylvan lora merge` puts it into the checkpoint"
+_MERGE = "merge it into the checkpoint with `sylvan lora merge`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class AdapterTarget:
     """A checkpoint matrix that adapters change: part of the outputs of a layer or of an expert."""
 
     layer: LoraLayer
-    number: int  # index of the part, counted over all experts
+    number: int  # index of the part among the parts of all experts
     source: str  # the model's name of its tensor
     splits: Splits  # how ranks shard that tensor
     kind: LayerKind = "linear"
     factor: float = 1.0  # the model's own multiplier of the layer's output
-    here: bool = True  # False: belongs to experts or layers of other ranks; only validated
+    here: bool = True  # False: held by other ranks, so it is only validated here
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class AdapterTargets:
     def prepare(self, adapter: Adapter, max_rank: int) -> PreparedAdapter:
         """Validate an adapter and convert it to its in-memory form.
 
-        The parts of other ranks are validated, too, so that all ranks reach the same result.
+        Parts that other ranks hold are validated, too, so that all ranks accept or reject it.
 
         Raises:
             ConfigError: the model cannot serve the adapter; names the module and the reason.
@@ -243,8 +243,8 @@ class AdapterTargets:
         """Split the change of a stack into changes of experts; its shape identifies the layout."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
-                f"the adapter changes {name!r}, a stack of experts that the model computes with "
-                "in another order: that cannot be served beside the model"
+                f"the adapter changes {name!r}, a stack of experts that the model stores in "
+                f"another order and cannot change at run time; {_MERGE}"
             )
         down, up = module.factors
         for stack in stacks:
@@ -284,23 +284,23 @@ class AdapterTargets:
         elif "base_layer" in module.parts and not self._has_table(
             source, module.parts["base_layer"]
         ):
-            why = "whose base, which comes with it, is not the model's (added tokens?)"
+            why = "whose base matrix, which it includes, differs from the model's (added tokens?)"
         elif source in self._divided:
             why = "a stack of experts that is divided among ranks (parallel.ep)"
         elif found is None and ".experts." in name:
-            why = "experts of a mixture, which the checkpoint does not have one by one"
+            why = "experts that the checkpoint stores as a stack"
         elif found is None and any(head in name.split(".") for head in _HEADS):
             why = "the head"
         if why is not None:
             raise ConfigError(
-                f"the adapter changes {name!r}, {why}: that cannot be served beside the model; "
+                f"the adapter changes {name!r}, {why}, which cannot be applied at run time; "
                 f"{_MERGE}"
             )
         if found is not None:
             return found
         if source in self._others:
             raise ConfigError(
-                f"the adapter changes {name!r}, which adapters beside the model cannot change; "
+                f"the adapter changes {name!r}, which cannot be applied at run time; "
                 f"{_MERGE}"
             )
         raise ConfigError(
@@ -330,11 +330,11 @@ class AdapterTargets:
             converted = self._convert(target.source, converted)
         elif self._convert(target.source, up) is not up:
             raise ConfigError(
-                f"the adapter changes {name!r}, which the model computes with in "
-                f"another form: that cannot be served beside the model; {_MERGE}"
+                f"the adapter changes {name!r}, which the model stores in another form and "
+                f"cannot change at run time; {_MERGE}"
             )
         if is_transposed and converted.shape == up.T.shape != up.shape:
-            converted = converted.T  # stored like other matrices after all
+            converted = converted.T  # this one is stored like other matrices
         shape = list(converted.shape[:1]) + list(down.shape[1:])
         wanted = list(target.shape)
         if shape != wanted or converted.dim() != 2:
@@ -395,9 +395,9 @@ def _check_kind(adapter: Adapter) -> None:
     if adapter.config.use_dora:
         lacking = "it is a DoRA adapter (use_dora)"
     elif adapter.whole:
-        lacking = f"it brings {next(iter(adapter.whole))!r} as a whole (modules_to_save)"
+        lacking = f"it replaces the whole of {next(iter(adapter.whole))!r} (modules_to_save)"
     if lacking:
-        raise ConfigError(f"the adapter cannot be served beside the model: {lacking}; {_MERGE}")
+        raise ConfigError(f"the adapter cannot be applied at run time: {lacking}; {_MERGE}")
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Positions as biases that grow with the distance (ALiBi, arXiv:2108.12409): BLOOM and MPT."""
+"""BLOOM and MPT: distance biases instead of positions (ALiBi, arXiv:2108.12409)."""
 
 from __future__ import annotations
 

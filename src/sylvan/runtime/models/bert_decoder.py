@@ -148,7 +148,7 @@ def parse(raw: Raw) -> ModelConfig:
     """
     kind = KINDS[architecture_of(raw)]
     if not raw.get("is_decoder"):
-        raise NotNative("what an encoder needs to write texts (is_decoder)")
+        raise NotNative("text generation by an encoder (is_decoder is not true)")
     for name in ("add_cross_attention", "use_task_id", "rotary_value"):
         if raw.get(name):
             raise NotNative(f"the option {name}")

@@ -143,7 +143,7 @@ class WeightReader:
         for name in self._checkpoint.tensors:
             other = self._names[rename(name)]
             if name != other and rename(name) in wanted:
-                raise ConfigError(f"tensors {name!r} and {other!r} are the same one of this model")
+                raise ConfigError(f"tensors {name!r} and {other!r} are two names of one parameter")
 
     def _as_named(self, name: str) -> str:
         """The name with the prefix that the checkpoint's other tensors have."""
@@ -363,9 +363,13 @@ class WeightReader:
         parts = self._parts[source]
         stored = self._names[parts[0]]
         if not self._is_quantised(source):
-            raise ConfigError(f"tensor {stored!r} is not quantised, others of {slot.name!r} are")
+            raise ConfigError(
+                f"tensor {stored!r} is not quantised, but the others joined in {slot.name!r} are"
+            )
         if parts[0] == source and self.reorders(source, stored):
-            raise ConfigError(f"the quantised {stored!r} would have to be put in another order")
+            raise ConfigError(
+                f"the quantised {stored!r} would have to be reordered, which is not supported"
+            )
         whole = self._format.read(source, parts, self._tensor_of)
         if len(whole.shape) == 3:
             whole = self._in_order(source, whole)
@@ -393,8 +397,8 @@ class WeightReader:
         plain = tensor.is_floating_point() and tensor.itemsize > 1
         if not plain and (tensor.is_floating_point() or slot.dtype.is_floating_point):
             raise ConfigError(
-                f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
-                f"weights can be read"
+                f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only unquantised "
+                f"float weights can be read"
             )
         tensor = self._convert(source, tensor)
         whole = whole_shape(shape, splits)
@@ -519,7 +523,7 @@ class _Meter:
 
 
 class LoadTargets:
-    """The places where parameters of a model are used: tied modules share them. Create it once."""
+    """Finds all modules that use a parameter (tied modules share it). Create it before loading."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found: dict[int, list[tuple[nn.Module, str]]] = {}

@@ -1,7 +1,7 @@
-"""CLIP's half that reads texts: a causal encoder whose last token stands for the text.
+"""CLIP's text encoder: causal, pooled at the last token (arXiv:2103.00020).
 
-Its vector is projected into the space that images share (arXiv:2103.00020). The half that sees is a
-capability's (`features.multimodal`).
+The vector is projected into the space shared with images. The image encoder belongs to a capability
+(`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _images(raw: Raw, architecture: str) -> ModelMedia | None:
-    """Return the image inputs; None: the checkpoint holds the text half only."""
+    """Return the image inputs; None if the checkpoint has the text encoder only."""
     if not raw.get("vision_config"):
         return None
     size = int(raw.get("projection_dim") or 512)
@@ -73,7 +73,7 @@ def projection(model_dir: Path) -> Transform | None:
 
 
 class ClipText(Decoder):
-    """Its names; the half that sees images is left alone."""
+    """Maps tensor names; ignores those of the image encoder."""
 
     fused: ClassVar[Names] = {
         "embed_tokens": ("token_embedding",),
@@ -88,14 +88,14 @@ class ClipText(Decoder):
     }
 
     def rename(self, name: str) -> str:
-        """Remove prefixes that the text tower has in checkpoints."""
+        """Strip the prefixes of the text encoder's tensors."""
         for prefix in ("text_model.", "embeddings.", "encoder."):
             name = name.removeprefix(prefix)
         return name.replace("position_ids", "unused.position_ids")
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Starts of names of tensors that are read elsewhere, or not at all."""
+        """Name prefixes of tensors that are read elsewhere, or not at all."""
         other = "vision_model.", "visual_projection.", "text_projection.", "logit_scale", "unused."
         return (*other, *self.absent)
 

@@ -4,7 +4,7 @@ A head reads, at position p, the token at p + 1 and the model's vectors at p, an
 at p + 2. Its output approximates what the model would compute there, so it can continue from its
 own guesses.
 
-Shapes: T rows, R rows whose logits are wanted, F columns read from the model, D hidden size of
+Shapes: T rows, R rows that need logits, F columns read from the model, D hidden size of
 the head, V vocabulary of the model, W tokens that the head can draft.
 """
 
@@ -237,7 +237,7 @@ class HeadCheckpoint:
             guessed = self._tensor("lm_head.weight").shape[0]
         if guessed != layer.vocab_size and "d2t" not in self._names:
             raise self._error(
-                f"it guesses {guessed} of {layer.vocab_size} tokens, but the map of their ids "
+                f"it drafts {guessed} of {layer.vocab_size} tokens, but the map of their ids "
                 "(tensor 'd2t') is missing"
             )
         return DraftHeadConfig(
@@ -252,9 +252,9 @@ class HeadCheckpoint:
 
     def _kind(self) -> Kind:
         if "fc.weight" not in self._names:
-            raise self._error("it has no tensor 'fc.weight', so it is no EAGLE head")
+            raise self._error("it has no tensor 'fc.weight', so it is not an EAGLE head")
         if any(name.startswith("layers.") for name in self._names):
-            raise self._error("it has more than one layer; heads of one layer are served")
+            raise self._error("it has more than one layer; only heads with one layer are supported")
         return "eagle3" if "hidden_norm.weight" in self._names else "eagle"
 
     def _error(self, why: str) -> ConfigError:

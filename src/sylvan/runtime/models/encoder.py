@@ -1,4 +1,4 @@
-"""Encoders: every token attends to the whole text, and the output is vectors.
+"""Encoders (BERT and others): bidirectional attention, and vectors or class scores as output.
 
 BERT and its renamed copies (RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA, ERNIE, Data2Vec),
 encoders with rotary positions (NomicBERT, GTE), and ModernBERT, which has pre-norms and limits most

@@ -1,10 +1,10 @@
 """Serves any other causal model of the installed transformers, with our paging and batching.
 
-The model's own Python runs on the tokens of all requests laid end to end, with their positions. Its
-attention is ours (see `skeleton`). Recurrent layers read their states from our pool, through the
-cache interface (see `recurrent`); such models run one request at a time, except that all decoding
-requests run at once. Any other dependence on earlier tokens (distance biases, private states) would
-be lost, so models with these are rejected.
+The model's own Python runs on the concatenated tokens of all requests, with their positions. Its
+attention calls are replaced by ours (see `skeleton`). Recurrent layers read their states from our
+pool, through the cache interface (see `recurrent`); such models compute prompts one request at a
+time, and all decoding requests together. Anything else that depends on earlier tokens (distance
+biases, private states) would be lost, so such models are rejected.
 
 Shapes: T rows, D hidden, R rows of the head, B requests that run together, L tokens of each.
 """
@@ -62,21 +62,21 @@ from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
 _CUT_TOLERANCE = 1e-3
-_CUT_TOLERANCE_BF16 = 0.05  # above the effect of rounding
+_CUT_TOLERANCE_BF16 = 0.05  # larger than rounding errors
 _RESETTING = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
 """Models whose recurrent layers reset their state at each chunk of more than one token."""
 
 
 def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
-    """Check that transformers has the model, and find out what its attention looks like.
+    """Check that transformers has the model, and probe its attention.
 
     Args:
         raw: config.json.
         code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: the model is unknown, needs code that may not run, or keeps memory that we do
-          not page.
+        ConfigError: the model is unknown, needs code that may not run, or keeps state that is
+          neither KV nor a supported recurrent state.
     """
     multimodal = None if code is not None else media_text(raw)
     if multimodal is not None:

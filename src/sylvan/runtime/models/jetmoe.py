@@ -1,4 +1,4 @@
-"""JetMoE: mixtures of experts in attention, too.
+"""JetMoE: experts in attention, too.
 
 A router selects the projections: each selected expert computes a query per key head, and projects
 the attention results back.
@@ -98,7 +98,7 @@ class RoutedHeads(RoutedProjection):
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention with chosen heads")
+            raise Unsupported("attention with routed heads")
         if self.row_groups is None:
             return self.of_rows(x_TD, batch)
         compute: Any = self.of_rows

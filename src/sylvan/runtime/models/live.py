@@ -35,8 +35,8 @@ from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.text_parts import IMAGES, canonical
 
-_TORN = "the weights are those of no model: an update failed midway; update all of them"
-_GONE = "the memory of the weights has been released; update all of them"
+_TORN = "an update failed midway, so old and new weights are mixed; update all weights"
+_GONE = "the memory of the weights has been released; update all weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,10 @@ class LiveWeights:
         self.missing = None
 
     def fits(self, files: WeightFiles) -> None:
-        """Check that every tensor of a checkpoint has a place here; reads none.
+        """Check that the model has a parameter for every tensor of a checkpoint; reads none.
 
         Raises:
-            ConfigError: a tensor has no place; names it.
+            ConfigError: It does not; names the tensor.
         """
         reader = WeightReader(self._skeleton(), files)
         reader.check()
@@ -182,7 +182,7 @@ class LiveWeights:
             whole = len(numbers) == len(reader.slot(name).sources)
             if not whole and self._read(name) is None:
                 raise ConfigError(
-                    f"{name!r} is stored in a form that needs all of its tensors at once: "
+                    f"{name!r} is stored in several tensors, which must be sent together: "
                     f"{', '.join(reader.slot(name).sources)}"
                 )
             for number in numbers:
@@ -191,7 +191,7 @@ class LiveWeights:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
 
     def _check_encoder(self, files: WeightFiles, encoder_files: WeightFiles) -> None:
-        """Tensors of the encoder may be sent, but must equal the current ones."""
+        """Accept tensors of the encoder only if they equal the current ones."""
         known = {self._rename(name): name for name in encoder_files.tensors}
         for name in files.tensors:
             source = self._rename(name)
@@ -201,24 +201,24 @@ class LiveWeights:
             old = encoder_files.tensor(known[source]) if source in known else None
             if old is None or old.dtype != new.dtype or not torch.equal(old, new):
                 raise ConfigError(
-                    f"tensor {name!r} is of the encoder of images or sounds, which cannot be "
-                    "replaced while it is served; restart the server with the new weights"
+                    f"tensor {name!r} belongs to the media encoder, which cannot be updated while "
+                    "serving; restart the server with the new weights"
                 )
 
     def _check_replaceable(self, slot: Slot) -> None:
         if not self._holders.get(slot.name):
             raise ConfigError(
-                f"tensor {slot.sources[0]!r} is used in a form that cannot be replaced while it is "
-                "served; restart the server with the new weights"
+                f"tensor {slot.sources[0]!r} is kept in a form that cannot be updated while "
+                "serving; restart the server with the new weights"
             )
 
     def _check_repeated(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
-        """Tensors that are tied to another may be sent, but must equal it."""
+        """Accept tensors that are tied to another only if they equal it."""
         for name, first in reader.repeated.items():
             if first not in present:
-                raise ConfigError(f"tensor {name!r} is tied to {first!r} here; send that")
+                raise ConfigError(f"tensor {name!r} is tied to {first!r} in this model; send that")
             if not reader.same(name, first):
-                raise ConfigError(f"tensor {name!r} is tied to {first!r} here, but differs from it")
+                raise ConfigError(f"tensor {name!r} is tied to {first!r}, but differs from it")
 
     def _replace(self, reader: WeightReader, name: str, numbers: Sequence[int]) -> None:
         slot, made = reader.slot(name), dict[Form, Content]()
@@ -360,7 +360,7 @@ class LiveWeights:
 
     @property
     def memory(self) -> list[torch.Tensor]:
-        """All memory of the weights, each piece once."""
+        """All memory of the weights, each region once."""
         found: dict[int, torch.Tensor] = {}
         for holders in self._holders.values():
             for holder in holders:

@@ -1,4 +1,4 @@
-"""LLaDA 1: Llama under names of its own, which fills the whole answer by diffusion."""
+"""LLaDA 1: Llama with other tensor names, which generates the answer by block diffusion."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def parse(raw: Raw) -> ModelConfig:
 class ZeroMoE(RoutedProjection):
     """Experts, some of which are the identity.
 
-    Every rank adds those; the others may be divided among groups of ranks, which count their rows.
+    Every rank adds the identity experts; the others may be divided among groups of ranks.
     """
 
     load: torch.Tensor | None = None
@@ -142,7 +142,7 @@ class LongcatFlash(Decoder):
         return (*super().unused, "mtp.", *nothing)
 
     def source_name(self, source: str) -> str:
-        """Map names: rounds are numbered within layers; experts have the usual name of the mlp."""
+        """Map names: a layer numbers its rounds, and names its experts `mlp`."""
         found = _HALVES.match(source)
         if found is None:
             return _of_experts(source)

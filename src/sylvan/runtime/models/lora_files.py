@@ -15,7 +15,7 @@ from sylvan.protocol.errors import ConfigError
 def read_bounded(path: Path, max_bytes: int, bound: str) -> NDArray[np.uint8]:
     """Read a regular file; never block on anything else, such as a pipe.
 
-    Reads instead of mapping: a file truncated meanwhile is short then, and raises no SIGBUS.
+    Reads instead of mapping, so a file that is truncated meanwhile cannot cause SIGBUS.
 
     Args:
         path: The file.
@@ -31,7 +31,7 @@ def read_bounded(path: Path, max_bytes: int, bound: str) -> NDArray[np.uint8]:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"cannot read {str(path)!r}: it is no regular file")
+                raise ConfigError(f"cannot read {str(path)!r}: it is not a regular file")
             if found.st_size > max_bytes:
                 raise ConfigError(
                     f"{str(path)!r} has {found.st_size:,} bytes; at most {max_bytes:,} are read "

@@ -1,6 +1,6 @@
-"""Multimodal models: the text part belongs to a family that serves text alone.
+"""Multimodal models whose text part is a native family.
 
-The encoder part belongs to a capability (`features.multimodal`).
+The encoder belongs to a capability (`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _SAID: Mapping[str, Raw] = MappingProxyType(
 """Fields that config.json may omit for one part."""
 
 _SCALED = frozenset({"granite", "granite_docling_text", "hyperclovax"})
-"""Text parts that multiply their inputs by a factor, whether tokens' embeddings or vectors."""
+"""Text parts that scale their inputs, token embeddings and encoder vectors alike."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image attend to each other, also to later ones."""
@@ -99,9 +99,9 @@ def parse(raw: Raw) -> ModelConfig:
     text = text_part(raw)
     kind = str(text.get("model_type"))
     if kind not in _TEXTS:
-        raise NotNative(f"texts of type {kind}")
+        raise NotNative(f"a text part of type {kind}")
     if raw.get("has_lora_adapter"):
-        raise NotNative("an adapter that is there for sounds only (has_lora_adapter)")
+        raise NotNative("an adapter for audio only (has_lora_adapter)")
     inner = _TEXTS[kind]
     config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
@@ -134,7 +134,7 @@ def placeholders(raw: Raw) -> dict[str, int]:
         if part.get(name) is not None
     }
     if not tokens:
-        raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
+        raise ConfigError("config.json: image_token_id, the placeholder of images, is missing")
     return tokens
 
 
@@ -145,7 +145,7 @@ def _check_windows(raw: Raw, config: ModelConfig) -> None:
 
 
 def _window(config: ModelConfig) -> int:
-    """The smallest window of its layers; 0: they have none."""
+    """The smallest window of its layers; 0 if no layer has one."""
     return min((window for window in config.layer_windows if window is not None), default=0)
 
 

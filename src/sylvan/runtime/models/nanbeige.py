@@ -1,6 +1,6 @@
-"""Nanbeige: Llama; from 4.2 on, all layers run several times, each time with KV of their own.
+"""Nanbeige: Llama; from 4.2 on, all layers run several times, and each pass has its own KV.
 
-The final norm also stands between two passes (`skip_loop_final_norm`).
+The final norm is also applied between passes (`skip_loop_final_norm`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Nanbeige(Decoder):
         if build.mesh.stage.count > 1 and passes > 1:
             raise ConfigError(
                 f"parallel.pp={build.mesh.stage.count}: {config.architecture} runs its layers "
-                f"{passes} times, and stages pass rows on only once; leave it at 1"
+                f"{passes} times, which pipeline stages do not support; use parallel.pp=1"
             )
         self._first: list[PreNorm] = []
         self._each = config.num_hidden_layers // passes

@@ -99,7 +99,7 @@ class _Held:
 
 
 class SlotCache(_Cache):
-    """States of some requests: gathered from their slots, and written back by `flush`."""
+    """The states of some requests, gathered from their slots; `flush` writes them back."""
 
     def __init__(self, pool: StatePool, indices: dict[StateKey, int], slots_B: torch.Tensor) -> None:
         self._pool, self._indices, self._slots_B = pool, indices, slots_B
@@ -148,7 +148,7 @@ class SlotCache(_Cache):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of a step that run together: equally many rows each, consecutive.
+    """Consecutive requests of a step that run together, with the same number of rows each.
 
     `save`: slots that receive their states afterwards, one per request, 0 for none.
     """
@@ -159,7 +159,7 @@ class Group:
 
 
 def groups(starts: list[int], saves: tuple[tuple[int, int, int], ...]) -> list[Group]:
-    """Group requests with a single token; run others alone, cut where states are saved.
+    """Group requests with a single token; run others alone, divided where states are saved.
 
     Args:
         starts: First row of each request, and the end of the last.

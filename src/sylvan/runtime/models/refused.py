@@ -1,7 +1,7 @@
-"""Architectures that are known by name and not served, with the reason.
+"""Architectures that are known but not served, with the reason.
 
-Causal models of transformers that cannot be served refuse for reasons of their own; these are the
-others that people ask for.
+The fallback finds reasons for causal models of transformers itself; these are other models that
+users ask for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
             "it mixes latent attention with gated delta nets, and norms after each of them"
         ),
         "Grok1ForCausalLM": (
-            "the checkpoint of Grok 2 is cut for 8 GPUs: 8 files hold tensors of the same name"
+            "the checkpoint of Grok 2 is sharded for 8 GPUs: 8 files have tensors of the same names"
         ),
         "IQuestLoopCoderForCausalLM": (
             "in its second pass over the layers, heads mix two attentions, one to the keys of the "
@@ -36,10 +36,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "MiniCPMSALAForCausalLM": (
             "some layers select blocks of tokens by scores of means of keys (InfLLM v2)"
         ),
-        "MindSporeForCausalLM": "it stands for any model on another framework, MindSpore",
+        "MindSporeForCausalLM": "it is a placeholder for any model of the framework MindSpore",
         "MuseGlimmerForCausalLM": "transformers has it only together with its image encoder",
         "NemotronHPuzzleForCausalLM": (
-            "each layer has its own number and width of experts; transformers has them all alike"
+            "layers have different numbers and widths of experts, which transformers lacks, too"
         ),
     }
 )

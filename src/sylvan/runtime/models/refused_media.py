@@ -1,11 +1,11 @@
-"""Architectures that see or hear and are refused, with reasons that an error can give."""
+"""Multimodal architectures that are not served, with the reason for the error message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-_LAYOUT = "its checkpoint has a layout of its own; converted to transformers' it is served as {}"
+_LAYOUT = "its checkpoint layout is not supported; converted to transformers' it is served as {}"
 _UNKNOWN = "neither Sylvan nor the installed transformers has it"
 _RECURRENT = "its images cannot be divided among recurrent layers"
 
@@ -31,7 +31,7 @@ REFUSED_MEDIA: Mapping[str, str] = MappingProxyType(
         "LlavaVidForCausalLM": _LAYOUT.format("LlavaNextVideoForConditionalGeneration"),
         "MiniCPMO": "of the family, MiniCPM-V 2.6 and 4.6 are served",
         "MiniCPMV4_7ForConditionalGeneration": (
-            "the places of its images on a canvas are not computed; 4.6 is served"
+            "the positions of its images on a canvas are not computed; 4.6 is served"
         ),
         "MiniMaxM3SparseForConditionalGeneration": (
             "only its text part is served: MiniMaxM3VLForCausalLM"
@@ -79,4 +79,4 @@ REFUSED_MEDIA: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-"""Architecture -> why it is not served; the rest of `NAME cannot be served: ...`."""
+"""Architecture -> the reason in `NAME cannot be served: REASON`."""

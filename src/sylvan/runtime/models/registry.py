@@ -1,6 +1,7 @@
-"""Architecture (as in a checkpoint's config.json) -> the module that serves it.
+"""Maps architectures (as in config.json) to the modules that serve them.
 
-Adding a family is one file beside this one and one line in `MODELS`, or an entry point elsewhere.
+To add a family, write a module in this package and add a line to `MODELS`, or register an entry
+point in another package. `read_config` also chooses between native code and the fallback.
 """
 
 from __future__ import annotations
@@ -290,7 +291,7 @@ class Model(Protocol):
         ...
 
     def head(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Logits of chosen rows. Shape: float32 (R, V)."""
+        """Logits of selected rows. Shape: float32 (R, V)."""
         ...
 
 
@@ -304,7 +305,7 @@ class ModelFamily:
 
 @dataclass(frozen=True, slots=True)
 class ServingPath:
-    """How a checkpoint is served (`config.path`), and why."""
+    """How a checkpoint is served (`config.path`: native code or transformers), and why."""
 
     config: ModelConfig
     why: str
@@ -344,7 +345,7 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
         trusted: Whether Python files of the checkpoint may run.
 
     Raises:
-        ConfigError: the model is not supported; one sentence.
+        ConfigError: The model is not supported.
     """
     raw = with_image_token(read_config(model_dir), model_dir)
     config = choose_path(raw, model_dir if trusted else None).config
@@ -361,7 +362,7 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
         code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: neither serves it; one sentence.
+        ConfigError: Neither supports it.
     """
     architecture = architecture_of(raw)
     lack = "no native file serves it"

@@ -1,6 +1,6 @@
-"""Transformers models with our attention: built without weights, probed, and checked.
+"""Builds transformers models without weights, with our attention, then probes and checks them.
 
-Each attention call of such a model reaches `paged_attention`, which stores keys and values in our
+Every attention call of such a model goes to `paged_attention`, which stores keys and values in our
 pages and attends over them.
 
 Shapes: B requests, L tokens of each, T rows of all, N query heads, K key/value heads, H head dim.
@@ -86,7 +86,7 @@ class AttentionStep:
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # head width in the pool
     groups: int = 0  # key heads in the pool; layers with fewer repeat them
-    ends_in_windows: bool = False  # only layers with a window heed `ForwardBatch.row_ends`
+    ends_in_windows: bool = False  # only layers with a window apply `ForwardBatch.row_ends`
     hidden: torch.Tensor | None = None  # set: the base model returns just this
     rotary: RotaryCall | None = None  # rotation for the next call
     # This pass's cosines, sines and `RotaryCall`, by id of the cosines.
@@ -222,7 +222,7 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
         raise ConfigError("its attention is not causal")
     for name in options.keys() - _KNOWN:
         if isinstance(options[name], torch.Tensor):
-            raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
+            raise ConfigError(f"its attention takes {name!r}, which paged attention lacks")
 
 
 def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionStep]:
@@ -242,7 +242,7 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionS
 
 
 def skeleton_of(model: Any) -> tuple[Any, AttentionStep]:
-    """As `skeleton`, for a model that has its weights."""
+    """`skeleton` for a model that already has its weights."""
     return skeleton(type(model), model.config, torch.bfloat16)
 
 
@@ -369,7 +369,7 @@ def _noting(name: str, found: dict[str, int]) -> Callable[..., None]:
 
 
 def is_stateful(model: Any) -> bool:
-    """Whether transformers says that the model keeps more than keys and values."""
+    """Whether transformers declares that the model keeps more than keys and values."""
     return bool(getattr(type(model), "_is_stateful", False))
 
 

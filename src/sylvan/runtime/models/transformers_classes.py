@@ -69,7 +69,7 @@ def _known_config(raw: dict[str, Any], lacking: str) -> Any:
 
     kind = str(raw.get("model_type"))
     if kind not in CONFIG_MAPPING:
-        also = f", and auto_map of config.json names no {lacking}" if raw.get("auto_map") else ""
+        also = f", and auto_map in config.json lacks {lacking}" if raw.get("auto_map") else ""
         raise ConfigError(f"transformers has no model_type {kind!r}{also}")
     return CONFIG_MAPPING[kind]
 

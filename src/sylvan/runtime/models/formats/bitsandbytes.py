@@ -109,7 +109,7 @@ def _state(name: str, raw: torch.Tensor) -> _State:
     """Parse the JSON text of a matrix.
 
     Raises:
-        ConfigError: it is none, or says something impossible; names the tensor.
+        ConfigError: It is not JSON, or has impossible values; names the tensor.
     """
     if raw.dtype != torch.uint8:
         raise ConfigError(f"{name!r} is of {raw.dtype}, not the bytes of a JSON text")
@@ -146,7 +146,7 @@ def _magnitudes(parts: Sequence[str], tensor: Tensors, state: _State) -> torch.T
 
 
 def _check_table(name: str, found: torch.Tensor, kind: str) -> None:
-    """Refuse codes that stand for other numbers than those of the format."""
+    """Reject a code table that differs from the format's."""
     table = _TABLES[kind]
     same = found.is_floating_point() and found.numel() == len(table)
     if not same or not torch.allclose(found.float().flatten(), table, rtol=2**-8, atol=1e-6):
@@ -167,7 +167,7 @@ def bitsandbytes(settings: Mapping[str, Any]) -> BitsAndBytes:
     """The format of `quant_method` bitsandbytes.
 
     Raises:
-        ConfigError: it says neither 4 nor 8 bits, or a kind of number that is unknown.
+        ConfigError: It has neither 4 nor 8 bits, or an unknown kind of number.
     """
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return BitsAndBytes("int8")

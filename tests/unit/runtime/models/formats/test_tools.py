@@ -108,7 +108,7 @@ def broken(part: str, how):
         ("hqq-4", broken("zero", lambda x: x[:3]), "64 scales and 3 zero points"),
         ("hqq-4", broken("scale", lambda x: x / 0), "not finite"),
         ("hqq-4", broken("shape", lambda x: x.float()), r"shape' is \[2\] of torch.float32"),
-        ("torchao-intx", broken("_weight_qdata", lambda x: x.int()), "of a single kernel"),
+        ("torchao-intx", broken("_weight_qdata", lambda x: x.int()), "specific to one kernel"),
         (
             "torchao-intx",
             broken("_weight_scale", lambda x: x[:, :1]),
