@@ -58,7 +58,7 @@ from sylvan.runtime.executor.pools import (
     with_paths,
 )
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.saved import saver
+from sylvan.runtime.executor.save_program import saver
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker_halves import DeferredParts, adapter_of, worker_halves

@@ -1,7 +1,7 @@
 """Maps architectures (as in config.json) to the modules that serve them.
 
 To add a family, write a module in this package and add a line to `MODELS`, or register an entry
-point in another package. `read_config` also chooses between native code and the fallback.
+point in another package. `choose_path` decides between native code and transformers.
 """
 
 from __future__ import annotations

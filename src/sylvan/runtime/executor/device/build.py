@@ -30,7 +30,7 @@ from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
-from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
+from sylvan.runtime.executor.graph_buckets import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.mesh import SingleRank

@@ -14,7 +14,7 @@ from sylvan.runtime.executor.device.layout import HostInputs, StagedInputs, step
 from sylvan.runtime.executor.device.table import DevicePageTable
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.runner import ModelRunner
-from sylvan.runtime.executor.sizes import GraphBucket
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor

@@ -17,7 +17,7 @@ from sylvan.runtime.executor.device.parts import StepMemory
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.parts import ModelPlan
-from sylvan.runtime.executor.sizes import mixed_buckets
+from sylvan.runtime.executor.graph_buckets import mixed_buckets
 from sylvan.runtime.models.writer import write_quantised
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving

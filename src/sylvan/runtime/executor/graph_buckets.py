@@ -1,4 +1,4 @@
-"""Step sizes that graphs are captured for."""
+"""Buckets: the step sizes that device graphs are captured for."""
 
 from __future__ import annotations
 
