@@ -208,7 +208,7 @@ def _expand(module: nn.Module, dtype: torch.dtype) -> None:
             setattr(module, name, nn.Parameter(wide, requires_grad=False))
 
 
-class HeldStates:
+class StateParts:
     """The parts of recurrent states that the modules of one call read."""
 
     def __init__(self, arrays: Mapping[int, Array]) -> None:
@@ -230,7 +230,7 @@ class XlaBatch:
         self.input_ids_T = JaxTensor(sources[Source.IDS])
         self.positions_T = JaxTensor(sources[Source.POSITIONS])
         self.token_types_T = JaxTensor(sources[Source.TOKEN_TYPES])
-        self.states = HeldStates(values.states)
+        self.states = StateParts(values.states)
         self.attention = XlaAttention(values, groups, lowering)
         self.state_spans = None  # rows and slots are values here, see `spans`
         self.memories = ()  # as are encoded items
