@@ -120,7 +120,7 @@ BANNED = {
     "most_samples": "max_sampled_rows",
     "most_chosen": "experts_per_row",
 }
-# Names of limits that say most or least instead of max or min; simulations have some in their files.
+# Limits that say most or least instead of max or min; files of simulations have some.
 LIMITS = re.compile(r"\b_?(?:most|least|MOST|LEAST)_(?!common|likely|urgent|recent)\w+")
 # Phrases for which plain English has a shorter one. Regex -> what to write instead.
 PHRASES = {

@@ -1,7 +1,7 @@
 """The definition of correct, in PyTorch.
 
-Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
-tokens of a request, K chosen ones.
+Shapes: T rows, N heads, C latent and rotary columns, H indexer heads, I their columns, S
+tokens of a request, K selected ones.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def choose_tokens(
     """`choose` for the last rows of a request, whose keys are the last columns of rows in pages.
 
     Args:
-        q_THI: Heads of the index.
+        q_THI: Queries of the indexer heads.
         weights_TH: Their weights.
         rows_PS1W: All pages of the layer.
-        pages_P: Those of the request.
-        length: Its tokens, those of the rows included.
+        pages_P: Page table of the request.
+        length: Tokens of the request, including these rows.
         top_k: K.
     """
     width = q_THI.shape[-1]

@@ -1,10 +1,10 @@
-"""Attention to chosen tokens on GPUs: scores of the index, and attention to slots.
+"""Sparse attention on GPUs: scores of the indexer, and attention to the selected slots.
 
-Scores read the keys of the index where they lie, at the end of the rows in pages. Attention is the
-decode kernel over pages of one token each: the slots of a row are its page table.
+Scores read index keys in place, at the end of the rows in pages. Attention is the decode kernel
+over pages of one token each: the slots of a row are its page table.
 
-Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
-tokens of a request, K chosen ones.
+Shapes: T rows, N heads, C latent and rotary columns, H indexer heads, I their columns, S
+tokens of a request, K selected ones.
 """
 
 from __future__ import annotations
