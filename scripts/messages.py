@@ -72,7 +72,11 @@ AREAS = (
             *("checkpoints/", "runtime/models/safetensors.py", "runtime/models/shards.py"),
             *("runtime/models/checkpoint.py", "runtime/models/files.py"),
             *("runtime/models/pickled.py", "runtime/models/in_memory.py"),
-            *("runtime/models/transformers_loading.py", "runtime/models/transformers_classes.py", "text/checkpoint.py"),
+            *(
+                "runtime/models/transformers_loading.py",
+                "runtime/models/transformers_classes.py",
+                "text/checkpoint.py",
+            ),
         ),
     ),
     Area(

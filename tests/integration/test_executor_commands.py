@@ -269,7 +269,9 @@ def test_tied_embeddings_are_one_matrix(tmp_path):
     both = carry_out(serving, UpdateWeights(as_bytes(new | {"lm_head.weight": table.clone()})))[0]
 
     assert "'lm_head.weight' is tied to 'embed_tokens.weight', but differs" in differing.error
-    assert "'lm_head.weight' is tied to 'embed_tokens.weight' in this model; send that" in alone.error
+    assert (
+        "'lm_head.weight' is tied to 'embed_tokens.weight' in this model; send that" in alone.error
+    )
     assert not both.error
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sylvan.runtime.models.registry import MODELS
 from sylvan.runtime.models.refused_media import REFUSED_MEDIA
+from sylvan.runtime.models.registry import MODELS
 
 SEEING = [
     "LlavaLlamaForCausalLM",

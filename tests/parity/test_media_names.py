@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.registry import MODELS, choose_path
 from sylvan.runtime.models.refused_media import REFUSED_MEDIA
+from sylvan.runtime.models.registry import MODELS, choose_path
 from tests.parity.media_names import HEARING, SEEING, answer
 
 

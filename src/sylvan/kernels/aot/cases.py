@@ -174,7 +174,9 @@ def _cache(layer: AttentionLayer, dtype: torch.dtype = BF16) -> Cache:
     return Cache(keys=keys, values=values, slots_T=_empty(64, dtype=I32))
 
 
-def _store_heads(rotary: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16) -> object:
+def _store_heads(
+    rotary: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16
+) -> object:
     columns = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
     cache = _cache(layer, dtype)
     return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), rotary, cache)

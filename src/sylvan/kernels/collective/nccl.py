@@ -143,7 +143,9 @@ def _short(store: Any, member: GroupMember, group: GroupRanks) -> ShortAllReduce
 
         why = "another rank failed to set it up"
         try:
-            made = symmetric_all_reduce(store, member.group, member.rank, member.size, member.device)
+            made = symmetric_all_reduce(
+                store, member.group, member.rank, member.size, member.device
+            )
         except RuntimeError as error:
             why = str(error).splitlines()[0]
     everywhere = group.all_gather(torch.tensor([made is not None], device=member.device))

@@ -46,7 +46,9 @@ class SymmetricAllReduce:
         return way(flat, self._rooms).view(x.shape)
 
 
-def symmetric_all_reduce(store: Any, name: str, rank: int, size: int, device: torch.device) -> SymmetricAllReduce:
+def symmetric_all_reduce(
+    store: Any, name: str, rank: int, size: int, device: torch.device
+) -> SymmetricAllReduce:
     """Allocate this rank's buffer, and exchange addresses with the other ranks.
 
     Args:

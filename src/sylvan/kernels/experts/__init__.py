@@ -42,6 +42,11 @@ def experts(
     known = known and routing.has_kernels
     expert_ranks = weights.expert_ranks
     if expert_ranks is not None:
-        known = known and not expert_ranks.all_to_all and weights.lora is None and x.device.type != "cpu"
+        known = (
+            known
+            and not expert_ranks.all_to_all
+            and weights.lora is None
+            and x.device.type != "cpu"
+        )
     compute = _experts.on(x) if known else reference.experts
     return compute(x, logits, routing, weights, load)[0]

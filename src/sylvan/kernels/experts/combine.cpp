@@ -27,7 +27,8 @@ struct Share {
     }
 };
 
-// Sends the sums of this rank's rows to the other ranks, and receives theirs. False: a rank is lost.
+// Sends the sums of this rank's rows to the other ranks, and receives theirs. False: a rank is
+// lost.
 template <class T> bool exchange_sums(Ranks& ranks, T* out, int64_t n, int64_t width) {
     T* buffer = reinterpret_cast<T*>(ranks.begin());
     Share own(n, ranks.rank(), ranks.size());

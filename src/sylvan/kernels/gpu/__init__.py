@@ -1,1 +1,1 @@
-"""Code that the Triton kernels share: `choice` selects a kernel, `tiles` its sizes; `launch` runs it."""
+"""Shared by the Triton kernels: `choice` selects a kernel, `tiles` its sizes, `launch` runs it."""

@@ -1,6 +1,6 @@
-// LoRA: multiplies the rows of requests with an adapter by its two low-rank matrices. Shrink computes
-// the inner rows A x, expand adds scale * B (A x) to y. Matrices are packed
-// [outputs / 16][words of inputs][16]; if x is an id, A is a table [ids][rank].
+// LoRA: multiplies the rows of requests with an adapter by its two low-rank matrices. Shrink
+// computes the inner rows A x, expand adds scale * B (A x) to y. Matrices are packed [outputs /
+// 16][words of inputs][16]; if x is an id, A is a table [ids][rank].
 #include "../native/amx.h"
 #include "../native/kernel.h"
 #include <utility>

@@ -1,9 +1,9 @@
 // Products with 4- and 8-bit codes, which are decoded exactly to bfloat16 in registers. Layouts:
 // codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one
-// scale per output. The products of a group are summed, then scaled; groups are added in order. If a
-// group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs is
-// stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or bytes
-// i and i + 2.
+// scale per output. The products of a group are summed, then scaled; groups are added in order. If
+// a group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs
+// is stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or
+// bytes i and i + 2.
 #include "codes.h"
 #include "tiling.h"
 

@@ -139,8 +139,8 @@ template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, cons
     }
 }
 
-// More rows: tiles of 32 rows and two blocks; all rows are multiplied by a batch of groups that fits
-// the L1 cache.
+// More rows: tiles of 32 rows and two blocks; all rows are multiplied by a batch of groups that
+// fits the L1 cache.
 template <class T> void many_rows(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 2;
     alignas(64) static thread_local float sums[LINEAR_ROWS / TILE][2][TILE * TILE];

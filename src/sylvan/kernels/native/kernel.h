@@ -62,8 +62,8 @@ template <int MAX, class F> static inline void constant(int n, F&& f) {
         constant<MAX - 1>(n, f);
 }
 
-// Calls f with 0, 1, .. N - 1 as compile-time constants: the loop is unrolled, and arrays indexed by
-// these numbers can stay in registers.
+// Calls f with 0, 1, .. N - 1 as compile-time constants: the loop is unrolled, and arrays indexed
+// by these numbers can stay in registers.
 template <int N, class F> static inline __attribute__((always_inline)) void unrolled(F f) {
     [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
         (f(std::integral_constant<int, I>{}), ...);

@@ -14,8 +14,8 @@ int64_t common(const int32_t* place, const int32_t* end, int64_t most) {
 
 }  // namespace
 
-// Returns the number of matching tokens, at most `longest`, and the position in `corpus` of the last
-// of them. Of equally long matches the newest wins.
+// Returns the number of matching tokens, at most `longest`, and the position in `corpus` of the
+// last of them. Of equally long matches the newest wins.
 SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const int32_t* text,
                                       int64_t length, int64_t longest, int64_t* place) {
     *place = -1;

@@ -42,8 +42,8 @@ template <class E> void finish_scores(const Attention& op, const Workspace<E>& w
 
 // Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
 // zeros; only the two end blocks need masks.
-template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span, int low,
-                               int high, float slope, float* part) {
+template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span,
+                                        int low, int high, float slope, float* part) {
     float* score = ws.score[i];
     auto* weight = ws.weight[i];
     const float* v_scale = ws.v_scale;
@@ -85,7 +85,8 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
         float slope = slopes ? slopes[q.head[i]] : 0.f;
-        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope, part->of(i, ws.stride));
+        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope,
+                        part->of(i, ws.stride));
     }
     values(pages, q, span, ws, part);
 }

@@ -26,7 +26,8 @@ static inline vf part(const float* x, int i, int n, float beyond) {
     return v;
 }
 
-// Replaces NaN by minus infinity and infinity by the largest finite number, so that sums are finite.
+// Replaces NaN by minus infinity and infinity by the largest finite number, so that sums are
+// finite.
 static inline vf cleaned(vf v) { return min(select(v == v, v, splat(-INFINITY)), splat(FLT_MAX)); }
 static inline vf cleaned(const float* x, int i, int n) { return cleaned(part(x, i, n, -INFINITY)); }
 static inline float cleaned(float x) { return x == x ? std::min(x, FLT_MAX) : -INFINITY; }
@@ -64,7 +65,8 @@ struct BlockStatsScratch {  // scratch memory, reused row by row
         BlockStats made = empty(n);
         float scale = scale_of(temperature);
         for (int i = 0; i < made.num_blocks; i++)
-            measure_block(x + i * STATS_BLOCK, std::min(STATS_BLOCK, n - i * STATS_BLOCK), scale, tops[i], sums[i]);
+            measure_block(x + i * STATS_BLOCK, std::min(STATS_BLOCK, n - i * STATS_BLOCK), scale,
+                          tops[i], sums[i]);
         return made;
     }
     BlockStats empty(int n) {

@@ -81,7 +81,8 @@ float Distribution::logit(int id) const {
 int Distribution::likeliest() const {
     if (!row.x) return std::min_element(scratch.kept.begin(), scratch.kept.end())->id;
     const BlockStats& s = row.stats;
-    int block = int(std::find(s.tops, s.tops + s.num_blocks, top) - s.tops), id = block * STATS_BLOCK;
+    int block = int(std::find(s.tops, s.tops + s.num_blocks, top) - s.tops),
+        id = block * STATS_BLOCK;
     while (cleaned(row.x[id]) != top) id++;
     return id;
 }
@@ -193,7 +194,8 @@ double Distribution::gather(float least) const {
     };
     for (int g = 0; g < row.stats.num_blocks; g += LANES)
         each_bit(bits(load<vf>(row.stats.tops + g) >= low), [&](int l) {
-            for (int i = (g + l) * STATS_BLOCK, end = std::min(i + STATS_BLOCK, row.n); i < end; i += LANES)
+            for (int i = (g + l) * STATS_BLOCK, end = std::min(i + STATS_BLOCK, row.n); i < end;
+                 i += LANES)
                 look(i);
         });
     return mass;

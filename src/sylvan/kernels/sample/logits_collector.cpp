@@ -103,7 +103,8 @@ RowNeeds needs_of(const Sample& s, int row, int threads) {
     bool total = wants_logprobs || (!t.greedy[slot] && filter.needs_total(s.vocab));
     // an entry takes two words, a logit one
     bool large = int64_t(LogitsCollector::list_size(int(count))) * threads * 2 > s.vocab;
-    if (count * MIN_IDS_PER_KEPT > s.vocab || large || (total && int64_t(s.rows) * s.vocab * 4 < CACHED_BYTES))
+    if (count * MIN_IDS_PER_KEPT > s.vocab || large ||
+        (total && int64_t(s.rows) * s.vocab * 4 < CACHED_BYTES))
         return {RowNeeds::WHOLE, false, 0};
     return {RowNeeds::KEPT, total, int32_t(count)};
 }
@@ -171,7 +172,8 @@ void LogitsCollector::keep(int row, const float* x, int first, int cols, int thr
                 append(my_keys + count, my_ids + count, min(v, splat(FLT_MAX)), first + i, high);
     }
     int wanted = needs[row].count;
-    if (count >= 2 * wanted) list.threshold = logit_of(select_largest(my_keys, my_ids, count, wanted));
+    if (count >= 2 * wanted)
+        list.threshold = logit_of(select_largest(my_keys, my_ids, count, wanted));
     list.count = count;
 }
 

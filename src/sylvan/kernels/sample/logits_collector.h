@@ -33,8 +33,8 @@ public:
     bool writes(int row) const { return needs[row].kind == RowNeeds::WHOLE; }
 
     // Takes columns first .. first + cols of a row, at most one block, and overwrites those beyond
-    // the vocabulary. If any row needs statistics, callers pass whole blocks. Each thread passes its
-    // blocks by rising id; the result does not depend on which thread passes which block.
+    // the vocabulary. If any row needs statistics, callers pass whole blocks. Each thread passes
+    // its blocks by rising id; the result does not depend on which thread passes which block.
     bool wants_stats() const { return num_stats > 0; }
     void take(int row, float* x, int first, int cols, int thread);
 
@@ -67,7 +67,9 @@ private:
 
     void measure(int row, const float* x, int first, int cols);
     void keep(int row, const float* x, int first, int cols, int thread);
-    int64_t list_of(int row, int thread) const { return int64_t(list_index[row]) * threads + thread; }
+    int64_t list_of(int row, int thread) const {
+        return int64_t(list_index[row]) * threads + thread;
+    }
     int64_t entry_of(int row, int thread) const {
         return entries[row] + int64_t(thread) * list_size(needs[row].count);
     }

@@ -170,9 +170,10 @@ class CrossAttentionRecorder:
     """Records the attention weights of a request in chosen heads of cross-attention layers.
 
     Attributes:
-        heads: Layer -> its chosen heads.
-        num_vectors: Only the first ones of the item count.
-        weights: By layer, for each slice in order: float32 (heads, rows, num_vectors); rows sum to 1.
+        heads: The heads to record, by layer.
+        num_vectors: Number of the item's vectors that count, from the first on.
+        weights: Weights of each slice in order, by layer: float32 (heads, rows, num_vectors); rows
+            sum to 1.
     """
 
     heads: Mapping[int, tuple[int, ...]]
@@ -180,7 +181,7 @@ class CrossAttentionRecorder:
     weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def record(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
-        """Add the weights of the rows of a slice in one layer, from their queries and the item's keys."""
+        """Record a slice's weights in one layer, from its queries and the item's keys."""
         chosen = list(self.heads.get(layer, ()))
         if chosen:
             q_NTH = q_TNH[:, chosen].float().transpose(0, 1)

@@ -91,7 +91,9 @@ def attention_rows(kinds: Mapping[str, DeviceKind] | None = None) -> Sequence[At
     return [AttentionRow(name, _of_backend(name, about, known)) for name, about in found.items()]
 
 
-def _of_backend(name: str, about: AttentionFacts, kinds: Mapping[str, DeviceKind]) -> Mapping[str, str]:
+def _of_backend(
+    name: str, about: AttentionFacts, kinds: Mapping[str, DeviceKind]
+) -> Mapping[str, str]:
     cases = [_Case(device, _facts(kinds[device], kinds)) for device in about.devices & {*kinds}]
     latent = [case.with_heads(_LATENT_HEAD) for case in cases]
 

@@ -214,7 +214,9 @@ def _wanted(kind: DeviceKind, device: str) -> bool:
     return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
 
 
-def attention_of(name: str, attention: AttentionFacts, kinds: Iterable[DeviceKind]) -> AttentionFacts:
+def attention_of(
+    name: str, attention: AttentionFacts, kinds: Iterable[DeviceKind]
+) -> AttentionFacts:
     """Return the backends that plug-in devices support, as they report."""
     also = {kind.facts.name for kind in kinds if name in kind.facts.attention}
     return replace(attention, devices=attention.devices | also)

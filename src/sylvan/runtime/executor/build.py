@@ -207,7 +207,11 @@ def _in_memory(
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
     slots = plan.memory.slots if plan.memory else _slots(plan)
     deferred.batch = batch
-    deferred.runner, deferred.sampler, deferred.params = made.runner, _sampler(made, parts), slots.params
+    deferred.runner, deferred.sampler, deferred.params = (
+        made.runner,
+        _sampler(made, parts),
+        slots.params,
+    )
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
@@ -385,7 +389,9 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
-        attention = NativeTensorAttention(NativePagedAttention(library, plan.build.dtype, pool.layers))
+        attention = NativeTensorAttention(
+            NativePagedAttention(library, plan.build.dtype, pool.layers)
+        )
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
     return BuiltModel(
         name,

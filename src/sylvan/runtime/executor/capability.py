@@ -115,8 +115,8 @@ class CapabilityWorker:
           before the last call `prepare`, `join` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        mirrored_pages: Pages of this capability that mirror the pages of the model's first KV group: same
-          page numbers, moved and freed together. None: it has no pages.
+        mirrored_pages: Pages of this capability that mirror those of the model's first KV group:
+          same page numbers, moved and freed together. None: it has no pages.
     """
 
     name: ClassVar[str] = ""

@@ -11,8 +11,8 @@ from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
-from sylvan.runtime.executor.outputs import keep_outputs, keep_stream
 from sylvan.runtime.executor.graph_buckets import GraphBucket
+from sylvan.runtime.executor.outputs import keep_outputs, keep_stream
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.sampling.api import TokenSampler

@@ -168,7 +168,9 @@ class CompressedAttention(nn.Module):
         asking = None
         if self.indexer is not None:
             asking = self.indexer.queries(x_TD, latent_TQ, positions_T, self._rope)
-        out_TNH = rotate_columns(self._attended(q_TNH, asking, batch), positions_T, self._rope, inverse=True)
+        out_TNH = rotate_columns(
+            self._attended(q_TNH, asking, batch), positions_T, self._rope, inverse=True
+        )
         return self.wo_b(self.wo_a(out_TNH.to(x_TD.dtype).flatten(1)))
 
     def _store_entries(

@@ -30,7 +30,7 @@ from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.lora import Adapter, LowRank
 from sylvan.runtime.models.lora_config import AdapterConfig
-from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, expert_selection, whole_shape
+from sylvan.runtime.models.shards import NOT_SPLIT, Splits, expert_selection, of_source, whole_shape
 from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.text_parts import canonical
@@ -300,8 +300,7 @@ class AdapterTargets:
             return found
         if source in self._others:
             raise ConfigError(
-                f"the adapter changes {name!r}, which cannot be applied at run time; "
-                f"{_MERGE}"
+                f"the adapter changes {name!r}, which cannot be applied at run time; {_MERGE}"
             )
         raise ConfigError(
             f"the adapter changes {name!r}, which the model does not have: it was made for another "

@@ -24,7 +24,6 @@ from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
-from sylvan.runtime.models.split_stacks import SplitStacks
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import UNSPECIFIED, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
@@ -35,6 +34,7 @@ from sylvan.runtime.models.quantise import Format, convert, form_of, is_multipli
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.shards import take, take_quantised, whole_shape
 from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
+from sylvan.runtime.models.split_stacks import SplitStacks
 from sylvan.runtime.models.stored import WeightFiles
 from sylvan.runtime.models.text_parts import canonical
 

@@ -33,9 +33,9 @@ from sylvan.runtime.models.config import (
     make_config,
     plain_fields,
 )
-from sylvan.runtime.models.formats import stored_format
 from sylvan.runtime.models.fallback_media import RENAMED, media_text
-from sylvan.runtime.models.recurrent import StateKey, SlotCache, groups
+from sylvan.runtime.models.formats import stored_format
+from sylvan.runtime.models.recurrent import SlotCache, StateKey, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
     NAME,
@@ -50,8 +50,8 @@ from sylvan.runtime.models.skeleton import (
     skeleton,
     skeleton_of,
 )
-from sylvan.runtime.models.transformers_classes import find_classes
 from sylvan.runtime.models.text_parts import IMAGES, canonical
+from sylvan.runtime.models.transformers_classes import find_classes
 from sylvan.runtime.models.transformers_loading import (
     ExpectedTensors,
     NumbersOf,

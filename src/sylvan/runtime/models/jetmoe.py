@@ -17,10 +17,10 @@ from sylvan.kernels.experts.routing import route
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.moe import MoE
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp
 from sylvan.runtime.models.hybrid import HybridBlock

@@ -55,8 +55,8 @@ class LiveWeights:
         skeleton: The model without weights, for names and shapes.
         holders: Holders of each parameter's contents.
         changed: Called after updates, to refresh derived data.
-        encoder_files: Weights of a media encoder, which cannot be updated. None: there is no encoder, and
-          its tensors in an update are ignored.
+        encoder_files: Weights of a media encoder, which cannot be updated. None: there is no
+          encoder, and its tensors in an update are ignored.
 
     Attributes:
         missing: Why no step may run; None if the weights are complete.

@@ -20,8 +20,8 @@ from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.moe import Experts, Router
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Decoder, Ropes, moe_shape
@@ -90,7 +90,9 @@ class ZeroMoE(RoutedProjection):
             made_PD = expert_ranks.combine(made_PD, pairs, len(made_PD))
         made_TKD = made_PD.float().unflatten(0, tuple(ids_TK.shape))
         out_TD = (made_TKD * weights_TK[..., None]).sum(1)
-        if self._ranks.size > 1 and expert_ranks is None:  # each has a share of every expert's columns
+        if (
+            self._ranks.size > 1 and expert_ranks is None
+        ):  # each has a share of every expert's columns
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)
 

@@ -101,7 +101,9 @@ class _Held:
 class SlotCache(_Cache):
     """The states of some requests, gathered from their slots; `flush` writes them back."""
 
-    def __init__(self, pool: StatePool, indices: dict[StateKey, int], slots_B: torch.Tensor) -> None:
+    def __init__(
+        self, pool: StatePool, indices: dict[StateKey, int], slots_B: torch.Tensor
+    ) -> None:
         self._pool, self._indices, self._slots_B = pool, indices, slots_B
         self._held: dict[StateKey, _Held] = {}
 

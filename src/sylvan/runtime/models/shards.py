@@ -91,7 +91,7 @@ def _columns(name: str, weight: QuantisedWeight, split: Split) -> QuantisedWeigh
     (share,) = split.shares
     if share.size % weight.column_multiple or share.start % weight.column_multiple:
         raise ConfigError(
-            f"the quantised {name!r} has inputs in groups of {weight.column_multiple}, and a rank would "
-            f"hold {share.size} of {share.whole}; use fewer ranks"
+            f"the quantised {name!r} has inputs in groups of {weight.column_multiple}, and a rank "
+            f"would hold {share.size} of {share.whole}; use fewer ranks"
         )
     return weight.columns(share.start, share.start + share.size)

@@ -23,7 +23,7 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch, RotaryAttention
 from sylvan.runtime.models.config import StatePart
-from sylvan.runtime.models.recurrent import StateKey, ProbeCache
+from sylvan.runtime.models.recurrent import ProbeCache, StateKey
 
 NAME = "sylvan_paged"
 """Name under which our attention is registered in transformers."""

@@ -13,9 +13,9 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.shards import (
     Splits,
+    expert_selection,
     of_each,
     of_source,
-    expert_selection,
     splits_of,
     whole_shape,
 )

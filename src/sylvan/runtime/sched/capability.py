@@ -13,8 +13,8 @@ from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.core.review import Review, ReviewState
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.core.review import Review, ReviewState
 from sylvan.runtime.core.step import StepPlan, StepResult
 
 

@@ -108,7 +108,10 @@ def test_code_in_a_file_is_refused_and_not_run(models, tmp_path, new):
     ("content", "words"),
     [
         (b"", "cannot be read as PyTorch weights|contains other objects than tensors"),
-        (b"PK\x03\x04 cut off", "cannot be read as PyTorch weights|contains other objects than tensors"),
+        (
+            b"PK\x03\x04 cut off",
+            "cannot be read as PyTorch weights|contains other objects than tensors",
+        ),
         (["no", "names"], "must be a dict of tensors by name"),
         ({"a": {"b": torch.ones(1)}}, "must be a dict of tensors by name"),
     ],

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.split_stacks import SplitStacks
 from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.split_stacks import SplitStacks
 
 
 def parts_of(name):

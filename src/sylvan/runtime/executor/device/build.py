@@ -26,11 +26,11 @@ from sylvan.runtime.executor.device.memory import (
 )
 from sylvan.runtime.executor.device.parts import DeviceParts, StepMemory
 from sylvan.runtime.executor.device.sampling import device_sampling
+from sylvan.runtime.executor.graph_buckets import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
-from sylvan.runtime.executor.graph_buckets import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.mesh import SingleRank

@@ -12,9 +12,9 @@ from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, Ste
 from sylvan.runtime.executor.device.edits import StagedEdits
 from sylvan.runtime.executor.device.layout import HostInputs, StagedInputs, step_layout
 from sylvan.runtime.executor.device.table import DevicePageTable
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.runner import ModelRunner
-from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor

@@ -146,7 +146,9 @@ class _Lowered:
 
 def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowered:
     pages = _traced_pages(plan, shape)
-    limits = ProgramLimits(max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.max_sampled_rows)
+    limits = ProgramLimits(
+        max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.max_sampled_rows
+    )
 
     def tracer() -> NativeTracer:
         return NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)

@@ -30,7 +30,12 @@ class PageCopies:
     """
 
     def __init__(
-        self, arrays: dict[int, Pages], layers: Sequence[int], mesh: Mesh, *, per_group: bool = False
+        self,
+        arrays: dict[int, Pages],
+        layers: Sequence[int],
+        mesh: Mesh,
+        *,
+        per_group: bool = False,
     ) -> None:
         self._arrays, self._layers = arrays, layers
         self._groups = mesh.shape[DATA] if per_group else 1

@@ -29,11 +29,11 @@ from sylvan.kernels.xla.spans import XlaScans, XlaSpans
 from sylvan.kernels.xla.tensors import JaxTensor, Leaves, TorchLowering
 from sylvan.kernels.xla.values import Values
 from sylvan.runtime.attention.jnp import JnpAttention
-from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.layers.recurrent import Recurrent
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models.checkpoint import load_deferred
 
 Array: TypeAlias = jax.Array

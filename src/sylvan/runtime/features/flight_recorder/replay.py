@@ -20,8 +20,8 @@ from sylvan.protocol.errors import (
 )
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.build import kv_cache
-from sylvan.runtime.core.review import Review
 from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.review import Review
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.runtime.features.embeddings.control import NoEmbeddings

@@ -196,8 +196,7 @@ class HostCopies:
 
     def _fits(self, more: int, more_bytes: int) -> bool:
         return (
-            self._num_kept + more <= self._most
-            and self._kept_bytes + more_bytes <= self._max_bytes
+            self._num_kept + more <= self._most and self._kept_bytes + more_bytes <= self._max_bytes
         )
 
     def _count(self, adapter: AdapterEntry, sign: int) -> None:

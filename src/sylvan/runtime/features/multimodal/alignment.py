@@ -49,7 +49,7 @@ class Alignment:
             raise ConfigError("config.json: median_filter_width must be odd")
 
     def recorder(self, num_vectors: int) -> CrossAttentionRecorder:
-        """Return a recorder of the attention weights of a prompt over the first vectors of its item."""
+        """Return a recorder of a prompt's attention to the first vectors of its item."""
         return CrossAttentionRecorder(self.heads, num_vectors)
 
     def weights(self, recorder: CrossAttentionRecorder) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import CrossMemory, CrossSpan, CrossAttentionRecorder
+from sylvan.runtime.core.forward import CrossAttentionRecorder, CrossMemory, CrossSpan
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
@@ -149,7 +149,9 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
-    def _recorders_of(self, step: StepContext, work: MediaWork) -> dict[int, CrossAttentionRecorder]:
+    def _recorders_of(
+        self, step: StepContext, work: MediaWork
+    ) -> dict[int, CrossAttentionRecorder]:
         """Return the recorders of attention weights, by the first row of their slice."""
         found: dict[int, CrossAttentionRecorder] = {}
         for part in work.aligned:

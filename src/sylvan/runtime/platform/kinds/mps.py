@@ -1,4 +1,4 @@
-"""Apple GPUs through PyTorch's MPS; never run. (On the CPUs of Macs, NEON kernels run programs.)"""
+"""Apple GPUs through PyTorch's MPS; never run. On the CPUs of Macs, NEON kernels run programs."""
 
 from __future__ import annotations
 

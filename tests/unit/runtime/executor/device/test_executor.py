@@ -14,10 +14,10 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import LogprobOptions
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.parts import StepMemory
+from sylvan.runtime.executor.graph_buckets import mixed_buckets
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.parts import ModelPlan
-from sylvan.runtime.executor.graph_buckets import mixed_buckets
 from sylvan.runtime.models.writer import write_quantised
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from tests.parity.serving import Serving
@@ -147,7 +147,9 @@ def test_a_step_that_is_run_again_reads_its_inputs_again(model_dir, monkeypatch)
     serve(model_dir)
     for memory, bucket in kept:
         batch = point(memory, bucket)
-        ids, feed = (memory.inputs(*astuple(bucket)).device[n] for n in ("input_ids", "in_flight_slots"))
+        ids, feed = (
+            memory.inputs(*astuple(bucket)).device[n] for n in ("input_ids", "in_flight_slots")
+        )
         for number in (3, 8):
             ids[: bucket.rows], feed[: bucket.rows] = number, -1
             memory.resolve_in_flight(batch)

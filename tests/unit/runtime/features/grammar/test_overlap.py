@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.runtime.features.grammar.overlap import MIN_S, LOOK_AGAIN, MARGIN, Overlap
+from sylvan.runtime.features.grammar.overlap import LOOK_AGAIN, MARGIN, MIN_S, Overlap
 
 
 def measured(*, mask_s: float, pass_s: float, free_core: bool) -> Overlap:
