@@ -68,7 +68,7 @@ class HeadSpec:
 
 
 class Biases(NamedTuple):
-    """What changes the scores of each head, float32; None: absent.
+    """Numbers that change the scores of each head, float32; None: absent.
 
     Attributes:
         sinks: A logit of each head that takes part in the softmax but carries no value (H,).

@@ -118,7 +118,7 @@ def _olmo(raw: dict[str, Any]) -> Switches:
 
 
 def query_scaling(raw: dict[str, Any]) -> QueryScaling | None:
-    """Scaling of late queries (`llama_4_scaling_beta`); None: none."""
+    """Scaling of queries at late positions (`llama_4_scaling_beta`); None: none."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     beta, first = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     return QueryScaling(every=first, strength=beta) if beta and first else None
