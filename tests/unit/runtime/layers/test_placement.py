@@ -87,7 +87,7 @@ def test_a_placement_is_read_from_a_file(tmp_path):
     [
         ("[]", "expected an object"),
         ("{", "truncated"),
-        ("{}", "no physical_to_logical_map"),
+        ("{}", "expected one of physical_to_logical_map"),
         ('{"logical_count": {"mlp": [1]}}', "has no layer number"),
         ('{"physical_to_logical_map": [[0.5]]}', "Expected `int`"),
     ],
