@@ -20,7 +20,7 @@ DEVICE = 80 * GIB
 SHARE = 0.85  # of a device's memory that weights may take
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
-_MOST_EXPERTS = 16
+_MAX_EXPERTS = 16
 _MORE_LAYERS = 2
 
 HEAD = """# Checkpoints
@@ -113,7 +113,7 @@ def _shortened(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     """Return the config with fewer layers and experts, which do not change the ops of a layer."""
     found = dict(raw)
     found |= {name: layers for name in _LAYERS if name in raw}
-    found |= {name: min(raw[name], _MOST_EXPERTS) for name in _EXPERTS if name in raw}
+    found |= {name: min(raw[name], _MAX_EXPERTS) for name in _EXPERTS if name in raw}
     if "layer_types" in raw:
         found["layer_types"] = raw["layer_types"][:layers]
     return found

@@ -72,7 +72,11 @@ AREAS = (
             *("checkpoints/", "runtime/models/safetensors.py", "runtime/models/shards.py"),
             *("runtime/models/checkpoint.py", "runtime/models/files.py"),
             *("runtime/models/pickled.py", "runtime/models/in_memory.py"),
-            *("runtime/models/transformed.py", "runtime/models/source.py", "text/checkpoint.py"),
+            *(
+                "runtime/models/transformers_loading.py",
+                "runtime/models/transformers_classes.py",
+                "text/checkpoint.py",
+            ),
         ),
     ),
     Area(
@@ -179,7 +183,7 @@ AREAS = (
         (
             *("media/", "runtime/features/multimodal/", "runtime/tokenizer/media.py"),
             *("runtime/models/multimodal.py", "runtime/models/encoder_config.py"),
-            *("runtime/models/media_texts.py", "api/media.py", "cli/encoder.py"),
+            *("runtime/models/fallback_media.py", "api/media.py", "cli/encoder.py"),
         ),
     ),
     Area(

@@ -101,7 +101,7 @@ class Timer:
 
     def __init__(self, device: torch.device, *, quick: bool) -> None:
         self._device = device
-        self._least_s = 0.005 if quick else 0.1
+        self._min_s = 0.005 if quick else 0.1
 
     def sync(self) -> None:
         if self._device.type != "cpu":
@@ -133,6 +133,6 @@ class Timer:
                 call()
             self.sync()
             spent = time.perf_counter() - start
-            if spent > self._least_s or count > 10_000:
+            if spent > self._min_s or count > 10_000:
                 return spent / count
             count *= 4

@@ -27,7 +27,7 @@ from sylvan.runtime.features.grammar.spec import GrammarSpec
 from sylvan.runtime.features.grammar.vocabulary import GreedyEncoder, Vocabulary
 
 AT_ONCE = 32
-MOST_KIB = {"kib": 64 << 10, "their_kib": 16 << 10}
+MAX_KIB = {"kib": 64 << 10, "their_kib": 16 << 10}
 """Refusals are kept, with their reasons, up to a size; allocators keep what was freed."""
 UNHURT = ("xgrammar", "combined")
 """Regexes of exponential size are no trouble to these, and are not refused."""
@@ -110,7 +110,7 @@ def main() -> int:
         time.sleep(0.001)
     compiler.close()
     grown = {key: after[key] - before[key] for key in before}
-    leaks = [key for key, more in grown.items() if more > MOST_KIB.get(key, 0)]
+    leaks = [key for key, more in grown.items() if more > MAX_KIB.get(key, 0)]
     report = {
         "refused": refused,
         "of": options.count,

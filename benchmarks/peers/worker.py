@@ -21,8 +21,8 @@ from peers import PEERS, Generate, Job, Prompts
 from stored_models import write_stored
 
 TOKENS = range(300, 4000)
-_LEAST_S = 1.0  # of decoding: less is measured again with more tokens
-_MOST_NEW = 1600
+_MIN_S = 1.0  # of decoding: less is measured again with more tokens
+_MAX_NEW = 1600
 
 
 def random_prompts(count: int, length: int, seed: int) -> Prompts:
@@ -86,7 +86,7 @@ def _decoded(generate: Generate, options: argparse.Namespace, size: int, new: in
     whole = seconds(generate, prompts, new + 1)
     used = cpu_seconds() - used
     first = (before + seconds(generate, random_prompts(size, options.prompt, seed + 6), 1)) / 2
-    if whole - first < _LEAST_S and 4 * new <= _MOST_NEW:
+    if whole - first < _MIN_S and 4 * new <= _MAX_NEW:
         return False
     if whole > first:
         report(f"decode {size}", size * new / (whole - first))

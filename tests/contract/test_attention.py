@@ -14,7 +14,7 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native import library
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.paged import reference
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.attention.native import NativeTensorAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.pool.mha import KVShape, MHAPool
@@ -69,7 +69,7 @@ def parts(backend: str, kv_dtype: torch.dtype) -> tuple[Any, Any]:
     if library.describe().variant is None:
         pytest.skip("kernels are not compiled")
     pool = NativePool(replace(shape, page_size=NATIVE_PAGE), kv_dtype)
-    return NativeCalls(NativePagedAttention(library.load(), kv_dtype, pool.layers)), pool
+    return NativeTensorAttention(NativePagedAttention(library.load(), kv_dtype, pool.layers)), pool
 
 
 class Scene:

@@ -187,7 +187,7 @@ def test_it_guesses_what_transformers_computes(tmp_path, name):
 @pytest.mark.parametrize(
     ("changes", "missing", "words"),
     [
-        ({"num_nextn_predict_layers": 0}, None, "no layer that guesses further tokens"),
+        ({"num_nextn_predict_layers": 0}, None, "no multi-token prediction layer"),
         ({}, "eh_proj.weight", "'model.layers.2.eh_proj.weight'"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, None, "Qwen3MoeForCausalLM"),
     ],

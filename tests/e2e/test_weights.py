@@ -371,7 +371,7 @@ def test_streams_survive_while_the_memory_is_away(caller, want):
     for event in seen:
         assert event.wait(60)
     released = caller.done("/release_memory_occupation", tags=["kv_cache", "weights"])
-    assert "was given back" in caller.refused("/get_weights_by_name", name="lm_head.weight")
+    assert "has been released" in caller.refused("/get_weights_by_name", name="lm_head.weight")
     assert caller.post("/continue_generation").status_code == 503
     resumed = caller.done("/resume_memory_occupation", tags=["kv_cache", "weights", "cuda_graph"])
     for stream in streams:

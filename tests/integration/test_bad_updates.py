@@ -83,7 +83,7 @@ BAD: dict[str, tuple[Callable[[Weights], Weights], str]] = {
     "integers": (lambda w: spoilt(w, QUERY, lambda t: t.long()), "int64"),
     "a foreign name": (lambda w: w | {"model.layers.99.x": w[NORM].clone()}, "does not use"),
     "one too few": (lambda w: {n: t for n, t in w.items() if n != QUERY}, "lacks the tensor"),
-    "two of one": (lambda w: w | {"norm.weight": w[NORM] * 2}, "are the same one"),
+    "two of one": (lambda w: w | {"norm.weight": w[NORM] * 2}, "are two names of one parameter"),
 }
 
 

@@ -268,8 +268,10 @@ def test_tied_embeddings_are_one_matrix(tmp_path):
     alone = carry_out(serving, UpdateWeights(as_bytes({"lm_head.weight": table})))[0]
     both = carry_out(serving, UpdateWeights(as_bytes(new | {"lm_head.weight": table.clone()})))[0]
 
-    assert "'lm_head.weight' is tied to 'embed_tokens.weight' here, but differs" in differing.error
-    assert "'lm_head.weight' is tied to 'embed_tokens.weight' here; send that" in alone.error
+    assert "'lm_head.weight' is tied to 'embed_tokens.weight', but differs" in differing.error
+    assert (
+        "'lm_head.weight' is tied to 'embed_tokens.weight' in this model; send that" in alone.error
+    )
     assert not both.error
     assert serving.generate(PROMPTS) == fresh.generate(PROMPTS)
 
@@ -486,7 +488,7 @@ def test_memory_is_given_back_and_live_requests_survive(old_dir, runner):
     assert len(serving.tokens[rid]) < 24
 
     first, second = carry_out(serving, ResumeMemory(("weights",)), ResumeMemory())
-    assert first.blocked == "the memory of kv_cache, graphs was given back"
+    assert first.blocked == "the memory of kv_cache, graphs has been released"
     assert not second.blocked
     serving.run()
 
@@ -506,7 +508,7 @@ def test_weights_that_came_from_no_disk_must_be_sent_again(old_dir, new_dir):
         UpdateWeights(as_bytes(new)),
     )
 
-    assert resumed.blocked == "the memory of the weights was given back; update all of them"
+    assert resumed.blocked == "the memory of the weights has been released; update all weights"
     assert refused.error == resumed.blocked
     assert "lacks the tensor" in part.error
     assert not whole.error
@@ -521,7 +523,7 @@ def test_a_step_without_weights_fails_with_the_reason(old_dir):
     rid = serving.add(PROMPTS[0])
     serving.run()
 
-    assert "the memory of weights was given back" in serving.finish[rid].message
+    assert "the memory of weights has been released" in serving.finish[rid].message
 
 
 # ---- everywhere
@@ -559,7 +561,7 @@ def test_a_device_takes_the_same_commands(old_dir, new_dir, graph):
     assert serving.generate(PROMPTS) == want
     results += carry_out(serving, ReleaseMemory())
     results += carry_out(serving, ResumeMemory())
-    assert results[-1].blocked.endswith("update all of them")
+    assert results[-1].blocked.endswith("update all weights")
     results += carry_out(serving, UpdateWeights(DiskTensors(str(old_dir)), partial=False))
 
     assert not [result.error for result in results if result.error]

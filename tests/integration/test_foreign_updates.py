@@ -104,6 +104,6 @@ def test_experts_that_transformers_joins_are_refused(tmp_path, monkeypatch):
     [refused] = carry_out(serving, UpdateWeights(DiskTensors(str(tmp_path)), partial=False))
 
     assert refused.status == 400
-    assert "cannot be read or replaced while it is served" in refused.error
+    assert "cannot be read or replaced while serving" in refused.error
     assert serving.generate(PROMPTS) == answer
     serving.close()

@@ -98,5 +98,5 @@ async def test_a_start_without_room_is_refused_with_the_reason(small_memory, tmp
 
 def test_ranks_without_room_for_what_they_share_are_refused(small_memory):
     """Not ended by a signal when they write to it."""
-    with pytest.raises(ConfigError, match=r"ranks cannot share .* No space left on device"):
+    with pytest.raises(ConfigError, match=r"cannot share .* No space left on device"):
         SharedRanks(load(), small_memory / "ranks", 0, 4, 1.0, buffer_bytes=4 << 20)

@@ -22,7 +22,7 @@ def test_an_encoder_is_not_left_behind_silently(name, tmp_path):
 
     [refused] = carry_out(serving, UpdateWeights(as_bytes(new), partial=False))
     assert refused.status == 400
-    assert "of the encoder of images or sounds" in refused.error
+    assert "belongs to the media encoder" in refused.error
     assert carry_out(serving, HashWeights())[0].body == before
 
     half = old | {part: new[part] for part in text}

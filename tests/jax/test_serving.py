@@ -236,7 +236,7 @@ def test_commands_that_need_host_memory_are_refused(serving):
     ("options", "why"),
     [
         ({"runner": "eager"}, "JAX runs step programs only"),
-        ({"deterministic": True}, "bits depend on the batch"),
+        ({"deterministic": True}, "results of XLA depend on the batch"),
         ({"quantization": "w8a8"}, "leave it at none"),
         ({"kv_dtype": "int8"}, "cache.dtype=int8"),
         ({"devices": 5}, "parallel.devices=5: JAX sees 4 devices"),

@@ -31,7 +31,7 @@ def test_every_step_within_the_limits_has_a_bucket(given):
     for _ in range(300):
         requests = int(rng.integers(1, min(most, given.max_tokens) + 1))
         rows = int(rng.integers(requests, given.max_tokens + 1))
-        samples = int(rng.integers(0, min(rows, given.most_samples) + 1))
+        samples = int(rng.integers(0, min(rows, given.max_sampled_rows) + 1))
         pages = int(rng.integers(1, given.max_pages_per_req + 1))
         bucket = buckets.of(StepSizes(rows, requests, samples, pages))
 

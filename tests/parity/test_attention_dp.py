@@ -167,7 +167,7 @@ def test_a_prompt_that_fits_into_no_group_is_refused(model_dir):
 
 REFUSED = {
     "jamba": "keeps recurrent states",
-    "deepseek-v32": "has attention layers of another kind",
+    "deepseek-v32": "has attention layers that do not support it",
 }
 
 

@@ -36,7 +36,7 @@ class AnyDrafter(SchedulerMachine):
             self.drafter, limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
         setup = setup | {"max_samples": samples}
-        self.start(setup, speculation, most_guesses=limit)
+        self.start(setup, speculation, max_guesses=limit)
 
     def teardown(self):
         super().teardown()
@@ -60,7 +60,7 @@ class AnyModel(SchedulerMachine):
         self.speculation = ModelSpeculation(
             ScriptedModel(kind, seed), limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
-        self.start(setup | {"max_samples": samples}, self.speculation, most_guesses=limit)
+        self.start(setup | {"max_samples": samples}, self.speculation, max_guesses=limit)
 
     def teardown(self):
         super().teardown()

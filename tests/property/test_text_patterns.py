@@ -118,12 +118,12 @@ def test_memory_and_work_are_bounded_by_the_states(pattern: str) -> None:
     for _ in range(40):
         assert search.push("a" * 100) is None
         assert len(search._threads.states) <= automaton.size
-        assert automaton._words <= automaton._most_words
+        assert automaton._words <= automaton._max_words
 
 
 def test_what_is_remembered_is_forgotten_and_found_again() -> None:
     automaton = Automaton(compile_pattern(r"(?:[a-m][n-z]|[b-k][c-y]|.{3}[aeiou]){5}\d"))
-    automaton._most_words = 200
+    automaton._max_words = 200
     text = "thequickbrownfoxjumpsoverthelazydog" * 5 + "7"
     search = PatternSearch(automaton)
 

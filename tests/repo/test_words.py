@@ -141,7 +141,41 @@ BANNED = {
     "fronted": "serve_gateway",
     "goes_on": "continues",
     "go_on": "continue",
+    "OwnRows": "LocalRows",
+    "OwnRequests": "LocalRequests",
+    "OwnPagesWorker": "LocalPagesWorker",
+    "own_requests": "local_requests",
+    "CrossWatch": "CrossAttentionRecorder",
+    "ShortSums": "SymmetricAllReduce",
+    "short_sums": "symmetric_all_reduce",
+    "measure_piece": "measure_block",
+    "keep_most": "select_largest",
+    "as_it_is": "keeps_non_finite",
+    "BINS_OF_POWER": "BINS_PER_OCTAVE",
+    "turn_query": "rotate_query",
+    "soften": "softmax_weights",
+    "HeldStates": "StateParts",
+    "point_bucket": "set_bucket_views",
+    "with_pages_beside": "with_mirrored_pages",
+    "_stands_for": "_wrapped",
+    "CountsRows": "HasExpertLoad",
+    "ChoosesExperts": "RoutedProjection",
+    "ChosenHeads": "RoutedHeads",
+    "DividedFiles": "SplitStacks",
+    "ModelSource": "TransformersClasses",
+    "find_source": "find_classes",
+    "usual_slopes": "default_slopes",
+    "with_words": "with_mlm_head",
+    "WordHead": "MaskedLMHead",
+    "reads_words": "pools_logits",
+    "HybridPlace": "ZambaHybridLayer",
+    "makes_numbers": "generates_random",
+    "NativeCalls": "NativeTensorAttention",
+    "most_samples": "max_sampled_rows",
+    "most_chosen": "experts_per_row",
 }
+# Limits that say most or least instead of max or min; files of simulations have some.
+LIMITS = re.compile(r"\b_?(?:most|least|MOST|LEAST)_(?!common|likely|urgent|recent)\w+")
 # Phrases for which plain English has a shorter one. Regex -> what to write instead.
 PHRASES = {
     r"seconds since 1970": "seconds since the Unix epoch, or Unix time",
@@ -235,6 +269,11 @@ def test_words_that_were_removed_stay_away():
         for match in pattern.finditer(line)
     ]
     assert found == []
+
+
+def test_limits_are_named_max_and_min():
+    paths = [p for p in (*SOURCES, *NATIVE) if SRC / "sylvan/sim" not in p.parents]
+    assert [f"{p}: {name}" for p in paths for name in LIMITS.findall(p.read_text())] == []
 
 
 def test_phrases_that_were_removed_stay_away():

@@ -117,12 +117,12 @@ class LateStream:
         self._work = deque()
         self._given = 0
         self.finished = 0
-        self.most_waiting = 0
+        self.max_waiting = 0
 
     def run(self, work) -> None:
         self._work.append(work)
         self._given += 1
-        self.most_waiting = max(self.most_waiting, len(self._work))
+        self.max_waiting = max(self.max_waiting, len(self._work))
 
     def event(self) -> LateEvent:
         return LateEvent(self, self._given)

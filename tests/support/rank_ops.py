@@ -47,7 +47,7 @@ def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> Exper
     spread = ExpertRanks(
         ranks=ranks, groups=2, per_group=len(PLACED[0]), slots_EC=table, all_to_all=by_share
     )
-    return replace(experts_of(PLACED[ranks.rank], dtype), spread=spread)
+    return replace(experts_of(PLACED[ranks.rank], dtype), expert_ranks=spread)
 
 
 def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:

@@ -40,7 +40,7 @@ class Rhymes:
     def leave(self, slot) -> None:
         self.next.pop(slot, None)
 
-    def bound(self, slot) -> bool:
+    def constrains(self, slot) -> bool:
         return slot in self.next
 
     def prepare(self, slots, positions) -> bool:

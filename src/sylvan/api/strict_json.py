@@ -113,12 +113,12 @@ def _is_strict(value: Any, body: bytes, limits: JsonLimits) -> bool:
     return names == len(_NAME.findall(body))
 
 
-def _decoder(body: bytes, most_names: int) -> json.JSONDecoder:
+def _decoder(body: bytes, max_names: int) -> json.JSONDecoder:
     # scanning a large body for long numbers would hold the interpreter's lock for too long
     careful = len(body) > _SHORT_BYTES or _LONG_NUMBER.search(body)
     parse_int = _bounded_int if careful else None
     return json.JSONDecoder(
-        object_pairs_hook=partial(_object, most_names),
+        object_pairs_hook=partial(_object, max_names),
         parse_constant=_refuse_constant,
         parse_float=_finite,
         parse_int=parse_int,

@@ -32,7 +32,7 @@ _TAGS: dict[str, MemoryTag] = {
     "graphs": "graphs",
 }
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-_MOST_BYTES = 1 << 50
+_MAX_BYTES = 1 << 50
 Selector = Literal["target", "all", "draft"]
 
 
@@ -41,7 +41,7 @@ class SharedFile(ClosedModel):
 
     shared_memory: Name
     """Its name."""
-    num_bytes: Annotated[int, Field(ge=8, le=_MOST_BYTES)]
+    num_bytes: Annotated[int, Field(ge=8, le=_MAX_BYTES)]
     """Length of the file; the memory may be larger. It must not change until the answer."""
 
 
@@ -111,7 +111,7 @@ class DistributedBody(UpdateBody):
     """Names of the tensors, in broadcast order."""
     dtypes: list[Annotated[str, Field(max_length=32)]]
     """Their dtypes, such as `bfloat16`."""
-    shapes: list[Annotated[list[Annotated[int, Field(ge=0, le=_MOST_BYTES)]], Field(max_length=8)]]
+    shapes: list[Annotated[list[Annotated[int, Field(ge=0, le=_MAX_BYTES)]], Field(max_length=8)]]
     """Their shapes."""
     group_name: Name = "weight_update_group"
     """Name of the group."""

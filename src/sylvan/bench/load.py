@@ -24,12 +24,12 @@ class Measured:
     Attributes:
         outcomes: Outcome of each sent request.
         duration_s: From the first request to the end of the last.
-        most_concurrent: Largest number of concurrent requests.
+        max_concurrent: Largest number of concurrent requests.
     """
 
     outcomes: Sequence[RequestRecord]
     duration_s: float
-    most_concurrent: int
+    max_concurrent: int
 
 
 class BenchRun:

@@ -59,7 +59,7 @@ def summary(measured: Measured, goodput: Bounds) -> dict[str, Any]:
         "output_throughput": outputs / duration_s,
         "total_throughput": (inputs + outputs) / duration_s,
         "concurrency": sum(each.latency_s for each in done) / duration_s,
-        "max_concurrent_requests": measured.most_concurrent,
+        "max_concurrent_requests": measured.max_concurrent,
         "max_output_tokens_per_s": _peak(done),
         "steady_output_throughput": _steady(done),
         "accept_length": float(np.mean(lengths)) if lengths else None,

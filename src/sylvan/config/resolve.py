@@ -387,11 +387,11 @@ def _plan(state: _State) -> MemoryPlan:
     stored = config.quantization or kept
     weights = weight_bytes(model, str(config.dtype), stored)
     running = _number(config.scheduler.max_running_reqs)
-    samples = config.speculative.most_samples(running) if config.speculative else running
+    samples = config.speculative.max_sampled_rows(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)
     branches = 0  # recurrent states between draft tokens
     if config.speculative:
-        branches = samples - 1 + config.speculative.most_paths(running)
+        branches = samples - 1 + config.speculative.max_paths(running)
     work += (_number(config.cache.max_states) + branches) * state_bytes(model)
     if config.lora is not None and config.device == "cpu":
         work += _number(config.lora.memory)

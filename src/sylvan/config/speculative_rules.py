@@ -8,7 +8,7 @@ from sylvan.config.tree import DRAFT_HEADS, OWN_HEAD, SpeculativeConfig
 
 ALGORITHMS = ("ngram", "standalone", *DRAFT_HEADS, OWN_HEAD)
 """Known speculation algorithms."""
-MOST_WIDE, MOST_TREE = 16, 64
+MAX_WIDE, MAX_TREE = 16, 64
 """Largest number of draft tokens per position, and of tokens in a draft tree."""
 PLANNED_ALGORITHMS = ("dflash", "dspark", "uno")
 
@@ -112,12 +112,12 @@ SPECULATIVE_RULES = (
         lambda c: (
             _wide(c)
             and (
-                _number(_drafts(c).topk) > MOST_WIDE
-                or _number(_drafts(c).num_draft_tokens) > MOST_TREE
+                _number(_drafts(c).topk) > MAX_WIDE
+                or _number(_drafts(c).num_draft_tokens) > MAX_TREE
             )
         ),
         "{speculative.topk} and {speculative.num_draft_tokens}: trees have at most "
-        f"{MOST_WIDE} draft tokens per position and {MOST_TREE} in all",
+        f"{MAX_WIDE} draft tokens per position and {MAX_TREE} in all",
     ),
     Rule(
         "draft tree with too few tokens for its depth",

@@ -287,7 +287,7 @@ class SpeculativeConfig(Section, frozen=True):
     corpus_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 131_072
     """Most tokens of `corpus`; search time grows with them."""
 
-    def most_samples(self, running_reqs: int) -> int:
+    def max_sampled_rows(self, running_reqs: int) -> int:
         """Most sampled rows per step: one per request, plus all draft tokens of a few.
 
         Drafts do not pay off in larger batches. Needs a resolved section.
@@ -295,7 +295,7 @@ class SpeculativeConfig(Section, frozen=True):
         drafts = self.num_draft_tokens - 1 if isinstance(self.num_draft_tokens, int) else 0
         return running_reqs + min(running_reqs, DRAFTING_REQS) * drafts
 
-    def most_paths(self, running_reqs: int) -> int:
+    def max_paths(self, running_reqs: int) -> int:
         """Most extra paths of draft trees in one step, beyond the first of each; 0: chains only.
 
         Needs a resolved section.

@@ -1,7 +1,10 @@
-"""One folder per op: PyTorch reference, C++ for CPUs, Triton for GPUs; chosen by capability.
+"""Kernels, one folder per group of ops: PyTorch reference, C++ for CPUs, Triton for GPUs.
 
-The ops are functions of `sylvan.kernels.ops`, which imports torch. `describe` lists what this
-machine can run without importing it.
+Models call the functions of `ops`, which imports torch. With tensors they run the best kernel that
+`registry` lists for the device; with traced tensors (`api`) they emit ops of a step program.
+`native` traces, compiles and runs step programs by the C++ library, which `build` compiles; `xla`
+lowers them to JAX. `gpu` has code that the Triton kernels share, and `aot` compiles these without a
+GPU. `describe` says which C++ library this machine can run, without importing torch.
 """
 
 from __future__ import annotations

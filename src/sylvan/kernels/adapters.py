@@ -70,9 +70,9 @@ class DeviceRows:
     """Rows of a step in the form that device kernels read.
 
     Attributes:
-        listed: Rows by slot. Shape: int32 (R,).
-        blocks: For each block of at most `BLOCK_ROWS` of these: slot, first and count. Shape: int32
-            (B, 3).
+        listed: Rows with an adapter, sorted by slot. Shape: int32 (R,).
+        blocks: Slot, first index in `listed` and count of each block of at most `BLOCK_ROWS` rows.
+            Shape: int32 (B, 3).
     """
 
     listed: torch.Tensor
@@ -80,7 +80,7 @@ class DeviceRows:
 
 
 def side_by_side(layers: Sequence[Sequence[Prepared | None]]) -> list[tuple[Prepared | None, ...]]:
-    """The parts of each layer, with all packed matrices in one region in the order of reading.
+    """Copy all packed matrices of an adapter into one region, in the order of reading.
 
     A step reads each adapter once. With thousands of small regions on ordinary pages, page walks
     would take as long as reading the bytes; one region on huge pages avoids them.
@@ -115,11 +115,11 @@ class LoraRows:
         max_rank: Largest rank of an adapter's matrices.
 
     Attributes:
-        table: As kernels read it: number of groups; per group its slot, the start of its rows in
-            the row list, and their count; from entry 1 + 3 S on the row list, then the slot of
-            each row (-1: none).
-        groups: The same for PyTorch: slots, and int64 rows.
-        taken: Slots of the rows that the head reads, and the indices of these rows.
+        table: The groups as C++ kernels read them: number of groups; per group its slot, the start
+            of its rows in the row list, and their count; from entry 1 + 3 S on the row list, then
+            the slot of each row (-1: none).
+        groups: The groups as PyTorch reads them: slots, and int64 rows.
+        taken: The slots with rows that the head reads, and the indices of these rows.
         slot_of_row: Slot of each row, -1: none. Shape: int32 (max_tokens,).
     """
 
@@ -134,7 +134,7 @@ class LoraRows:
         self._on_device: DeviceRows | None = None
 
     def assign(self, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Rows `start` to `stop` of each (slot, start, stop) use that slot; other rows use none."""
+        """Assign slots to rows: each span is (slot, start, stop); other rows use no adapter."""
         by_slot: dict[int, list[IntArray]] = {}
         for slot, start, stop in spans:
             by_slot.setdefault(slot, []).append(np.arange(start, stop, dtype=np.int32))
@@ -152,7 +152,7 @@ class LoraRows:
         self.taken, self._on_device = (), None
 
     def select(self, whole: LoraRows, rows: IntArray) -> None:
-        """Number some rows of a step from 0; each uses the slot that `whole` has for it."""
+        """Assign to the given rows, numbered from 0, the slots that they have in `whole`."""
         slots = whole.slot_of_row[rows]
         edges = np.flatnonzero(np.diff(slots, prepend=-2, append=-2)).tolist()
         runs = [(int(slots[start]), start, stop) for start, stop in pairwise(edges)]
@@ -224,7 +224,7 @@ class LoraLayer:
 
     Attributes:
         dtype: See above.
-        of_outputs: Whether its rows are a step's outputs.
+        of_outputs: Whether its rows are the step's sampled rows (it is the LM head).
         packed: Whether the matrices are in kernel order; set by the tracer of a step program.
         memory: The table that kernels read. Shape: (E, S, P).
         changes: Number of times a slot was filled or emptied.

@@ -38,7 +38,7 @@ class Communicator(Protocol):
     size: int
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensors of all ranks, which have one shape. Shape: (...) -> (size, ...)."""
+        """Stack the tensors of all ranks, which have the same shape: (...) -> (size, ...)."""
         ...
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,9 +79,9 @@ class LinearWeight(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVScales:
-    """Scales of a layer's keys and values in e4m3, float32 (K,): a number is its code times them.
+    """Calibrated scales of a layer's e4m3 keys and values, from the checkpoint.
 
-    They come from the checkpoint; there they were measured.
+    A value is its code times the scale of its head. Shapes: float32 (K,).
     """
 
     keys: torch.Tensor
@@ -90,10 +90,10 @@ class KVScales:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockPattern:
-    """Which blocks of `size` tokens a row sees (Phi-3-small).
+    """Which blocks of `size` tokens a row attends to (Phi-3-small).
 
-    Its own and the `near` - 1 before it, and of the others those whose number plus the `shift` of
-    the head is a multiple of `stride`. `first_head` is that of this rank.
+    These are its own block and the `near` - 1 blocks before it, and those earlier blocks whose
+    number plus the head's shift is a multiple of `stride`. `first_head`: first head of this rank.
     """
 
     size: int
@@ -104,11 +104,11 @@ class BlockPattern:
 
     @property
     def dense(self) -> int:
-        """Longest text of which every row sees everything."""
+        """Maximum length at which every row sees all earlier tokens."""
         return self.size * self.near
 
     def shifts(self, heads: int) -> list[int]:
-        """The shift of each head of this rank."""
+        """Return the shift of each head of this rank."""
         return [(self.first_head + head) * self.step + 1 for head in range(heads)]
 
 
@@ -121,7 +121,7 @@ class AttentionLayer:
     `softcap`: scores become `softcap * tanh(score / softcap)`. `sinks`: one logit per query head
     that takes part in the softmax but carries no value. `chunk`, `slopes` and `biases` are
     those of an `AttentionVariant`; they and `blocks` are set only for backends that compute them.
-    Without `row_ends` the layer is causal where others heed `ForwardBatch.row_ends`.
+    Without `row_ends` the layer ignores `ForwardBatch.row_ends` and stays causal.
     """
 
     index: int
@@ -195,11 +195,11 @@ class HeadNorm:
 class Routing:
     """Routing: how experts are selected.
 
-    `scores`: softmax over all experts, softmax over the chosen ones, sigmoid of each, the root of
-    softplus of each, or SparseMixer. `groups` of experts are ranked first (by the best expert, or
-    the sum of the two best), and only `kept_groups` of them take part. `bias` is added for choosing
-    only. `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
-    `ids`: the experts of each row, where something else than scores selects them. Shape: (T, K).
+    `scores`: softmax over all experts, softmax over the selected ones, sigmoid of each, the square
+    root of softplus of each, or SparseMixer. `groups` of experts are ranked first (by the best
+    expert, or the sum of the two best), and only experts of the best `kept_groups` are eligible.
+    `bias` changes the selection only. `scale_inputs`: the weight scales the expert's input, not its
+    output (Llama 4). `ids` (T, K): the experts of each row, if not scores select them.
     """
 
     top_k: int
@@ -216,7 +216,7 @@ class Routing:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels route so, besides the reference."""
+        """Whether kernels support this routing, besides the reference."""
         return self.ids is None and self.scores != "sqrt_softplus"
 
 
@@ -230,10 +230,10 @@ class ExpertRanks:
     Attributes:
         ranks: All ranks.
         groups: Number of groups.
-        per_group: Slots of a group; those of group g are g * per_group and the following ones.
+        per_group: Slots per group; the slots of group g begin at g * per_group.
         slots_EC: int32 (E, C) on the model's device: the slots of each expert, repeated up to C.
-            The numbers may change between steps.
-        all_to_all: Whether outputs go only to the rank that adds them up (`experts.exchange`).
+            Rebalancing changes the numbers between steps.
+        all_to_all: Whether each output goes to one rank, which sums it (`experts.exchange`).
     """
 
     ranks: Communicator
@@ -249,7 +249,7 @@ class ExpertRanks:
 
     @property
     def first_slot(self) -> int:
-        """Number of this rank's group."""
+        """First slot of this rank's group."""
         return self.ranks.rank // self.width * self.per_group
 
     def slots(self, ids_TK: torch.Tensor) -> torch.Tensor:
@@ -277,13 +277,13 @@ class ExpertRanks:
 
 
 class Clamping(NamedTuple):
-    """Keeps both factors of act(gate) * up within `limit`; gates are clamped from above only.
+    """Clamps both factors of act(gate) * up to `limit`; gates are clamped from above only.
 
     Attributes:
-        limit: May be infinite.
+        limit: The limit, which may be infinite.
         form: Clamps before the activation (`inputs`: DeepSeek V4) or after it (`outputs`: Step
             3.5); `gpt_oss`: before it, and the product is (up + 1) gate sigmoid(alpha gate).
-        alpha: Of `gpt_oss`.
+        alpha: The alpha of `gpt_oss`.
     """
 
     limit: float
@@ -293,10 +293,10 @@ class Clamping(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertWeights:
-    """The experts of a layer that this rank holds, stacked: E of them, D columns, F within.
+    """The stacked matrices of the experts that this rank holds: E experts, D hidden, F inner.
 
-    A quantised stack is one of quantised matrices. `lora` holds the adapters of `gate_up` and
-    `down`. `spread` says which ranks hold the other experts; None: all experts are here.
+    `lora` holds the adapters of `gate_up` and `down`. `expert_ranks` says which ranks hold the
+    other experts; None: this rank holds all.
     """
 
     gate_up: LinearWeight  # (E, 2 F, D), gate then up
@@ -306,17 +306,17 @@ class ExpertWeights:
     act: ActivationKind = "silu"
     clamping: Clamping | None = None
     lora: tuple[LoraLayer, LoraLayer] | None = None
-    spread: ExpertRanks | None = None
+    expert_ranks: ExpertRanks | None = None
 
     @property
     def num_experts(self) -> int:
         """Number of experts of the layer, over all ranks."""
-        return self.down.shape[0] if self.spread is None else len(self.spread.slots_EC)
+        return self.down.shape[0] if self.expert_ranks is None else len(self.expert_ranks.slots_EC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentShape:
-    """Columns of a query head (`nope`, then `rope_dim` rotated), an output head and a latent."""
+    """Columns of a query head (`nope`, then `rope_dim` rotated ones), a value head and a latent."""
 
     num_heads: int
     nope: int
@@ -388,8 +388,8 @@ class IndexedRows:
         q: Queries of its H heads of I columns, (T, H I).
         k: Keys, (T, I).
         weights: Head weights, float32 (T, H).
-        top_k: Number of tokens chosen for a row.
-        interleaved: Rotated pairs are neighbouring columns.
+        top_k: Number of tokens selected for a row.
+        interleaved: The two columns of a rotary pair are adjacent.
     """
 
     q: TracedTensor
@@ -491,7 +491,7 @@ class Tracer(Protocol):
         ...
 
     def xielu(self, x: TracedTensor, numbers: Sequence[torch.Tensor]) -> TracedTensor:
-        """Its numbers in their order."""
+        """As `ops.xielu`; `numbers` are its parameters, in the same order."""
         ...
 
     def host_call(self, x: TracedTensor, call: HostFunction) -> TracedTensor:

@@ -26,7 +26,7 @@ MAGIC = b"SYLPACK1"
 _PAGE, _LINE = 4096, 64
 _CHUNK = 32 << 20
 _THREADS = 4
-_MOST_HEADER = 64 << 20
+_MAX_HEADER = 64 << 20
 _PART = ".part"
 
 
@@ -65,13 +65,13 @@ def write_blob(
 
     Args:
         path: File to write. An existing file is replaced atomically; open readers keep the old one.
-        about: JSON values.
-        arrays: Contiguous. If they change meanwhile, the file counts as damaged.
-        ended: Whether to stop; asked before each array.
+        about: Description of the contents, JSON values.
+        arrays: Contiguous arrays. If they change meanwhile, the file counts as damaged.
+        ended: Called before each array; stops the write when true.
 
     Raises:
-        OSError: it cannot be written, `ended` (`errno.ECANCELED`), or another process is writing it
-          (`errno.EBUSY`).
+        OSError: The file cannot be written, `ended` was true (`errno.ECANCELED`), or another
+          process is writing it (`errno.EBUSY`).
     """
     places, size = _places(arrays)
     sums = _sums(arrays, places, size)
@@ -90,20 +90,20 @@ def write_blob(
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file is one that `write_blob` has begun, and its process has ended since."""
+    """Whether `write_blob` began this file, and its process ended before it was complete."""
     if not path.name.startswith(".") or path.suffix != _PART:
         return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is being written, or has just become the whole file
+    except OSError:  # it is being written, or has just been completed
         return False
     return True
 
 
 @contextmanager
 def _draft(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` at the end; its lock ends with the process that writes it."""
+    """Open a temporary file that is renamed to `path` at the end; locked while it is written."""
     draft = path.with_name(f".{path.name}{_PART}")
     with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
         try:
@@ -111,7 +111,7 @@ def _draft(path: Path) -> Iterator[BinaryIO]:
         except BlockingIOError:
             raise _busy(path) from None
         if not draft.exists() or not os.path.samestat(os.fstat(file.fileno()), draft.stat()):
-            raise _busy(path)  # it was finished, or thrown away, before we had the lock
+            raise _busy(path)  # another process completed or deleted it before we had the lock
         finished = False
         try:
             file.truncate(0)
@@ -179,18 +179,18 @@ def _header(descriptor: int, path: Path) -> tuple[_Header, int, str]:
     """The header, where the body begins, and the digest of the header."""
     first = os.pread(descriptor, 16, 0)
     length = int.from_bytes(first[8:], "little")
-    if first[:8] != MAGIC or length > _MOST_HEADER:
-        raise BlobError(f"{path.name} is not a file of this format")
+    if first[:8] != MAGIC or length > _MAX_HEADER:
+        raise BlobError(f"{path.name} has another format")
     text = os.pread(descriptor, length, 16)
     try:
         header = msgspec.json.decode(text, type=_Header)
     except (msgspec.DecodeError, msgspec.ValidationError, json.JSONDecodeError) as error:
-        raise BlobError(f"{path.name} is damaged: {error}") from None
+        raise BlobError(f"{path.name} is damaged: header: {error}") from None
     start = _start(length)
     if os.fstat(descriptor).st_size != start + header.size:
-        raise BlobError(f"{path.name} is cut off")
+        raise BlobError(f"{path.name} is truncated")
     if any(at < 0 or size < 0 or at + size > header.size for at, size in header.places):
-        raise BlobError(f"{path.name} is damaged: an array outside of it")
+        raise BlobError(f"{path.name} is damaged: an array ends after the file")
     return header, start, xxhash.xxh3_128_hexdigest(text)
 
 

@@ -1,4 +1,4 @@
-"""A directory of files that can be made again: bounded, and shared by processes. Loads no torch."""
+"""A bounded cache directory, shared by processes; its files can be regenerated. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sylvan.config.load_cache import PROGRAM, WEIGHTS
 from sylvan.kernels.blob import is_unfinished, write_blob
 from sylvan.kernels.memory import Bytes
 
-_SPARE_SHARE, _LEAST_SPARE, _MOST_SPARE = 0.05, 1 << 30, 4 << 30  # of the disk, that stay free
+_SPARE_SHARE, _MIN_SPARE, _MAX_SPARE = 0.05, 1 << 30, 4 << 30  # of the disk, that stay free
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFiles:
-    """The files in one directory.
+    """The files in one directory; the least recently used are deleted to make room.
 
     Attributes:
         folder: The directory, which may not exist yet.
-        share: Of the disk, that all files may take; those not used for longest are deleted.
+        share: Share of the disk that all files together may take.
     """
 
     folder: Path
@@ -38,14 +38,14 @@ class CacheFiles:
         """Write a file as `write_blob` does, after making room for it.
 
         Raises:
-            OSError: it cannot be written, or has no room.
+            OSError: The file cannot be written, or there is too little room.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(name, sum(array.nbytes for array in arrays))
         write_blob(self.folder / name, about, arrays, ended)
 
     def used(self, name: str) -> None:
-        """Note that a file was used now; does nothing in a directory that is only readable."""
+        """Record that a file was used now; does nothing in a read-only directory."""
         with contextlib.suppress(OSError):
             (self.folder / name).touch()
 
@@ -56,10 +56,11 @@ class CacheFiles:
         found = sorted((_use(file) for file in files), reverse=True)  # newest first
         held = sum(num_bytes for _, num_bytes, _ in found)
         disk = shutil.disk_usage(self.folder)
-        spare = min(max(int(_SPARE_SHARE * disk.total), _LEAST_SPARE), _MOST_SPARE)
+        spare = min(max(int(_SPARE_SHARE * disk.total), _MIN_SPARE), _MAX_SPARE)
         left = min(int(self.share * disk.total), held + disk.free - spare) - size
         if left < 0:
-            raise OSError(f"{size:,} bytes are needed, {max(0, left + size):,} may be used")
+            room = max(0, left + size)
+            raise OSError(f"it takes {size:,} bytes; the cache has room for {room:,}")
         for _, num_bytes, file in found:
             left -= num_bytes if file.name != name else 0
             if left < 0 and file.name != name:

@@ -14,7 +14,7 @@ from sylvan.kernels.registry import KernelRegistry, KernelSpec, registry
 
 _ROOT = Path(__file__).parent
 _DEVICES = {"sample": "device.py", "scan": "space.py"}  # where PyTorch computes these
-_NOT_OPS = frozenset({"aot", "gpu", "lib", "native", "ngram", "xla"})  # ngram has no tensors
+_NOT_OPS = frozenset({"aot", "gpu", "lib", "native", "ngram", "xla"})  # ngram: no tensors
 _HINTS = {"triton": "pip install 'sylvan[gpu]'"}
 
 

@@ -42,7 +42,7 @@ def allocate(num_bytes: int) -> Bytes:
     return np.frombuffer(region, np.uint8, num_bytes)
 
 
-def give_back(memory: Bytes) -> int:
+def release_pages(memory: Bytes) -> int:
     """Return the whole pages of `memory` to the system; they read as zeros afterwards.
 
     The addresses stay valid: writing makes them resident again.
@@ -56,7 +56,7 @@ def give_back(memory: Bytes) -> int:
     start = -(-memory.ctypes.data // page) * page
     stop = (memory.ctypes.data + memory.nbytes) // page * page
     if not hasattr(mmap, "MADV_DONTNEED") or sys.platform != "linux":
-        raise OSError("memory can be given back on Linux only")
+        raise OSError("memory can be released on Linux only")
     memory[: max(0, start - memory.ctypes.data)] = 0
     if stop <= start:
         memory[:] = 0

@@ -1,4 +1,4 @@
-"""The interface of recurrent layers in programs: what layers are, and what emits their ops."""
+"""The interface of recurrent layers in step programs: layer definitions, and their tracer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sylvan.kernels.api import LinearWeight, TracedTensor, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Some columns of traced rows, from `first` on; the op that reads them knows how many."""
+    """Columns of traced rows from `first` on; the op that reads them knows their number."""
 
     rows: TracedTensor
     first: int = 0
@@ -25,10 +25,10 @@ class ConvLayer:
 
     Attributes:
         part: Number of its state.
-        weight: (C, 1, K).
-        bias: (C,).
-        silu: Whether the sum, rounded, goes through SiLU.
-        gated: Whether its rows are factors of inputs, factors of outputs, and inputs (LFM2).
+        weight: Taps of the channels, (C, 1, K).
+        bias: Bias of the channels, (C,).
+        silu: Whether SiLU is applied to the rounded sum.
+        gated: Whether its rows hold factors of inputs, factors of outputs, and inputs (LFM2).
     """
 
     part: int
@@ -45,13 +45,13 @@ class SpaceLayer:
     Attributes:
         part: Number of its state.
         width: Channels of a head.
-        decay: A, of time steps that are all 1; with time steps log(-A): (H,), or (H, N) if states
+        decay: A if there are no time steps (all are 1), else log(-A): (H,), or (H, N) if the states
             of a head decay differently.
-        skip: (H,), by which inputs are multiplied and added to outputs.
-        dt_bias: (H,), added to time steps before softplus; None: they have theirs.
-        dt_limit: Time steps are kept within it.
-        groups: Of heads that share B and C.
-        states: Numbers of state of a channel, N.
+        skip: D, by which inputs are multiplied and added to outputs, (H,).
+        dt_bias: Bias of time steps before softplus, (H,); None: the rows include it.
+        dt_limit: Bounds to which time steps are clamped.
+        groups: Number of groups of heads that share B and C.
+        states: State numbers per channel, N.
     """
 
     part: int
@@ -70,12 +70,12 @@ class DeltaLayer:
 
     Attributes:
         part: Number of its state.
-        a_log: (H,); decays are exp(-exp(a_log) softplus(rows + dt_bias)).
-        dt_bias: (H,).
-        key_heads: Each for as many value heads.
-        key_dim: Numbers of a key.
-        value_dim: Numbers of a value.
-        eps: Added to the squares of a key or query before it is made a unit vector.
+        a_log: Decays are exp(-exp(a_log) softplus(rows + dt_bias)), (H,).
+        dt_bias: Bias of the decay, (H,).
+        key_heads: Number of key heads, each shared by equally many value heads.
+        key_dim: Columns of a key.
+        value_dim: Columns of a value.
+        eps: Added to the sum of squares when keys and queries are normalised.
     """
 
     part: int
@@ -92,11 +92,11 @@ class MlstmLayer:
     """The matrix memory of an xLSTM layer; constant over the life of a model.
 
     Attributes:
-        part: Number of its state: of each head the matrix, a sum of keys, and a scale of both.
-        heads: How many there are.
-        key_dim: Numbers of a key.
-        value_dim: Numbers of a value.
-        eps: Added to what outputs are divided by.
+        part: Number of its state: per head a matrix, a sum of keys, and a scale of both.
+        heads: Number of heads.
+        key_dim: Columns of a key.
+        value_dim: Columns of a value.
+        eps: Added to the divisor of outputs.
     """
 
     part: int
@@ -112,9 +112,9 @@ class RgLruLayer:
 
     Attributes:
         part: Number of its state.
-        param: (C,); the softplus of it says how fast channels fade.
-        takes: Weight (H, B, B) and bias (H, B) of the gate of what is taken in.
-        keeps: The same of what is kept.
+        param: Its softplus is the decay rate of each channel, (C,).
+        takes: Weight (H, B, B) and bias (H, B) of the input gate.
+        keeps: Weight and bias of the recurrence gate.
     """
 
     part: int
@@ -125,7 +125,7 @@ class RgLruLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WkvLayer:
-    """RWKV-4's mean of values; constant over the life of a model. Vectors: (C,)."""
+    """RWKV-4's weighted mean of values (WKV); constant over the life of a model. Vectors: (C,)."""
 
     part: int
     time_decay: torch.Tensor
@@ -134,16 +134,16 @@ class WkvLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wkv7Layer:
-    """RWKV-7's matrices; constant over the life of a model. Vectors: (C,).
+    """RWKV-7's matrix states (WKV-7); constant over the life of a model. Vectors: (C,).
 
     Attributes:
-        part: Number of their state.
-        heads: How many there are.
-        k_k: Makes of keys what is forgotten.
-        k_a: How much rates change keys.
-        r_k: Of the row's own value.
+        part: Number of its state.
+        heads: Number of heads.
+        k_k: Factor of keys for removal from the state.
+        k_a: Strength with which the learning rate changes keys.
+        r_k: Weight of the row's own value in the output.
         norm: Weight and bias of the norm of heads.
-        eps: Of that norm.
+        eps: Epsilon of that norm.
     """
 
     part: int
@@ -168,16 +168,15 @@ class Wkv7Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateRule:
-    """How rows are gated.
+    """How rows are gated and normed.
 
     Attributes:
-        function: Of the gate.
-        norm: None, or where equal parts of the rows are divided by their root mean square: before
-            they are multiplied by the gate (the weight is that of a part) or after it. "layer": by
-            their deviation, less their mean, before.
-        weight: Of the norm.
-        parts: How many there are.
-        eps: Added to the mean of squares.
+        function: Activation of the gate.
+        norm: "before": RMSNorm before the product with the gate, one weight for all parts; "after":
+            RMSNorm after it; "layer": LayerNorm before it; None: no norm.
+        weight: Weight of the norm.
+        parts: Number of equal parts of a row that are normed separately.
+        eps: Epsilon of the norm.
     """
 
     function: Literal["silu", "sigmoid"]
@@ -216,7 +215,7 @@ class RecurrentTracer(Protocol):
         gates: tuple[TracedTensor, TracedTensor],
         layer: MlstmLayer,
     ) -> TracedTensor:
-        """Float32 rows, (T, H V); `gates` are float32 (T, H), of what goes in and of what stays."""
+        """Float32 rows, (T, H V); `gates`: input and forget gates, float32 (T, H)."""
         ...
 
     def gate(self, y: TracedTensor, gate: Columns, rule: GateRule) -> TracedTensor:
@@ -226,7 +225,7 @@ class RecurrentTracer(Protocol):
     def weighted(
         self, a: TracedTensor, b: TracedTensor, a_factor: float, b_factor: float
     ) -> TracedTensor:
-        """A sum, each row times its factor, as float32 rows."""
+        """a_factor a + b_factor b, as float32 rows."""
         ...
 
     def mix(
@@ -237,16 +236,16 @@ class RecurrentTracer(Protocol):
         *,
         sums: bool = False,
     ) -> TracedTensor:
-        """X + (before - x) share; traced shares are before their sigmoids.
+        """Token shift: x + (before - x) share; a sigmoid is applied to traced shares.
 
-        `sums`: as x share + before (1 - share).
+        With `sums`, computed as x share + before (1 - share).
         """
         ...
 
     def wkv(
         self, key: TracedTensor, value: TracedTensor, receptance: TracedTensor, layer: WkvLayer
     ) -> TracedTensor:
-        """Rows of the model's dtype, (T, C), opened by receptance."""
+        """Rows of the model's dtype, (T, C), gated by the sigmoid of receptance."""
         ...
 
     def rg_lru(self, x: TracedTensor, gate: TracedTensor, layer: RgLruLayer) -> TracedTensor:
@@ -258,7 +257,7 @@ class RecurrentTracer(Protocol):
         ...
 
     def take_columns(self, x: TracedTensor, order: Sequence[int]) -> TracedTensor:
-        """The columns of x whose numbers are in `order`."""
+        """Column i of the result is column order[i] of x."""
         ...
 
 
@@ -269,10 +268,10 @@ class _HasStates(Protocol):
 
 
 def recurrent(x: TracedTensor) -> RecurrentTracer:
-    """Emitter of ops of recurrent layers, for the program that x is of.
+    """Return the tracer of recurrent layers for the program of x.
 
     Raises:
-        Unsupported: its tracer has no memory for states.
+        Unsupported: The tracer has no memory for states.
     """
     if not isinstance(x.tracer, _HasStates):
         raise Unsupported("recurrent layers")

@@ -26,7 +26,7 @@ class KernelSpec:
 
     Attributes:
         op: Folder of the op and name of its reference, as `norm.rms_norm`. A folder alone: kernels
-            that are chosen by a step program, a sampler or a pool instead of per call.
+            that a step program, a sampler or a pool selects once, instead of per call.
         backend: Name for display, for example `triton`.
         device: Device type of the tensors, as in torch.
         target: `module:function`, with the arguments and results of the reference.
@@ -124,13 +124,13 @@ OWN: tuple[KernelSpec, ...] = (
 
 
 class KernelRegistry:
-    """Return kernels by op, those of other packages before Sylvan's own.
+    """Finds kernels by op; those of other packages take precedence over Sylvan's own.
 
     Args:
         others: Kernels of other packages; by default from their entry points.
 
     Raises:
-        ConfigError: The kernels of a package cannot be loaded; names the package.
+        ConfigError: The kernels of a package cannot be loaded; the message names the package.
     """
 
     def __init__(self, others: Iterable[EntryPoint] | None = None) -> None:
@@ -163,5 +163,7 @@ def _loaded(entry: EntryPoint) -> Sequence[KernelSpec]:
     specs = (found,) if isinstance(found, KernelSpec) else tuple(found)
     for spec in specs:
         if not isinstance(spec, KernelSpec) or not spec.target:
-            raise ConfigError(f"the kernels {entry.name!r} of {entry.value!r} are not kernel specs")
+            raise ConfigError(
+                f"the entry point {entry.name!r} ({entry.value!r}) must be a KernelSpec or several"
+            )
     return specs

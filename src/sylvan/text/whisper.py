@@ -52,7 +52,7 @@ class WhisperTokens:
 
     def __init__(self, vocabulary: WhisperVocabulary, context_len: int = 448) -> None:
         self._vocabulary = vocabulary
-        self._most_before = min(_MAX_BEFORE, context_len // 2 - 1)
+        self._max_before = min(_MAX_BEFORE, context_len // 2 - 1)
         self.start = self._id("<|startoftranscript|>")
         self._tasks = {task: self._id(f"<|{task}|>") for task in ("transcribe", "translate")}
         self._before = vocabulary.token_id("<|startofprev|>")
@@ -74,7 +74,7 @@ class WhisperTokens:
         """
         parts: list[int] = []
         if before and self._before is not None:
-            parts += [self._before, *before[-self._most_before :]]
+            parts += [self._before, *before[-self._max_before :]]
         parts.append(self.start)
         if self.languages:
             parts += [self.languages[language], self._tasks[task]]

@@ -634,8 +634,8 @@ def test_trees_have_two_guesses_for_each_token_ahead():
 
     assert complaint(asked, make_facts()) == ""
     assert (found.num_steps, found.num_draft_tokens) == (5, 11)
-    assert found.most_samples(4) == 4 + 4 * 10
-    assert found.most_paths(4) == 4 * 9
+    assert found.max_sampled_rows(4) == 4 + 4 * 10
+    assert found.max_paths(4) == 4 * 9
 
 
 def test_states_between_guesses_have_their_part_of_the_memory():

@@ -11,7 +11,7 @@ from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.kernels.paged import reference
 from sylvan.kernels.paged.cache import PageShape, allocate_pages
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.attention.native import NativeTensorAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.rotary import rotated
@@ -48,7 +48,7 @@ class Scene:
         pool = NativePool(shape, dtype)
         for side in (pool.layers[1].keys, pool.layers[1].values):
             side[:] = 255  # what an unwritten page holds must not matter: not a number
-        self.backend = NativeCalls(NativePagedAttention(LIBRARY, dtype, pool.layers))
+        self.backend = NativeTensorAttention(NativePagedAttention(LIBRARY, dtype, pool.layers))
         limits = BatchLimits(max_tokens=512, max_reqs=4, max_pages_per_req=20)
         self.batch = ForwardBatch(limits, pool, self.backend)
         pages = np.random.default_rng(3).permutation(np.arange(1, 40, dtype=np.int32))

@@ -80,7 +80,7 @@ def test_arrays_outside_of_the_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(blob, "_sums", lambda *_: [0])
     write_blob(tmp_path / "x", {}, arrays(10))
 
-    with pytest.raises(BlobError, match="outside"):
+    with pytest.raises(BlobError, match="ends after the file"):
         read_blob(tmp_path / "x")
 
 

@@ -104,7 +104,7 @@ def test_check_kernels_names_them():
 
 
 def test_what_is_no_kernel_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"the kernels 'NONE' of .* are not kernel specs"):
+    with pytest.raises(ConfigError, match=r"the entry point 'NONE' .* must be a KernelSpec"):
         others("NONE")
     with pytest.raises(ConfigError, match="the kernels 'gone' cannot be loaded from"):
         others("gone")

@@ -45,7 +45,7 @@ PLACES = (
 Fonts = Sequence[str]
 Drawing = Callable[[random.Random, Fonts], Drawn]
 _NAMES = tuple(COLOURS)
-MOST_COUNTED = 6
+MAX_COUNTED = 6
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def few(rng: random.Random) -> Subject:
 
 def crowd(rng: random.Random) -> Subject:
     """Up to six shapes, some of them alike, to count."""
-    number = rng.randint(1, MOST_COUNTED)
+    number = rng.randint(1, MAX_COUNTED)
     kinds, hues = rng.sample(SHAPES, rng.randint(1, 3)), rng.sample(_NAMES, rng.randint(1, 3))
     pairs = [(rng.choice(kinds), rng.choice(hues)) for _ in range(number)]
     asked = [_count(rng, pairs) for _ in range(5)]

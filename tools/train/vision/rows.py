@@ -24,7 +24,7 @@ from tools.train.vision.model import IMAGE_TOKEN, VisionConfig
 from tools.train.vision.questions import Subject
 
 _ANSWER = END_OF_TURN + "\n<|im_start|>assistant\n" + EMPTY_THINK
-_MOST_TEXT = 448
+_MAX_TEXT = 448
 _ROUND = 32
 _SPELT = "vision_read"
 
@@ -164,7 +164,7 @@ class Steps(Dataset[list[Part]]):
             while len(read) < self.amounts.texts:
                 [name] = rng.choices(list(mix.WEIGHTS), list(mix.WEIGHTS.values()))
                 example = mix.draw(name, rng, "train")
-                if len(encode_example(self._tokenizer, example)[0]) <= _MOST_TEXT:
+                if len(encode_example(self._tokenizer, example)[0]) <= _MAX_TEXT:
                     read.append(example)
             read.sort(key=lambda one: len(encode_example(self._tokenizer, one)[0]))
             half = len(read) // 2

@@ -10,7 +10,7 @@ from sylvan.bench.datasets.prompts import RandomPrompts
 from sylvan.bench.workload import BenchConversation, BenchTurn
 from sylvan.config.bench import DataConfig
 
-LEAST_TOKENS = 2  # smallest prompt and answer: shorter ones measure nothing
+MIN_TOKENS = 2  # smallest prompt and answer: shorter ones measure nothing
 _Messages = list[dict[str, object]]
 
 
@@ -32,7 +32,7 @@ def load(config: DataConfig, prompts: RandomPrompts) -> Sequence[BenchConversati
         output = config.output_tokens or len(prompts.encode(answer))
         most = config.context_tokens
         fits = most is None or len(ids) + output <= most
-        if len(ids) >= LEAST_TOKENS and output >= LEAST_TOKENS and fits:
+        if len(ids) >= MIN_TOKENS and output >= MIN_TOKENS and fits:
             made.append(BenchConversation([BenchTurn(text, len(ids), output, ids)]))
     return made
 

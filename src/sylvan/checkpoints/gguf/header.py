@@ -64,7 +64,7 @@ class Header:
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z")
 """Pattern of part names: stem, number from 1 on, count."""
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 
 
 def read_model(file: Path) -> Header:
@@ -77,7 +77,7 @@ def read_model(file: Path) -> Header:
     count, name = first.metadata.get("split.count", 1), PART.match(file.name)
     if not isinstance(count, int) or count <= 1:
         return first
-    if name is None or int(name[2]) != 1 or int(name[3]) != count or count > _MOST_PARTS:
+    if name is None or int(name[2]) != 1 or int(name[3]) != count or count > _MAX_PARTS:
         raise ConfigError(
             f"{str(file)!r} is the first of {count} parts, so it should be called "
             f"NAME-00001-of-{count:05}.gguf, with the others beside it"

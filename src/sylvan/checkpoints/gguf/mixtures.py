@@ -131,12 +131,12 @@ def _llama4(keys: Keys) -> Json:
         "intermediate_size": keys.number("expert_feed_forward_length"),
         "intermediate_size_mlp": keys.number("feed_forward_length"),
         "moe_layers": [i for i in layers if f"blk.{i}.ffn_gate_inp.weight" in there],
-        "use_qk_norm": count <= _MOST_EXPERTS_WITH_NORMS,
+        "use_qk_norm": count <= _MAX_EXPERTS_WITH_NORMS,
         "attention_chunk_size": keys.number("attention.chunk_size", 8192),
     }
 
 
-_MOST_EXPERTS_WITH_NORMS = 16
+_MAX_EXPERTS_WITH_NORMS = 16
 """Scout has head norms, Maverick does not; files do not record it."""
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from triton.compiler.errors import CompilationError
 
 from sylvan.kernels.aot.cases import CompileCase, cases
-from sylvan.kernels.aot.measure import Compiled, compiled, forget
+from sylvan.kernels.aot.measure import Compiled, compiled, drop_binaries
 from sylvan.kernels.aot.target import TARGETS, ChipTarget, compile_for
 
 
@@ -76,7 +76,7 @@ def _judge(target: ChipTarget, chosen: list[CompileCase]) -> tuple[Table, int]:
 
 def _compile(case: CompileCase) -> list[Compiled]:
     modules = _modules()
-    forget(modules)
+    drop_binaries(modules)
     case.call()
     return compiled(modules)
 

@@ -128,7 +128,7 @@ def _scales(layer: AttentionLayer) -> KVScales:
 
 
 def _sparse_cases() -> list[CompileCase]:
-    """DeepSeek V3.2's: latent rows with the key of the index behind them."""
+    """Sparse attention of DeepSeek V3.2: latent rows, followed by the key of the indexer."""
     kept = _empty(1000, 64, 1, 576 + 128)
     q, weights = _empty(64, 64, 128, dtype=F32), _empty(64, 64, dtype=F32)
     pages = _empty(512, dtype=torch.int64)
@@ -174,10 +174,12 @@ def _cache(layer: AttentionLayer, dtype: torch.dtype = BF16) -> Cache:
     return Cache(keys=keys, values=values, slots_T=_empty(64, dtype=I32))
 
 
-def _store_heads(turn: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16) -> object:
+def _store_heads(
+    rotary: Rotary, layer: AttentionLayer = _LLAMA, dtype: torch.dtype = BF16
+) -> object:
     columns = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
     cache = _cache(layer, dtype)
-    return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), turn, cache)
+    return store_heads(_empty(64, columns), layer, _empty(64, dtype=I32), rotary, cache)
 
 
 def _narrow_cases(fp8: torch.dtype) -> list[CompileCase]:
@@ -207,7 +209,7 @@ def _head_cases() -> list[CompileCase]:
             "heads, interleaved", lambda: _store_heads(Rotary(replace(rope, interleaved=True)))
         ),
         CompileCase("heads, norms of all", lambda: _store_heads(Rotary(rope, long, long_k))),
-        CompileCase("heads, part turns", lambda: _store_heads(Rotary(rope), wide)),
+        CompileCase("heads, partial rotary", lambda: _store_heads(Rotary(rope), wide)),
         CompileCase("store", lambda: store_kv(new, new, _cache(_LLAMA))),
         *(
             CompileCase(
@@ -215,7 +217,7 @@ def _head_cases() -> list[CompileCase]:
             )
             for name, dtype in (("int8", torch.int8), ("int4", NIBBLES))
         ),
-        CompileCase("turn heads", lambda: rotate_heads(new)),
+        CompileCase("rotate heads", lambda: rotate_heads(new)),
     ]
 
 

@@ -41,14 +41,14 @@ class Compiled:
         return found
 
 
-def forget(modules: list[ModuleType]) -> None:
+def drop_binaries(modules: list[ModuleType]) -> None:
     """Drop the compiled binaries of these modules' kernels."""
     for kernel in _kernels(modules):
         kernel.device_caches.clear()
 
 
 def compiled(modules: list[ModuleType]) -> list[Compiled]:
-    """All binaries compiled since `forget`."""
+    """All binaries compiled since `drop_binaries`."""
     found = []
     for kernel in _kernels(modules):
         for cache in kernel.device_caches.values():

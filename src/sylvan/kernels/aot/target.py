@@ -16,8 +16,8 @@ from triton.runtime import driver
 class ChipTarget:
     """A chip: Triton's name for it, shared memory per program, and its FP8 dtype if any.
 
-    `spills`: bytes that a kernel may spill there, because it was measured to be faster with them.
-    `by_default`: whether it is compiled for without being named.
+    `spills`: bytes that a kernel may spill there, because it was measured to be faster so.
+    `by_default`: whether kernels are compiled for it unless chips are named.
     """
 
     name: str
@@ -55,7 +55,7 @@ _Driver: Any = DriverBase
 
 
 class _Absent(_Driver):
-    """Answers what the compiler asks; nothing can be launched."""
+    """A driver that only answers the compiler's questions; it cannot launch kernels."""
 
     def __init__(self, gpu: GPUTarget) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Absent(_Driver):
 
     @classmethod
     def is_active(cls) -> bool:
-        """Only when set by hand."""
+        """Return False: Triton must not find this driver by itself."""
         return False
 
     def map_python_to_cpp_type(self, ty: str) -> str:

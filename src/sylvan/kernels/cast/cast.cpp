@@ -1,4 +1,4 @@
-// Float32 rows as the rows' type.
+// Casts float32 rows to the rows' type.
 #include "../native/kernel.h"
 
 namespace {

@@ -1,4 +1,4 @@
-"""Collectives between processes by groups of torch.distributed; gloo connects them by TCP."""
+"""Collectives between processes through process groups of torch.distributed; here gloo on TCP."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sylvan.protocol.errors import RankLostError
 
 _LOOPBACK = "127.0.0.1"
 _OPTIONS, _DEVICES, _TIMEOUT = "_Options", "_devices", "_timeout"
-_FEW_RANKS = 3  # fewer send as much either way
+_FEW_RANKS = 3  # up to here both ways send the same number of bytes
 _SHARED_SUM = 1024
-"""Numbers a share: adding up shares takes two exchanges, which pays for long messages only."""
+"""Minimum numbers per share: summing by shares takes two exchanges, so short messages lose."""
 
 
 class GroupRanks:
     """Implements `Communicator` over a process group of torch.distributed.
 
     Args:
-        group: A backend, such as `ProcessGroupGloo`, made for these ranks alone.
+        group: A backend, such as `ProcessGroupGloo`, that has exactly these ranks.
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -60,7 +60,7 @@ class GroupRanks:
         self._group = None
 
     def _sum_by_shares(self, x: torch.Tensor) -> torch.Tensor:
-        """Each rank adds up a share of the numbers, and tells the others; less is sent."""
+        """Reduce-scatter, then all-gather: each rank sums a share, which sends fewer bytes."""
         flat = x.reshape(-1)
         each = -(-flat.numel() // self.size)
         parts = functional.pad(flat, (0, each * self.size - flat.numel())).view(self.size, each)
@@ -71,7 +71,7 @@ class GroupRanks:
         try:
             start(self._group).wait()
         except (RuntimeError, AttributeError) as error:
-            raise RankLostError(f"another rank has ended, or is late: {error}") from error
+            raise RankLostError(f"another rank has exited or timed out: {error}") from error
 
 
 def join_ranks(
@@ -82,10 +82,10 @@ def join_ranks(
     step_timeout_s: float,
     host: str = _LOOPBACK,
 ) -> GroupRanks:
-    """Form a group with the other ranks through a store of its own.
+    """Form a group with the other ranks.
 
     Args:
-        store: Store through which the ranks find each other.
+        store: Store through which the ranks find each other; used by this group only.
         rank: Rank of this process.
         size: Number of ranks.
         timeout_s: Time limit for all ranks to join.
@@ -93,7 +93,7 @@ def join_ranks(
         host: Address of this machine at which the others reach this rank.
 
     Raises:
-        RankLostError: Ranks did not join in time; names them.
+        RankLostError: Ranks did not join in time; the message names them.
     """
     gloo = importlib.import_module("torch.distributed").ProcessGroupGloo
     await_ranks(store, rank, size, timeout_s)
@@ -104,14 +104,14 @@ def join_ranks(
         return GroupRanks(gloo(store, rank, size, options), rank, size)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RankLostError(f"{size} ranks found no way to each other: {reason}") from error
+        raise RankLostError(f"{size} ranks cannot connect to each other: {reason}") from error
 
 
 def await_ranks(store: Any, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all ranks are at a store.
+    """Wait until all ranks have connected to a store.
 
     Raises:
-        RankLostError: some did not come; names the first.
+        RankLostError: Ranks did not join in time; the message names the first.
     """
     missing = 0
     try:
@@ -159,7 +159,7 @@ def listening_store(host: str, timeout_s: float) -> Any:
             timedelta(seconds=timeout_s),
             wait_for_workers=False,
             master_listen_fd=sock.detach(),
-            use_libuv=False,  # which listens at any address
+            use_libuv=False,  # libuv would listen on all interfaces
         )
 
 
@@ -182,7 +182,7 @@ def remote_store(host: str, port: int, timeout_s: float) -> Any:
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RankLostError(f"the first rank at {host}:{port} is out of reach: {reason}") from error
+        raise RankLostError(f"rank 0 cannot be reached at {host}:{port}: {reason}") from error
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Ranks with a GPU each: NCCL, and Triton kernels over symmetric memory for short messages.
 
-Never run on several devices. Kernels are tested in Triton's interpreter; what is exchanged by a
-process group is tested with gloo, which takes the same calls.
+Never run on several devices so far. The kernels are tested in Triton's interpreter, and the calls
+of process groups are tested with gloo, which has the same interface.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 _TIMEOUT = "_timeout"
 
 
-class Sums(Protocol):
-    """Sums of short messages: `symmetric.ShortSums`."""
+class ShortAllReduce(Protocol):
+    """Sums short messages; implemented by `symmetric.SymmetricAllReduce`."""
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether x is short enough."""
@@ -37,14 +37,14 @@ class Sums(Protocol):
 
 
 class DeviceRanks:
-    """Implements `Communicator`: short sums one way, everything else by a process group.
+    """Implements `Communicator`: short sums by `short`, everything else by a process group.
 
     Args:
         group: The process group.
-        short: None: the group does those, too.
+        short: Sums short messages; None: the group does.
     """
 
-    def __init__(self, group: Communicator, short: Sums | None = None) -> None:
+    def __init__(self, group: Communicator, short: ShortAllReduce | None = None) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._short = group, short
 
@@ -60,23 +60,23 @@ class DeviceRanks:
         return self._group.all_sum(x)
 
     def check(self) -> None:
-        """Nothing to ask: a failed collective of a GPU ends its process."""
+        """Do nothing: a failed collective on a GPU ends the process."""
 
     def close(self) -> None:
-        """Ranks that wait for this one fail."""
+        """Leave the group; ranks that wait for this one fail."""
         self._group.close()
 
 
 def choose_gpu(place: int, ranks: int) -> torch.device:
-    """Make this process use the GPU with the number of its rank on this machine.
+    """Select the GPU of this process: the one with the rank's number on this machine.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks.
+        ConfigError: The machine has fewer GPUs than ranks.
     """
     count = torch.cuda.device_count()
     if count < ranks:
         raise ConfigError(
-            f"parallel.tp: {ranks} ranks on this machine need a GPU each, and {count} can be seen; "
+            f"parallel.tp: {ranks} ranks on this machine need a GPU each, and it has {count}; "
             "use fewer ranks, more machines (parallel.nodes), or device=cpu"
         )
     torch.cuda.set_device(place)
@@ -85,11 +85,11 @@ def choose_gpu(place: int, ranks: int) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A rank's place in a group of ranks.
+    """One rank of a group.
 
     Attributes:
-        group: Name of the group, within this process.
-        rank: Of this process.
+        group: Name of the group, unique in this process.
+        rank: Rank of this process.
         size: Number of ranks.
         device: The GPU of this rank.
     """
@@ -103,23 +103,23 @@ class GroupMember:
 def join_gpus(
     store: Any, member: GroupMember, timeout_s: float, step_timeout_s: float, *, short: bool
 ) -> Communicator:
-    """Meet the other ranks at a store, which no other group uses.
+    """Form a group with the other ranks.
 
     Args:
-        store: Where they find each other.
-        member: Of this process.
-        timeout_s: Within which they must come.
-        step_timeout_s: Within which a collective must be done.
-        short: Whether all GPUs are in this machine, so that short messages may go by memory.
+        store: Store through which the ranks find each other; used by this group only.
+        member: This rank.
+        timeout_s: Time limit for all ranks to join.
+        step_timeout_s: Time limit of a collective.
+        short: Whether all GPUs are in this machine, so that short messages may use shared memory.
 
     Raises:
         ConfigError: torch has no NCCL.
-        RankLostError: some did not come; names the first.
+        RankLostError: Ranks did not join in time; the message names the first.
     """
     kind = getattr(importlib.import_module("torch.distributed"), "ProcessGroupNCCL", None)
     if kind is None:
         raise ConfigError(
-            f"parallel.tp: torch {torch.__version__} has no NCCL, by which GPUs reach each other; "
+            f"parallel.tp: torch {torch.__version__} has no NCCL, which connects GPUs; "
             "install torch for CUDA or ROCm"
         )
     rank, size = member.rank, member.size
@@ -131,23 +131,25 @@ def join_gpus(
         group.all_gather(torch.ones(1, device=member.device))  # connects them
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RankLostError(f"{size} GPUs found no way to each other: {reason}") from error
+        raise RankLostError(f"{size} GPUs cannot connect to each other: {reason}") from error
     return DeviceRanks(group, _short(store, member, group) if short else None)
 
 
-def _short(store: Any, member: GroupMember, group: GroupRanks) -> Sums | None:
-    """Sums over symmetric memory; None: a rank cannot have any."""
+def _short(store: Any, member: GroupMember, group: GroupRanks) -> ShortAllReduce | None:
+    """Set up sums over symmetric memory; None if a rank cannot have any."""
     made, why = None, "Triton is not installed (pip install 'sylvan[gpu]')"
     if triton_installed():
-        from sylvan.kernels.collective.symmetric import short_sums  # needs Triton
+        from sylvan.kernels.collective.symmetric import symmetric_all_reduce  # needs Triton
 
-        why = "another rank has none"
+        why = "another rank failed to set it up"
         try:
-            made = short_sums(store, member.group, member.rank, member.size, member.device)
+            made = symmetric_all_reduce(
+                store, member.group, member.rank, member.size, member.device
+            )
         except RuntimeError as error:
             why = str(error).splitlines()[0]
     everywhere = group.all_gather(torch.tensor([made is not None], device=member.device))
     if bool(everywhere.all()):
         return made
-    logger.warning("no symmetric memory, NCCL adds up short messages, too: %s", why)
+    logger.warning("no symmetric memory, so NCCL sums short messages, too: %s", why)
     return None

@@ -86,7 +86,7 @@ SYLVAN_API void sylvan_ranks_close(char* memory, int rank, int size, int64_t cap
     collective::Ranks(memory, rank, size, capacity, 0).close();
 }
 
-// The result of a failed collective within a program: see `Ranks::meet`.
+// Returns the result of a failed collective within a program (see `Ranks::meet`), or 0.
 SYLVAN_API int sylvan_ranks_lost(char* memory, int rank, int size, int64_t capacity) {
     return collective::Ranks(memory, rank, size, capacity, 0).is_lost();
 }
@@ -125,7 +125,7 @@ SYLVAN_API int sylvan_ranks_exchange(char* memory, int rank, int size, int64_t c
     return 0;
 }
 
-// The sum of all ranks' `x`, of `count` numbers, in place; the same bits on every rank.
+// Sums `count` numbers `x` over all ranks, in place; every rank gets the same bits.
 SYLVAN_API int sylvan_ranks_sum(char* memory, int rank, int size, int64_t capacity,
                                 double timeout_s, float* x, int64_t count) {
     collective::Ranks ranks(memory, rank, size, capacity, timeout_s);

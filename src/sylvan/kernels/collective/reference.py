@@ -87,7 +87,7 @@ class ThreadRanks:
         given = self._exchange(x)
         if any(other.shape != x.shape or other.dtype != x.dtype for other in given):
             shapes = ", ".join(f"{list(other.shape)} {other.dtype}" for other in given)
-            raise RankLostError(f"ranks gather tensors that differ: {shapes}")
+            raise RankLostError(f"ranks gather tensors of different shapes: {shapes}")
         return torch.stack(given)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,9 +123,9 @@ class ThreadRanks:
             return shared.numbers[other] >= number or other in shared.closed
 
         if not shared.changed.wait_for(is_over, shared.timeout_s):
-            raise RankLostError(f"rank {other} is late by more than {shared.timeout_s:g} s")
+            raise RankLostError(f"rank {other} did not arrive within {shared.timeout_s:g} s")
         if shared.numbers[other] < number:
-            raise RankLostError(f"rank {other} has ended")
+            raise RankLostError(f"rank {other} has exited")
 
 
 def thread_ranks(size: int, timeout_s: float = 60.0) -> tuple[ThreadRanks, ...]:

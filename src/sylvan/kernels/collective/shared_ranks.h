@@ -150,8 +150,8 @@ private:
     uint32_t number_ = 0;
 };
 
-// Neighbours in pairs, then pairs of pairs; the last of an odd number is added later. Calls
-// `take(first, n, sums)` for blocks of columns.
+// Sums neighbours in pairs, then pairs of pairs; an odd last one joins the next level. Calls
+// `take(first, n, sums)` for each block of columns.
 template <class F> void tree_sum(const float* const* parts, int size, int64_t count, F take) {
     alignas(64) float sums[(MAX_RANKS + 1) / 2][SUM_BLOCK];
     for (int64_t first = 0; first < count; first += SUM_BLOCK) {

@@ -1,6 +1,6 @@
-"""Sums of short messages over symmetric memory, which all GPUs of a machine address.
+"""Sums short messages through symmetric memory, which all GPUs of a machine can address.
 
-They do so by NVLink or PCIe; `torch.distributed` makes it. Never run on several devices.
+GPUs reach it by NVLink or PCIe; `torch.distributed` allocates it. Never run on several devices.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sylvan.kernels.collective.triton_sum import (
 )
 
 BUFFER_NUMBERS = 1 << 20
-"""float32 numbers of a rank's buffer: messages beyond 4 MB are summed by NCCL."""
+"""Size of a rank's buffer in float32 numbers; NCCL sums messages beyond 4 MB."""
 _SYMMETRIC_MEMORY = "_SymmetricMemory"
 
 
-class ShortSums:
-    """Adds up messages that fit into a buffer.
+class SymmetricAllReduce:
+    """Sums messages that fit into a buffer.
 
     Args:
-        memory: This rank's buffer, and the pad behind it; kept alive here.
-        buffers: What the kernels need of all ranks.
+        memory: This rank's buffer, followed by its signal pad; kept alive here.
+        buffers: Addresses of all ranks' buffers and pads.
     """
 
     def __init__(self, memory: torch.Tensor, buffers: PeerBuffers) -> None:
@@ -46,32 +46,34 @@ class ShortSums:
         return way(flat, self._rooms).view(x.shape)
 
 
-def short_sums(store: Any, name: str, rank: int, size: int, device: torch.device) -> ShortSums:
-    """Make the buffer of this rank, and learn where those of the others are.
+def symmetric_all_reduce(
+    store: Any, name: str, rank: int, size: int, device: torch.device
+) -> SymmetricAllReduce:
+    """Allocate this rank's buffer, and exchange addresses with the other ranks.
 
     Args:
-        store: Where the ranks find each other.
-        name: Of the group, within this process.
-        rank: Of this process.
+        store: Store through which the ranks find each other.
+        name: Name of the group, unique in this process.
+        rank: Rank of this process.
         size: Number of ranks.
         device: The GPU of this rank.
 
     Raises:
-        RuntimeError: a driver or a link cannot do so, or this torch.
+        RuntimeError: The driver, the links or this torch do not support symmetric memory.
     """
     memory: Any = getattr(
         importlib.import_module("torch._C._distributed_c10d"), _SYMMETRIC_MEMORY, None
     )
     if memory is None:
-        raise RuntimeError(f"torch {torch.__version__} has none")
+        raise RuntimeError(f"torch {torch.__version__} does not support it")
     memory.set_group_info(name, rank, size, part_of_store(store, "symmetric"))
     numbers = BUFFER_NUMBERS + PROGRAMS * size  # with the pad of signals
     buffer: torch.Tensor = memory.empty_strided_p2p((numbers,), (1,), torch.float32, device, name)
     buffer.zero_()
-    torch.cuda.synchronize(device)  # no signal may come before this
+    torch.cuda.synchronize(device)  # zeros must be written before the first signal arrives
     handle = memory.rendezvous(buffer, name)
     addresses = [handle.get_buffer(r, (numbers,), torch.float32).data_ptr() for r in range(size)]
     buffers_N = torch.tensor(addresses, dtype=torch.int64, device=device)
-    return ShortSums(
+    return SymmetricAllReduce(
         buffer, PeerBuffers(buffers_N, buffers_N + 4 * BUFFER_NUMBERS, rank, BUFFER_NUMBERS)
     )

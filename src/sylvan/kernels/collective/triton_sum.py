@@ -32,13 +32,13 @@ ONE_SHOT_BYTES = 4 * BLOCK * PROGRAMS
 
 @dataclass(frozen=True, slots=True)
 class PeerBuffers:
-    """Where the ranks meet, as one of them sees it.
+    """Buffers and signal pads of all ranks, as one rank addresses them.
 
     Attributes:
         buffers_N: int64 addresses of the buffers, float32 each.
         pads_N: int64 addresses of the pads, int32 (PROGRAMS, N) each, zero between launches.
-        rank: Of this process.
-        capacity: Numbers of a buffer.
+        rank: Rank of this process.
+        capacity: Size of a buffer in numbers.
     """
 
     buffers_N: torch.Tensor
@@ -53,8 +53,8 @@ class PeerBuffers:
 
 
 @triton.jit
-def _meet(pads_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Wait until this program of all ranks is here; what they wrote before is visible then."""
+def _barrier(pads_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Wait for this program on all ranks; their earlier writes are visible afterwards."""
     tl.debug_barrier()
     pad = tl.program_id(0) * SIZE
     for other in range(SIZE):
@@ -104,10 +104,10 @@ def one_shot_kernel(
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < count
     tl.store(_buffer(buffers_ptr, RANK) + place, tl.load(x_ptr + place, mask=mask), mask=mask)
-    _meet(pads_ptr, RANK, SIZE)
+    _barrier(pads_ptr, RANK, SIZE)
     total = _tree_sum(buffers_ptr, place, mask, 0, PADDED, SIZE)
     tl.store(out_ptr + place, total, mask=mask)
-    _meet(pads_ptr, RANK, SIZE)  # nobody may write into a buffer that others still read
+    _barrier(pads_ptr, RANK, SIZE)  # no rank may overwrite a buffer that others still read
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -122,7 +122,7 @@ def two_shot_kernel(
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program has as many blocks as there are ranks, in turn; each rank adds up its block."""
+    """A program loops over groups of one block per rank; each rank sums its block of a group."""
     each = SIZE * BLOCK
     mine = _buffer(buffers_ptr, RANK)
     step = tl.arange(0, BLOCK)
@@ -131,14 +131,14 @@ def two_shot_kernel(
             place = first + other * BLOCK + step
             mask = place < count
             tl.store(mine + place, tl.load(x_ptr + place, mask=mask), mask=mask)
-    _meet(pads_ptr, RANK, SIZE)
+    _barrier(pads_ptr, RANK, SIZE)
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):
         place = first + RANK * BLOCK + step
         mask = place < count
         total = _tree_sum(buffers_ptr, place, mask, 0, PADDED, SIZE)
         for other in range(SIZE):
             tl.store(_buffer(buffers_ptr, other) + place, total, mask=mask)
-    _meet(pads_ptr, RANK, SIZE)
+    _barrier(pads_ptr, RANK, SIZE)
     for first in range(tl.program_id(0) * each, count, tl.num_programs(0) * each):
         for other in range(SIZE):
             place = first + other * BLOCK + step

@@ -1,4 +1,4 @@
-"""Copies of KV pages: to and from host memory, and of leading bytes into other pages.
+"""Copies KV pages: to and from host memory, and their leading bytes into other pages.
 
 Shapes: R regions, P pages, W bytes of a page in one region, N copied pages. Memory (R, P, W) is
 uint8 on any device; the bytes of a page in a region are contiguous.
@@ -26,8 +26,8 @@ def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch
 
     Args:
         memory_RPW: The pool.
-        pages_N: int64, in host memory; pinned for a pool on a device, else the call may wait.
-        out_NRW: uint8, contiguous, in host memory; pinned for a pool on a device.
+        pages_N: int64, in host memory; pin it for a pool on a device, else the call may wait.
+        out_NRW: uint8, contiguous, in host memory; pin it for a pool on a device.
     """
     _found(memory_RPW).gather_pages(memory_RPW, pages_N, out_NRW)
 

@@ -5,13 +5,13 @@
 
 namespace {
 
-char* piece(const PagedBytes& m, int64_t region, int64_t page) {
+char* page_bytes(const PagedBytes& m, int64_t region, int64_t page) {
     return m.memory + region * m.region_step + page * m.page_step;
 }
 
 // Work is divided by blocks of a page: one thread copies the same block of all copies in order, so
 // a copy may read a page that a later copy writes.
-// FEW: done before helpers are awake
+// FEW_BYTES: the calling thread copies this much before helper threads would wake up
 constexpr int64_t COPY_BLOCK = 16 << 10, FEW_BYTES = 256 << 10;
 
 struct PageCopies {
@@ -26,8 +26,8 @@ struct PageCopies {
         for (int64_t i = 0; i < count; i++) {
             int64_t bytes = std::min(copies[i][2] - begin, COPY_BLOCK);
             if (bytes > 0)
-                memcpy(piece(memory, region, copies[i][1]) + begin,
-                       piece(memory, region, copies[i][0]) + begin, bytes);
+                memcpy(page_bytes(memory, region, copies[i][1]) + begin,
+                       page_bytes(memory, region, copies[i][0]) + begin, bytes);
         }
     }
     void run() {
@@ -44,19 +44,19 @@ SYLVAN_API void sylvan_gather_pages(const PagedBytes* memory, const int64_t* pag
                                     char* out) {
     for (int64_t i = 0; i < count; i++)
         for (int64_t r = 0; r < memory->regions; r++, out += memory->width)
-            memcpy(out, piece(*memory, r, pages[i]), memory->width);
+            memcpy(out, page_bytes(*memory, r, pages[i]), memory->width);
 }
 
-// The reverse.
+// Scatters `in` into pages: the inverse of `sylvan_gather_pages`.
 SYLVAN_API void sylvan_scatter_pages(const PagedBytes* memory, const int64_t* pages, int64_t count,
                                      const char* in) {
     for (int64_t i = 0; i < count; i++)
         for (int64_t r = 0; r < memory->regions; r++, in += memory->width)
-            memcpy(piece(*memory, r, pages[i]), in, memory->width);
+            memcpy(page_bytes(*memory, r, pages[i]), in, memory->width);
 }
 
-// Copies (source, target, bytes): the first bytes of a page into another page, in each region; the
-// result is that of copying in order.
+// For each (source, target, bytes), copies the first bytes of a page into another page, in each
+// region. The result is as if the copies ran one after another.
 SYLVAN_API void sylvan_copy_pages(const PagedBytes* memory, const int64_t (*copies)[3],
                                   int64_t count) {
     PageCopies work{*memory, copies, count, 0};

@@ -24,17 +24,17 @@ def library() -> Library | None:
 
 
 def gather_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, out_NRW: torch.Tensor) -> None:
-    """On the calling thread."""
+    """Implements `copy.gather_pages`, on the calling thread."""
     _dll().sylvan_gather_pages(*_pages(memory_RPW, pages_N), ctypes.c_void_p(out_NRW.data_ptr()))
 
 
 def scatter_pages(memory_RPW: torch.Tensor, pages_N: torch.Tensor, data_NRW: torch.Tensor) -> None:
-    """On the calling thread."""
+    """Implements `copy.scatter_pages`, on the calling thread."""
     _dll().sylvan_scatter_pages(*_pages(memory_RPW, pages_N), ctypes.c_void_p(data_NRW.data_ptr()))
 
 
 def copy_pages(memory_RPW: torch.Tensor, copies: Sequence[PageBytes]) -> None:
-    """On all threads of the kernels."""
+    """Implements `copy.copy_pages`, on all threads of the kernels."""
     rows = np.array(copies, np.int64).reshape(-1, 3)
     _dll().sylvan_copy_pages(ctypes.byref(_paged(memory_RPW)), rows.ctypes.data, len(rows))
 

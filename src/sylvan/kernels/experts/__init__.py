@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, and the grouped feed-forward.
+"""Mixture of experts: routes rows to experts, and runs the feed-forward of each expert.
 
 Shapes: T rows, E experts, K experts of a row, D hidden, F inner.
 """
@@ -28,8 +28,8 @@ def experts(
     """Route each row of x (T, D) by its logits (T, E) and sum its experts' outputs.
 
     A row's experts are summed in the order of their numbers, whatever the other rows are and
-    whichever rank holds the expert (with `weights.spread` all ranks pass the same rows). `load`,
-    int64 (E,): the number of rows per expert is added to it.
+    whichever rank holds the expert (with `weights.expert_ranks` all ranks pass the same rows).
+    `load`, int64 (E,): the number of rows per expert is added to it.
 
     Returns: (T, D) in the dtype of x.
     """
@@ -40,8 +40,13 @@ def experts(
     stacks = weights.gate_up, weights.down
     known = all(isinstance(stack, torch.Tensor | CodedWeight) for stack in stacks)
     known = known and routing.has_kernels
-    spread = weights.spread
-    if spread is not None:
-        known = known and not spread.all_to_all and weights.lora is None and x.device.type != "cpu"
+    expert_ranks = weights.expert_ranks
+    if expert_ranks is not None:
+        known = (
+            known
+            and not expert_ranks.all_to_all
+            and weights.lora is None
+            and x.device.type != "cpu"
+        )
     compute = _experts.on(x) if known else reference.experts
     return compute(x, logits, routing, weights, load)[0]

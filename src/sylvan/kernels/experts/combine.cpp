@@ -27,7 +27,8 @@ struct Share {
     }
 };
 
-// Exchanges the sums of this rank's rows for those of the others. False: a rank is lost.
+// Sends the sums of this rank's rows to the other ranks, and receives theirs. False: a rank is
+// lost.
 template <class T> bool exchange_sums(Ranks& ranks, T* out, int64_t n, int64_t width) {
     T* buffer = reinterpret_cast<T*>(ranks.begin());
     Share own(n, ranks.rank(), ranks.size());
@@ -42,7 +43,7 @@ template <class T> bool exchange_sums(Ranks& ranks, T* out, int64_t n, int64_t w
     return true;
 }
 
-// Pair p of the rows that are exchanged at a time lies at p * width in the buffer of its ranks.
+// Rows are exchanged in batches; pair p of a batch is at p * width in the buffers of its ranks.
 template <class T> void expert_combine(const ExpertCombine& op, const Step& s, int, void*) {
     Ranks ranks = of(op.ranks, s);
     int64_t width = stride(op.cols);

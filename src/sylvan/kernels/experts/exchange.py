@@ -21,7 +21,7 @@ class _PairRoutes:
 
     source: torch.Tensor
     target: torch.Tensor
-    most_pairs: int  # most pairs that a rank sends to another
+    max_pairs: int  # most pairs that a rank sends to another
 
     def of(self, source: int, target: int) -> torch.Tensor:
         """Indices of the pairs that one rank sends to another."""
@@ -29,7 +29,7 @@ class _PairRoutes:
 
 
 def sum_by_owner(
-    spread: ExpertRanks,
+    expert_ranks: ExpertRanks,
     ids_TK: torch.Tensor,
     outputs_PD: torch.Tensor,
     pairs: torch.Tensor,
@@ -38,7 +38,7 @@ def sum_by_owner(
     """Return the weighted sums of all rows, each computed by one rank in the order of the experts.
 
     Args:
-        spread: Which rank has which expert; each rank has whole experts.
+        expert_ranks: Which rank has which expert; each rank has whole experts.
         ids_TK: The experts of each row.
         outputs_PD: Outputs of this rank's pairs.
         pairs: Indices of these pairs, int64.
@@ -46,12 +46,12 @@ def sum_by_owner(
 
     Returns: (T, D) in the dtype of the outputs, on every rank.
     """
-    ranks, (num_rows, top_k), columns = spread.ranks, ids_TK.shape, outputs_PD.shape[1]
+    ranks, (num_rows, top_k), columns = expert_ranks.ranks, ids_TK.shape, outputs_PD.shape[1]
     each = -(-num_rows // ranks.size)
-    routes = _pair_routes(spread, ids_TK, each)
+    routes = _pair_routes(expert_ranks, ids_TK, each)
     place = torch.empty(num_rows * top_k, dtype=torch.int64, device=pairs.device)
     place[pairs] = torch.arange(len(pairs), device=pairs.device)
-    sent = outputs_PD.new_zeros(ranks.size, routes.most_pairs, columns)
+    sent = outputs_PD.new_zeros(ranks.size, routes.max_pairs, columns)
     for target in range(ranks.size):
         own = routes.of(ranks.rank, target)
         sent[target, : len(own)] = outputs_PD[place[own]]
@@ -68,9 +68,9 @@ def sum_by_owner(
     return ranks.all_gather(sums).flatten(0, 1)[:num_rows]
 
 
-def _pair_routes(spread: ExpertRanks, ids_TK: torch.Tensor, each: int) -> _PairRoutes:
-    size = spread.ranks.size
-    source = (spread.slots(ids_TK) // spread.per_group).flatten()
+def _pair_routes(expert_ranks: ExpertRanks, ids_TK: torch.Tensor, each: int) -> _PairRoutes:
+    size = expert_ranks.ranks.size
+    source = (expert_ranks.slots(ids_TK) // expert_ranks.per_group).flatten()
     rows = torch.arange(len(ids_TK), device=ids_TK.device) // each
     target = rows.repeat_interleave(ids_TK.shape[1])
     counts = (source * size + target).bincount(minlength=size * size)

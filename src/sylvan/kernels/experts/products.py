@@ -1,4 +1,4 @@
-"""Products of rows with matrices that a router chose, where more than an MLP is chosen.
+"""Multiplies each row by one matrix of a stack, selected by a router (JetMoE, LongCat).
 
 Shapes: P rows, E experts, C columns, N outputs.
 """
@@ -17,14 +17,14 @@ class ExpertProduct(Protocol):
     def __call__(
         self, x_PC: torch.Tensor, stack_ENC: torch.Tensor, experts_P: torch.Tensor
     ) -> torch.Tensor:
-        """Shape: (P, N). Rows whose number is not an expert's give zeros."""
+        """Shape: (P, N). Rows whose expert number is out of range give zeros."""
         ...
 
 
 def expert_product(
     x_PC: torch.Tensor, stack_ENC: torch.Tensor, experts_P: torch.Tensor
 ) -> torch.Tensor:
-    """See `ExpertProduct`: expert by expert, as PyTorch computes it."""
+    """Implements `ExpertProduct` in PyTorch, expert by expert."""
     out = x_PC.new_zeros(len(x_PC), stack_ENC.shape[1])
     for expert in experts_P.unique().tolist():
         if 0 <= expert < len(stack_ENC):

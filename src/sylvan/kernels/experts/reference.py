@@ -25,8 +25,8 @@ def experts(
     """Return the outputs of `experts.experts`, and the rows per expert, added to a given `load`."""
     ids_TK, weights_TK = route(logits_TE, routing)
     num_rows, top_k = ids_TK.shape
-    spread = weights.spread
-    held = (ids_TK if spread is None else spread.dispatch(ids_TK)).flatten()
+    expert_ranks = weights.expert_ranks
+    held = (ids_TK if expert_ranks is None else expert_ranks.dispatch(ids_TK)).flatten()
     order = held.argsort(stable=True)[int((held < 0).sum()) :]  # pairs computed here, by expert
     load_E = ids_TK.flatten().bincount(minlength=logits_TE.shape[-1])
     inputs = x_TD[order // top_k]
@@ -44,14 +44,14 @@ def experts(
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
-    if spread is not None and spread.all_to_all:
-        whole = sum_by_owner(spread, ids_TK, outputs, order, shares.view_as(ids_TK))
+    if expert_ranks is not None and expert_ranks.all_to_all:
+        whole = sum_by_owner(expert_ranks, ids_TK, outputs, order, shares.view_as(ids_TK))
         return whole.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
-    if spread is None:
+    if expert_ranks is None:
         back = torch.empty_like(outputs)
         back[order] = outputs
     else:
-        back = spread.combine(outputs, order, num_rows * top_k)
+        back = expert_ranks.combine(outputs, order, num_rows * top_k)
     pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
     total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
     return total_TD.to(x_TD.dtype), load_E if load is None else load.add_(load_E)

@@ -14,8 +14,7 @@ struct Chosen {  // experts of a row, the best first until they are sorted
     int32_t id[MAX_CHOSEN];
     float rank[MAX_CHOSEN];
 
-    // The first of equals wins; `most` different experts are chosen whatever the scores are, NaN
-    // included.
+    // Ties go to the first expert. Always selects `most` different experts, even if scores are NaN.
     void offer(int32_t expert, float value, int most) {
         if (count == most && !(value > rank[most - 1])) return;
         int i = count < most ? count++ : most - 1;
@@ -91,7 +90,7 @@ struct Router {
         for (int k = 0; k < most; k++) total += weight[k] = exp1(logits[chosen.id[k]] - top);
         for (int k = 0; k < most; k++) weight[k] = weight[k] / total * op.scale;
     }
-    // the best, then the best of the rest, each weighted against those close to it
+    // SparseMixer: the best expert, then the next; each weighted against scores close to it
     void mix(float* weight) {
         std::copy_n(logits, experts, rank);
         for (int k = 0; k < most; k++) {
@@ -136,8 +135,8 @@ int held_expert(const MoeAlign& op, const int32_t* slots, int32_t expert, int ro
     return slot >= 0 && slot < op.num_experts ? slot : op.num_experts;
 }
 
-// A pair is a row and one of its experts: row * top_k + k. Pairs get places, by expert and then by
-// row.
+// A pair is a row and one of its experts, with the number row * top_k + k. Sorts pairs by expert,
+// then by row.
 void moe_align(const MoeAlign& op, const Step& s, int, void*) {
     const int32_t *id = at(op.experts, s), *slots = at(op.slots, s);
     int64_t* load = at(op.load, s);
@@ -194,7 +193,7 @@ void gather_quantised(const GatherQuantised& op, const Step& s, int64_t r) {
         memcpy(at(op.out_sums, s) + r * groups, sums + from * groups, groups * 4);
 }
 
-// The outputs of a row's experts, added in the order of their numbers.
+// Sums the outputs of a row's experts in the order of expert numbers.
 template <class T> void expert_sum(const ExpertSum& op, const Step& s, int64_t r) {
     int64_t width = stride(op.cols);
     int chosen = op.top_k;

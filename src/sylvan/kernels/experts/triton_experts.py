@@ -63,7 +63,7 @@ def experts(
     load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ids_TK, weights_TK = route(logits_TE, routing)
-    if weights.spread is not None:
+    if weights.expert_ranks is not None:
         return _spread_experts(x_TD, ids_TK, weights_TK, routing, weights, load)
     num_rows, top_k = ids_TK.shape
     num_experts = weights.down.shape[0]
@@ -119,11 +119,11 @@ def _spread_experts(
 
     Pairs of other ranks go to an expert after the last one, whose tiles have no owner.
     """
-    assert weights.spread is not None
+    assert weights.expert_ranks is not None
     top_k, count = ids_TK.shape[1], weights.down.shape[0]
-    held_TK = weights.spread.dispatch(ids_TK)
+    held_TK = weights.expert_ranks.dispatch(ids_TK)
     held_TK = torch.where(held_TK < 0, count, held_TK).to(torch.int32)
-    sizes = tile_for(weights, ceil_div(ids_TK.numel(), count * weights.spread.groups), x_TD)
+    sizes = tile_for(weights, ceil_div(ids_TK.numel(), count * weights.expert_ranks.groups), x_TD)
     places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
     places.owners.masked_fill_(places.owners == count, -1)
     scaled = weights_TK if routing.scale_inputs else None
@@ -135,8 +135,8 @@ def _spread_experts(
     outputs = torch.where(own_TK, pairs_PD.unflatten(0, held_TK.shape).float(), 0.0)
     if scaled is None:
         outputs = outputs * weights_TK[..., None]
-    total_TD = weights.spread.ranks.all_sum(outputs.sum(1))
+    total_TD = weights.expert_ranks.ranks.all_sum(outputs.sum(1))
     if load is None:
-        load = ids_TK.new_zeros(len(weights.spread.slots_EC), dtype=torch.int64)
+        load = ids_TK.new_zeros(len(weights.expert_ranks.slots_EC), dtype=torch.int64)
     ones = torch.ones_like(ids_TK, dtype=torch.int64).flatten()
     return total_TD.to(x_TD.dtype), load.scatter_add_(0, ids_TK.flatten().long(), ones)

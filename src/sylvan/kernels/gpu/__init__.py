@@ -1,1 +1,1 @@
-"""Shared by the Triton kernels: selection, tile sizes and launching."""
+"""Shared by the Triton kernels: `choice` selects a kernel, `tiles` its sizes, `launch` runs it."""

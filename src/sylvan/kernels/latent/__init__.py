@@ -17,7 +17,7 @@ __all__ = ["LatentParts", "LatentShape", "latent_attention", "latent_heads", "la
 def latent_attention(
     q: TracedTensor, kv: TracedTensor, parts: LatentParts, layer: AttentionLayer
 ) -> TracedTensor:
-    """Heads, paged attention and output in one. Shape: (T, N value).
+    """Latent attention as one op: heads, paged attention and output. Shape: (T, N value).
 
     For tracing only: with tensors, an attention backend runs between `latent_heads` and
     `latent_output`.
@@ -28,7 +28,7 @@ def latent_attention(
 def latent_heads(
     q: torch.Tensor, kv: torch.Tensor, parts: LatentParts, positions_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absorbed queries (T, N, latent + rope_dim) and the one key head (T, 1, latent + rope_dim).
+    """Return absorbed queries (T, N, latent + rope_dim) and the key head (T, 1, latent + rope_dim).
 
     Args:
         q: (T, N (nope + rope_dim)).

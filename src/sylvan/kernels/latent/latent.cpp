@@ -1,15 +1,15 @@
-// Latent attention around the paged one: rows into heads, and heads as a stack of matrices whose
-// rows have weights of their own. A stack has a row for each head and token, head by head, so that
-// each head is a group of rows (see tiling.h); where the columns of heads are whole tiles they are
-// read and written in place instead.
+// Latent attention before and after paged attention: splits rows into heads, and multiplies each
+// head by its own matrix. For that, heads are copied to a stack with a row per head and token, head
+// by head, so that each head is a group of rows (see tiling.h). If the columns of a head are whole
+// tiles, they are read and written in place instead.
 #include "../matmul/tiling.h"
 #include "../paged/rope.h"
 
 namespace {
 
-// Rotates columns of the queries; norms and rotates the one key, and derives its value. Rows of
-// attention: heads of latent and rotated columns, the key in the same layout, the latent value; the
-// latent columns of the heads are written later.
+// Rotates columns of the queries; norms and rotates the key, and derives its value. The resulting
+// rows hold query heads (latent and rotated columns), the key in the same layout, and the latent
+// value. Products write the latent columns of the heads later.
 template <class T> void latent_rows(const LatentRows& op, const Step& s, int64_t r) {
     int heads = op.num_heads, nope = op.qk_nope_head_dim, rotary = op.qk_rope_head_dim;
     int latent = op.kv_lora_rank, dim = latent + rotary;
@@ -56,7 +56,7 @@ template <class T> void to_stack(const ToStack& op, const Step& s, int64_t r) {
     }
 }
 
-// Columns of a row behind the last head stay unchanged, except for the padding.
+// Columns after the last head stay unchanged, except for the padding.
 template <class T> void from_stack(const FromStack& op, const Step& s, int64_t r) {
     int64_t width = op.width, padded = stride(op.width), tokens = rows(op, s);
     T* out = at<T>(op.out, s) + r * stride(op.cols);

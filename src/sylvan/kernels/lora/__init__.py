@@ -15,7 +15,7 @@ _lora = KernelDispatch("lora.lora", reference.lora)
 def lora(x: X, y: X, layer: LoraLayer) -> X:
     """Add the adapters' changes in place: y += scale * B (A x).
 
-    Rows are those of the step; with `layer.of_outputs` those that the head reads
+    Rows are those of the step, or with `layer.of_outputs` those that the LM head reads
     (`LoraRows.take`). Rows without an adapter stay unchanged and cost nothing. Sums are float32;
     A x is rounded to the dtype of x, and the result to that of y.
 
@@ -31,7 +31,7 @@ def lora(x: X, y: X, layer: LoraLayer) -> X:
 
 
 def lora_embedding(ids: X, y: X, layer: LoraLayer) -> X:
-    """`add_lora` for an embedding: A is looked up by id. y += scale * B A[:, id], in place.
+    """`lora` for an embedding: A is looked up by id. y += scale * B A[:, id], in place.
 
     Shape: ids (T,), y (T, N).
     Returns: y.

@@ -1,6 +1,6 @@
-// Low-rank adapters: rows of some requests are also multiplied by two small matrices of their
-// adapter. Shrink makes the inner rows, A x, expand adds scale * B (A x) to y. Matrices are packed
-// [outputs / 16][words of inputs][16]; where x is an id, A is a table [ids][rank].
+// LoRA: multiplies the rows of requests with an adapter by its two low-rank matrices. Shrink
+// computes the inner rows A x, expand adds scale * B (A x) to y. Matrices are packed [outputs /
+// 16][words of inputs][16]; if x is an id, A is a table [ids][rank].
 #include "../native/amx.h"
 #include "../native/kernel.h"
 #include <utility>
@@ -60,8 +60,8 @@ bool is_changed(const LoraTables& tables, const Step& s) {
     return false;
 }
 
-// The rows of a slot are cut into blocks of `high`, and each block into `each` tiles; each output
-// is a block of its own. Outputs that are not rows of the step have no adapters.
+// Divides the rows of a slot into blocks of `high` rows, and each block into `each` tiles. Sampled
+// rows are blocks of one row; those outside the step have no adapters.
 int block_tiles(const Op& op, const LoraTables& tables, const Step& s, int high, int each) {
     if (!is_changed(tables, s)) return 0;
     if (op.rows == OUTPUTS) return s.run->out_rows ? s.run->outputs * each : 0;
@@ -145,7 +145,7 @@ void products(const char* x, int64_t stride, int count, const uint32_t* w, int64
 
 int one_tile(const LoraPairs&, const Step&) { return 1; }
 
-// Which pairs of a row and an expert use which slot of their expert.
+// Lists the pairs of a row and an expert by adapter slot of the expert.
 void pairs(const LoraPairs& op, const Step& s, int, void*) {
     const int32_t* of_step = at(op.step_rows, s);
     const int32_t* slot_of = of_step + 1 + 3 * op.slots + op.max_tokens;

@@ -24,7 +24,7 @@ class Pairs:
 
 
 def lora_experts(x: torch.Tensor, y: torch.Tensor, pairs: Pairs, layer: LoraLayer) -> None:
-    """`add_lora` for pairs, each with its expert's matrices, in place. Shapes: (P, K), (P, N)."""
+    """`lora` for pairs, each with its expert's matrices, in place. Shapes: (P, K), (P, N)."""
     for slot, listed in layer.rows.groups:
         own = torch.isin(pairs.rows, listed.to(x.device))
         for expert in pairs.experts[own].unique().tolist():

@@ -22,7 +22,7 @@ from sylvan.kernels.lora import reference
 _INNER = 64
 COLS = 64
 """Outputs per program of the second product; all belong to one part."""
-_LEAST = 16  # smallest side of a matrix product
+_MIN_BLOCK = 16  # smallest side of a matrix product
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def lora(x: torch.Tensor, y: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
 
 def grouped(x: torch.Tensor, y: torch.Tensor, rows: DeviceRows, layer: LoraLayer) -> None:
     """Compute both products for all adapters of a step, and add the result to y."""
-    parts, rank = len(layer.outputs), max(_LEAST, power_of_two(layer.rows.max_rank))
+    parts, rank = len(layer.outputs), max(_MIN_BLOCK, power_of_two(layer.rows.max_rank))
     table, tiles = layer.device_table(x.device), layer.device_tiles(x.device, COLS)
     inner = x.new_empty(len(rows.listed), parts, rank)
     blocks = len(rows.blocks)

@@ -1,9 +1,9 @@
-// Weights of 4 or 8 bits that are expanded in registers to the bfloat16 numbers they stand for,
-// exactly, and multiplied as those: codes [N / 16][K / 8 or K / 4][16] words, scales and zero
-// points [N / 16][K / group][16], or one scale for each output. Where a group has a shift, that is
-// multiplied by the sum of its inputs. A group's products are summed by themselves, then scaled;
-// groups are added in order. A word holds pairs of neighbouring inputs so that one shift puts both
-// into the halves of a word: nibbles i and i + 4, bytes i and i + 2.
+// Products with 4- and 8-bit codes, which are decoded exactly to bfloat16 in registers. Layouts:
+// codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one
+// scale per output. The products of a group are summed, then scaled; groups are added in order. If
+// a group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs
+// is stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or
+// bytes i and i + 2.
 #include "codes.h"
 #include "tiling.h"
 
@@ -40,27 +40,27 @@ template <class E> static inline SYLVAN_INLINE vf add_pair(vf acc, vu pair, cons
         return E::dot(E::dot(acc, pair << 16, repeated(x)), pair & 0xffff0000u, repeated(x + 1));
 }
 
-constexpr int MOST_ROWS = TILE_ROWS > 4 ? TILE_ROWS : 4;  // of one pass over the weights
-// as many sums as fit the registers
+constexpr int MAX_ROWS = TILE_ROWS > 4 ? TILE_ROWS : 4;  // of one pass over the weights
+// column blocks whose sums fit the registers
 constexpr int wide_blocks(int rows) {
     return FEW_VECTORS < 16 ? 1 : std::min(FEW_VECTORS / rows / 2 * 2, 4);
 }
 
 // Calls f(first row, rows as a constant) for all rows, in passes of about as many each.
-template <int MOST, class F> void by_passes(int count, F&& f) {
-    for (int m = 0, left = ceil_div(count, MOST); left; left--) {
+template <int MAX, class F> void by_passes(int count, F&& f) {
+    for (int m = 0, left = ceil_div(count, MAX); left; left--) {
         int high = ceil_div(count - m, left);
-        constant<MOST>(high, [&](auto M) { f(m, M); });
+        constant<MAX>(high, [&](auto M) { f(m, M); });
         m += high;
     }
 }
 
 // Calls f(spot, rows as a constant, blocks as a constant) for all rows of all blocks.
 template <class F> void by_blocks(const Block& b, F&& f) {
-    int wide = wide_blocks(ceil_div(b.count(), ceil_div(b.count(), MOST_ROWS)));
+    int wide = wide_blocks(ceil_div(b.count(), ceil_div(b.count(), MAX_ROWS)));
     for (int n = b.n0; n < b.n1;) {
         int cols = std::min(wide, b.n1 - n);
-        by_passes<MOST_ROWS>(b.count(), [&](int m, auto M) {
+        by_passes<MAX_ROWS>(b.count(), [&](int m, auto M) {
             Spot spot{b.m0 + m, n, n + b.shift, b.out};
             constexpr int WIDE = wide_blocks(M);
             if (cols == WIDE)
@@ -72,7 +72,7 @@ template <class F> void by_blocks(const Block& b, F&& f) {
     }
 }
 
-// For few rows: weights as they come from memory, expanded in registers by each pass.
+// Few rows: each pass reads the weights from memory and decodes them in registers.
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
     int64_t xs = a.op.x_bytes / 4;
@@ -197,11 +197,11 @@ void add_groups(const Matrix& a, const Expanded<E>& part, const uint32_t* x, int
                         SYLVAN_INLINE { store(sums[i / N] + (j + i % N) * LANES, total[i]); });
 }
 
-// Rows whose sums, of a group and of all of them, fit the registers together.
+// Rows whose sums of one group and of all groups fit the registers together.
 constexpr int MANY_ROWS = TILE_ROWS > 4 ? 6 : TILE_ROWS;
 
-// More: two blocks are expanded once for all rows of the tile, as many groups at a time as fit the
-// first cache. The same chain of operations.
+// More rows: two blocks are decoded once for all rows of the tile, as many groups at a time as fit
+// the L1 cache. The order of operations is that of `few_rows`.
 template <class E, class C> void many_rows(const Matrix& a, const Step& s, const Block& b) {
     alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
     static thread_local Expanded<E> part;
@@ -232,7 +232,7 @@ template <class E> void linear_coded(const LinearCoded& op, const Step& s, int t
     Matrix a(op, s);
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
-        if (b.count() <= MOST_ROWS * C::PASSES)
+        if (b.count() <= MAX_ROWS * C::PASSES)
             few_rows<E, C>(a, s, b);
         else
             many_rows<E, C>(a, s, b);

@@ -3,8 +3,8 @@
 #pragma once
 #include "../native/kernel.h"
 
-// Sixteen entries for each kind of four bits, twice; differences from a zero point are numbers of
-// five bits.
+// The 16 values of a 4-bit code, twice; differences from a zero point are five-bit numbers and use
+// all 32 entries.
 struct FourBitTable {
     alignas(64) uint16_t bits[32];
 };
@@ -55,7 +55,7 @@ constexpr FourBitTable BY_LEVEL = four_bits(LEVELS), BY_UNSIGNED = four_bits(UNS
                        BY_IQ4_NL = four_bits(IQ4_NL), BY_IQ3_XXS = four_bits(IQ3_XXS),
                        BY_IQ3_S = four_bits(IQ3_S), BY_IQ2 = four_bits(IQ2);
 
-// The numbers of a code of four bits that are no range of integers.
+// The values of a 4-bit code that are no range of integers.
 struct Listed {
     const float* values;
     const FourBitTable* table;
@@ -81,7 +81,7 @@ static inline Listed listed(Code code) {
     }
 }
 
-// An IEEE half, float32 or bfloat16 for each of 16 outputs.
+// Loads a scale for each of 16 outputs: IEEE half, float32 or bfloat16.
 static inline vf from_half(const uint16_t* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(load<__m256i>(p));
@@ -137,7 +137,7 @@ static inline vf looked_up(const float* table, vu index) {
 }
 #endif
 
-// PASSES: passes over the rows up to which each expands the weights for itself.
+// PASSES: with at most so many passes over the rows, each pass decodes the weights itself.
 
 // Pair I of a word of each of 16 outputs as words of two bfloat16 numbers.
 template <bool ZEROS> struct FourBits {

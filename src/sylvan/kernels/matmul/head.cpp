@@ -3,9 +3,10 @@
 
 namespace {
 
-static_assert(PIECE % (WIDEST * LANES) == 0);  // units are whole tiles, and no more than a piece
+// A unit consists of whole tiles and has at most one block of statistics.
+static_assert(STATS_BLOCK % (WIDEST * LANES) == 0);
 
-// The op, if it is a product that makes float32 rows of all outputs.
+// The op as a linear layer, if it computes float32 rows of all outputs; else null.
 const Linear* as_product(const Op& op) {
     if (op.kind != LINEAR && op.kind != LINEAR_INT8 && op.kind != LINEAR_INT4 &&
         op.kind != LINEAR_CODED)
@@ -15,8 +16,8 @@ const Linear* as_product(const Op& op) {
     return whole && (linear.out_f32 || op.dtype == F32_ROWS) ? &linear : nullptr;
 }
 
-// Whether an op after the product can be skipped in this step: no request has an adapter on the
-// head.
+// Whether an op after the head can be skipped in this step, because no request has a LoRA adapter
+// that changes the head.
 bool adds_nothing(const Op& op, const Step& s) {
     const Kernel* kernel = op.kind == LORA_SHRINK   ? lora_shrink_kernel
                            : op.kind == LORA_EXPAND ? lora_expand_kernel
@@ -36,7 +37,7 @@ void Head::begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& 
     const Linear* last = as_product(ops[end - 1].op());
     if (!last || at<float>(last->out, s) != sample->logits) return;
     if (sample->rows != s.run->outputs || sample->vocab > last->outputs ||
-        !gather.begin(*sample, s.threads))
+        !collector.begin(*sample, s.threads))
         return;
     head = last;
     if (!shared) shared = int(buf.size());
@@ -45,8 +46,8 @@ void Head::begin(const std::vector<OpRecord>& ops, Step& s, std::vector<void*>& 
     outs = buf.data() + shared;
     // ---- adjacent tiles form a unit, unless that leaves too few units for the threads
     int step = linear_width(*head, s) * LANES;
-    int most = gather.wants_stats() ? PIECE : head->outputs / (8 * s.threads);
-    width = std::max(1, std::min(PIECE, most) / step) * step;
+    int most = collector.wants_stats() ? STATS_BLOCK : head->outputs / (8 * s.threads);
+    width = std::max(1, std::min(STATS_BLOCK, most) / step) * step;
     unit_floats = int64_t(std::min(linear_rows(*head), s.run->outputs)) * width;
     if (int64_t(tiles.size()) < unit_floats * s.threads) tiles.resize(unit_floats * s.threads);
 }
@@ -61,8 +62,8 @@ void Head::unit(const Kernel& kernel, const Step& s, int u, void* scratch, int t
     int first = u % across * width, cols = std::min(width, head->outputs - first);
     int m0 = u / across * high, m1 = std::min(m0 + high, s.run->outputs);
     float *mine = tiles.data() + unit_floats * thread, *logits = s.run->sample->logits;
-    outs[thread] = mine - (int64_t(m0) * cols + first);  // where row 0 and column 0 would be
-    LinearCoded op{};                                    // the largest of the products
+    outs[thread] = mine - (int64_t(m0) * cols + first);  // address that row 0, column 0 would have
+    LinearCoded op{};                                    // large enough for every kind of linear op
     if (head->kind == LINEAR_CODED)
         op = static_cast<const LinearCoded&>(*head);
     else
@@ -72,8 +73,8 @@ void Head::unit(const Kernel& kernel, const Step& s, int u, void* scratch, int t
     int t = u / across * ceil_div(head->outputs, step) + first / step;
     for (int n = 0; n < cols; n += step, t++) kernel.tile(op, s, t, scratch);
     for (int r = m0; r < m1; r++, mine += cols) {
-        if (gather.writes(r))
+        if (collector.writes(r))
             memcpy(logits + r * int64_t(head->out_stride) + first, mine, cols * sizeof(float));
-        gather.take(r, mine, first, cols, thread);
+        collector.take(r, mine, first, cols, thread);
     }
 }

@@ -65,9 +65,9 @@ constexpr float SIXTEENTH = 1.f / 16;
 // byte, its top bit flipped. Sums stay below 2^24, so the factor 16 changes no bit. A group of 32
 // fills half a tile; the rest is zero.
 void unpack(const uint32_t* w, int group, char* tiles, int ahead) {
-    const vu turn = vu{} + 0x88888888u, high = LOW << 4;
+    const vu flip = vu{} + 0x88888888u, high = LOW << 4;
     for (int k = 0; k < group / 8; k++, tiles += 128) {
-        vu v = load<vu>(w + k * LANES) ^ turn;
+        vu v = load<vu>(w + k * LANES) ^ flip;
         if (ahead) __builtin_prefetch(w + k * LANES + ahead);
         store(tiles, v << 4 & high);
         store(tiles + 64, v & high);
@@ -139,8 +139,8 @@ template <int ROWS, class T> void one_tile(const Linear& op, const Step& s, cons
     }
 }
 
-// More rows: tiles of 32 rows and two blocks; all rows for a batch of groups small enough for the
-// first cache.
+// More rows: tiles of 32 rows and two blocks; all rows are multiplied by a batch of groups that
+// fits the L1 cache.
 template <class T> void many_rows(const Linear& op, const Step& s, const Block& b) {
     constexpr int BATCH = 2;
     alignas(64) static thread_local float sums[LINEAR_ROWS / TILE][2][TILE * TILE];

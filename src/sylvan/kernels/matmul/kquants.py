@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 BLOCK = 256
-_LEAST = 1e-30
+_MIN = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def _with_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and shift of groups (..., size), both at least 0: x is about scale * level - shift."""
     low = x.amin(-1, keepdim=True).clamp_max(0.0)
-    span = (x.amax(-1, keepdim=True) - low).clamp_min(_LEAST)
+    span = (x.amax(-1, keepdim=True) - low).clamp_min(_MIN)
     scale, shift = span / how.levels, low
     best = _loss(x, weight, scale, shift, how.levels)
     total, moment = weight.sum(-1, keepdim=True), (weight * x).sum(-1, keepdim=True)
@@ -54,7 +54,7 @@ def _with_shift(
         a = (total * mixed - moment * first) / below
         b = (second * moment - first * mixed) / below
         over = b > 0  # shifts are not negative
-        a = torch.where(over, mixed / second.clamp_min(_LEAST), a)
+        a = torch.where(over, mixed / second.clamp_min(_MIN), a)
         b = torch.where(over, 0.0, b)
         loss = _loss(x, weight, a, b, how.levels)
         better = sized & (loss < best) & (a > 0)
@@ -66,7 +66,7 @@ def _with_shift(
 def _loss(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, levels: int
 ) -> torch.Tensor:
-    level = ((x - shift) / scale.clamp_min(_LEAST)).round().clamp(0, levels)
+    level = ((x - shift) / scale.clamp_min(_MIN)).round().clamp(0, levels)
     return (weight * (scale * level + shift - x).square()).sum(-1, keepdim=True)
 
 
@@ -81,9 +81,9 @@ def _around_zero(x: torch.Tensor, half: int) -> torch.Tensor:
         level = (step * x).round().clamp(-half, half - 1)
         mixed = (weight * x * level).sum(-1, keepdim=True)
         second = (weight * level * level).sum(-1, keepdim=True)
-        gain = mixed * mixed / second.clamp_min(_LEAST)
+        gain = mixed * mixed / second.clamp_min(_MIN)
         better = gain > best
-        best_scale = torch.where(better, mixed / second.clamp_min(_LEAST), best_scale)
+        best_scale = torch.where(better, mixed / second.clamp_min(_MIN), best_scale)
         best = torch.where(better, gain, best)
     return torch.where(extreme == 0, 0.0, best_scale)[..., 0]
 
@@ -100,7 +100,7 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 def _six_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise non-negative scales (N, B, S) to six bits times a float16 step (N, B, 1)."""
     step = _half(x.amax(-1, keepdim=True) / 63)
-    level = (x / step.float().clamp_min(_LEAST)).round().clamp(0, 63)
+    level = (x / step.float().clamp_min(_MIN)).round().clamp(0, 63)
     return torch.where(step > 0, level, 0.0).to(torch.uint8), step
 
 
@@ -125,7 +125,7 @@ def _levels_of(x: torch.Tensor, how: _Search) -> tuple[torch.Tensor, ...]:
     shifts, least = _six_bits(shift)
     each = step.float() * scales.float()
     less = least.float() * shifts.float()
-    level = ((x + less[..., None]) / each[..., None].clamp_min(_LEAST)).round()
+    level = ((x + less[..., None]) / each[..., None].clamp_min(_MIN)).round()
     level = torch.where(each[..., None] > 0, level.clamp(0, how.levels), 0.0)
     return level.to(torch.uint8), scales, shifts, step, least
 
@@ -202,11 +202,11 @@ def _q2_k(x: torch.Tensor) -> torch.Tensor:
     stored, steps = [], []
     for part in (scale, shift):
         step = _half(part.amax(-1, keepdim=True) / 15)
-        level = (part / step.float().clamp_min(_LEAST)).round().clamp(0, 15)
+        level = (part / step.float().clamp_min(_MIN)).round().clamp(0, 15)
         stored.append(torch.where(step > 0, level, 0.0))
         steps.append(step)
     each, less = (s.float() * q for s, q in zip(steps, stored, strict=True))
-    level = ((groups + less[..., None]) / each[..., None].clamp_min(_LEAST)).round().clamp(0, 3)
+    level = ((groups + less[..., None]) / each[..., None].clamp_min(_MIN)).round().clamp(0, 3)
     level = torch.where(each[..., None] > 0, level, 0.0).to(torch.uint8).flatten(-2)
     both = stored[0].to(torch.uint8) | stored[1].to(torch.uint8) << 4
     return torch.cat((both, _two_bits(level), *map(_bytes, steps)), -1)

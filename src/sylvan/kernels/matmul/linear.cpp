@@ -3,8 +3,8 @@
 
 namespace {
 
-// The same over equal parts of the inputs, a power of two of them, added as by `tree_sum`:
-// neighbours, then pairs of them.
+// `multiply` over equal parts of the inputs (a power of two), whose products are added as by
+// `tree_sum`: neighbours, then pairs of pairs.
 template <class E, int M, int N>
 void multiply_parts(typename E::acc (&acc)[M][N], const uint32_t* x, int64_t xs, const uint32_t* w,
                     int64_t words, int parts, Prefetch ahead) {

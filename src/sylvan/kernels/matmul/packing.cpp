@@ -130,7 +130,7 @@ template <class T> struct FourBits {
             out[w] = low | high << 4;
         }
     }
-    // A group; its largest number becomes -8.
+    // Quantises a group; its number of largest magnitude becomes -8.
     void round(const PackedRows& to, int64_t row, const T* x, int64_t at, uint8_t* levels) {
         Largest largest;
         for (int i = 0; i < to.group; i += LANES) largest.take((vi)get(x + i));
@@ -187,7 +187,7 @@ template <class T> void pack_any(Packing& work, int64_t block) {
         pack_block<T, FourBits>(work, block);
 }
 
-struct Looking {
+struct FiniteCheck {
     static constexpr int64_t BLOCK = 1 << 18;  // bytes
     const char* data;
     int64_t bytes;
@@ -208,7 +208,7 @@ struct Looking {
     void take(Largest& to, vu words) const { pairs ? to.take_pairs(words) : to.take((vi)words); }
 };
 
-constexpr int64_t FEW = 128 << 10;  // bytes that are done before helpers are awake
+constexpr int64_t FEW = 128 << 10;  // bytes that the caller packs before helpers would wake up
 
 // Calls f with 0 .. count - 1: on all threads if the work is large and no step uses them, so
 // loading never waits for a step.
@@ -235,7 +235,7 @@ template <class W, class F> void share(W& work, int64_t count, int64_t bytes, F 
 
 }  // namespace
 
-// Writes rows to their places; returns whether all numbers are finite. Padding stays.
+// Packs rows into their places; returns whether all numbers are finite. Padding stays unchanged.
 SYLVAN_API int sylvan_pack_rows(const PackedRows* to) {
     Packing work{*to};
     int64_t first = work.begin(), size = to->type == BF16 ? sizeof(bf16) : sizeof(float);
@@ -248,8 +248,8 @@ SYLVAN_API int sylvan_pack_rows(const PackedRows* to) {
 // Whether numbers of 4 bytes, or of 2 (bf16, or float16 if `half`), contain neither NaN nor
 // infinity.
 SYLVAN_API int sylvan_all_finite(const char* data, int64_t bytes, int size, int half) {
-    Looking work{data, bytes, size == 2, half ? F16_INFINITY : F32_INFINITY};
-    share(work, (bytes + Looking::BLOCK - 1) / Looking::BLOCK, bytes,
-          [](Looking& l, int64_t i) { l.block(i); });
+    FiniteCheck work{data, bytes, size == 2, half ? F16_INFINITY : F32_INFINITY};
+    share(work, (bytes + FiniteCheck::BLOCK - 1) / FiniteCheck::BLOCK, bytes,
+          [](FiniteCheck& l, int64_t i) { l.block(i); });
     return !work.bad.load();
 }

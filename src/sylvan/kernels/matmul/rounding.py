@@ -18,7 +18,7 @@ from sylvan.kernels.matmul.weights import CodedWeight
 MX_GROUP, NVFP4_GROUP, FP8_BLOCK = 32, 16, 128
 _E4M3, _E2M1 = 448.0, 6.0
 _E4M3_EXPONENT, _E2M1_EXPONENT = 8, 2  # of the largest numbers
-_LEAST_EXPONENT = -127
+_MIN_EXPONENT = -127
 
 
 def quantise_fp8_blocks(weight: torch.Tensor) -> CodedWeight:
@@ -78,7 +78,7 @@ def _powers(groups: torch.Tensor, exponent: int) -> torch.Tensor:
     """The power of two that scales a group's largest magnitude to the format's exponent."""
     most = groups.abs().amax(-1)
     found = torch.frexp(most).exponent - 1 - exponent
-    found = torch.where(most > 0, found, 0).clamp(_LEAST_EXPONENT + 1, 127)
+    found = torch.where(most > 0, found, 0).clamp(_MIN_EXPONENT + 1, 127)
     return torch.ldexp(torch.ones(most.shape), found)
 
 

@@ -14,7 +14,7 @@ from sylvan.kernels.matmul.gptq import Moments
 from sylvan.kernels.matmul.weights import quantise_int4_codes
 
 _STEPS = 20  # number of exponents to try, from 0 on
-_LEAST = 1e-4
+_MIN = 1e-4
 _STRENGTH = 0.5  # SmoothQuant's alpha: share of the inputs' range that moves to the weights
 
 
@@ -57,7 +57,7 @@ def awq_scales(weight: torch.Tensor, seen: InputStatistics, group: int) -> torch
     _check(seen)
     w, best, least = weight.float(), torch.ones(weight.shape[1]), float("inf")
     for step in range(_STEPS):
-        scales = _levelled(seen.mean.clamp(min=_LEAST) ** (step / _STEPS))
+        scales = _levelled(seen.mean.clamp(min=_MIN) ** (step / _STEPS))
         error = quantise_int4_codes(w * scales, group).numbers().float() / scales - w
         loss = float(((error @ seen.moments.sums) * error).sum())
         if loss < least:
@@ -68,8 +68,8 @@ def awq_scales(weight: torch.Tensor, seen: InputStatistics, group: int) -> torch
 def smoothquant_scales(weight: torch.Tensor, seen: InputStatistics) -> torch.Tensor:
     """SmoothQuant's input scales, which balance inputs and weights; see `awq_scales`."""
     _check(seen)
-    reach = weight.float().abs().amax(0).clamp(min=_LEAST)
-    return _levelled(seen.top.clamp(min=_LEAST) ** _STRENGTH / reach ** (1 - _STRENGTH))
+    reach = weight.float().abs().amax(0).clamp(min=_MIN)
+    return _levelled(seen.top.clamp(min=_MIN) ** _STRENGTH / reach ** (1 - _STRENGTH))
 
 
 def _check(seen: InputStatistics) -> None:

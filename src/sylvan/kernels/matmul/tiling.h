@@ -4,13 +4,13 @@
 #include "../native/amx.h"
 #include "../native/kernel.h"
 
-// rows of a tile, at most; neighbours in tile order share them
+// maximum rows of a tile; consecutive tiles have the same rows
 constexpr int LINEAR_ROWS = HAS_TILES ? 256 : 128;
-constexpr int TILE_BYTES = 1 << 20;  // of rows in a tile, sized for the second cache
-// up to this many rows, reading weights is the bound: use wider tiles
+constexpr int TILE_BYTES = 1 << 20;  // of rows in a tile, sized for the L2 cache
+// up to this many rows, reading the weights takes longest: use wider tiles
 constexpr int FEW_ROWS = HAS_TILES ? 32 : std::max(4, TILE_ROWS);
 
-// of the tree in which products over parts of the inputs are added: at most 8 parts
+// levels of the tree that sums products over parts of the inputs: at most 8 parts
 constexpr int PART_LEVELS = 4;
 constexpr int WIDEST = 16;  // column blocks of a tile, at most
 
@@ -20,7 +20,7 @@ static inline int linear_rows(const Linear& op) {
 static inline int linear_width(const Linear& op, const Step& s) {  // column blocks of a tile
     if (op.groups.present()) return 4;
     if (rows(op, s) > FEW_ROWS) return 2;
-    int width = WIDEST;  // memory likes long runs, but all threads need tiles
+    int width = WIDEST;  // long sequential reads are fast, but every thread needs tiles
     while (width > 4 && op.outputs / LANES < 16 * s.threads * width) width /= 2;
     return width;
 }
@@ -35,7 +35,7 @@ struct Block {
     int m0, m1, n0, n1;
     int64_t shift, x, out;  // x: bytes into a row; out: columns into one
     int count() const { return m1 - m0; }
-    // words; hides memory's latency where weights are read once
+    // prefetch distance in words; hides memory latency if weights are read once
     int ahead() const { return count() <= 32 ? 384 : 0; }
     // The first rows of a tile read its weights from memory, the others from the second cache.
     // After the last words of `wide` blocks of `words` words, those of the next ones are read.
@@ -61,8 +61,8 @@ static inline Block linear_block(const Linear& op, const Step& s, int t) {
     return {m0, std::min(m0 + high, rows(op, s)), n0, std::min(n0 + width, blocks), 0, 0, 0};
 }
 
-// first row and first column block of a product; the same block of the weights; columns of out
-// before the first
+// first row and first column block of a product, that block in the weights, and the first column of
+// out
 struct Spot {
     int64_t m, n, w, out = 0;
 };

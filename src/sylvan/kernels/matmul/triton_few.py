@@ -1,11 +1,11 @@
 """Quantised matrices times a few rows on NVIDIA and AMD GPUs, for decoding.
 
-Reading the codes is the cost, so everything else must fit into its shadow. Codes less their zero
-points are exact in the type of the rows; the sum of a group is multiplied by its scale once. If a
-step over inputs is of one group, a tile of bytes gives two tiles of weights, those of even inputs
-and those of odd ones, which are multiplied by even and odd columns of the rows: nothing is
-interleaved. Smaller groups are multiplied side by side, a product for each. Programs may share the
-inputs of an output; a second kernel then adds their sums, in order.
+Reading the codes takes most of the time, so all arithmetic must overlap with it. Codes minus zero
+points are exact in the type of the rows, and the sum of each group is multiplied by its scale once.
+If a step over inputs lies within one group, a tile of bytes gives two tiles of weights, for even
+and for odd inputs, which are multiplied by the even and the odd columns of the rows, so that
+nothing must be interleaved. Smaller groups are computed side by side, one product each. With
+split-K several programs share the inputs of an output; a second kernel adds their sums, in order.
 
 Shapes: T rows, K inputs, N outputs, G groups of inputs, S splits of the inputs.
 """
@@ -27,7 +27,7 @@ from sylvan.kernels.matmul.weights import CodedWeight
 
 FEW = 16  # rows of a matrix instruction
 HALVES = tuple(TYPES)
-_STEPS = 4  # over inputs, at least: fewer do not pay for the sum
+_STEPS = 4  # minimum steps over inputs per program; with fewer, the second kernel costs more
 _SUM_BLOCK = 256
 
 

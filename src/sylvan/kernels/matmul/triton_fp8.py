@@ -23,8 +23,8 @@ from sylvan.kernels.matmul.weights import CodedWeight
 _scaled_mm: Any = vars(torch)["_scaled_mm"]
 E4M3 = torch.float8_e4m3fn
 _GROUP_ROWS = tl.constexpr(8)
-_MOST = tl.constexpr(448.0)
-_LEAST = tl.constexpr(1e-12)
+_MAX = tl.constexpr(448.0)
+_MIN = tl.constexpr(1e-12)
 _SMALLEST = tl.constexpr((127 - 6) << 23)  # exponent of the smallest normal number, as float32
 _BITS = tl.constexpr(20 << 23)  # adding 2^20 x rounds to a last bit of x / 8
 
@@ -60,7 +60,7 @@ def _round_kernel(
         inside = k + step * BLOCK < inputs
         x = tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32)
         top = tl.maximum(top, tl.abs(x))
-    scale = tl.div_rn(tl.maximum(tl.max(top, 0), _LEAST), _MOST)
+    scale = tl.div_rn(tl.maximum(tl.max(top, 0), _MIN), _MAX)
     for step in range(STEPS):
         inside = k + step * BLOCK < inputs
         x = tl.load(at + step * BLOCK, mask=inside, other=0.0).to(tl.float32)

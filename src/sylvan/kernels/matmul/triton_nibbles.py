@@ -1,8 +1,8 @@
-"""Bytes of two codes to numbers in the type of the rows; on NVIDIA GPUs by a few instructions.
+"""Decodes bytes of two 4-bit codes to the type of the rows; few instructions on NVIDIA GPUs.
 
-Integers: their bits are put below those of 128 (bfloat16) or 1024 (float16), as FasterTransformer
-and Marlin do, and one instruction subtracts that and the zero point. Other codes of four bits are
-looked up in registers: `prmt` picks bytes of a table of eight, twice for a table of sixteen.
+Integers become the low mantissa bits of 128 (bfloat16) or 1024 (float16), as in FasterTransformer
+and Marlin, and one instruction subtracts that number and the zero point. Other codes are looked up
+in registers: `prmt` selects bytes from a table of eight, twice for a table of sixteen.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class QuantisedWeight(ABC):
 
     @property
     @abstractmethod
-    def together(self) -> int:
+    def column_multiple(self) -> int:
         """Inputs can only be sliced at multiples of this."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class QuantisedWeight(ABC):
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> Self:
-        """Slice the inputs; both bounds are multiples of `together`."""
+        """Slice the inputs; both bounds are multiples of `column_multiple`."""
 
     @abstractmethod
     def rows(self, index: torch.Tensor) -> torch.Tensor:
@@ -161,7 +161,7 @@ class Int8Weight(QuantisedWeight):
         return -2, -1
 
     @property
-    def together(self) -> int:
+    def column_multiple(self) -> int:
         return 1
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Int8Weight:
@@ -194,7 +194,7 @@ class Int4Weight(QuantisedWeight):
         return Form("int4", self.group)
 
     @property
-    def together(self) -> int:
+    def column_multiple(self) -> int:
         return self.group
 
     def like(self, tensors: Sequence[torch.Tensor]) -> Int4Weight:
@@ -261,7 +261,7 @@ class CodedWeight(QuantisedWeight):
         return self.q, self.scale, *(x for x in (self.zero, self.shift) if x is not None)
 
     @property
-    def together(self) -> int:
+    def column_multiple(self) -> int:
         return self.shape[-1] if self.order is not None else self.group or 2
 
     def like(self, tensors: Sequence[torch.Tensor]) -> CodedWeight:

@@ -1,4 +1,4 @@
-"""Paged attention of tensors: the kernels of step programs for models that cannot be traced.
+"""Runs the paged-attention kernels of step programs on tensors, for models that are not traced.
 
 Shapes: T rows, N query heads, K key/value heads, H head dim, V value dim.
 """
@@ -22,7 +22,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import PARTS_MIB, NativeTracer
 from sylvan.kernels.paged.cache import LayerPages
 
-_MOST_KINDS = 512  # beyond this, layers seem to change in each step, so the cache is dropped
+_MAX_KINDS = 512  # beyond this, layers seem to change in each step, so the cache is dropped
 _SLACK = 64  # numbers after the rows that vector loads may read
 
 
@@ -85,8 +85,8 @@ class NativePagedAttention:
 
     Args:
         library: Loaded kernels.
-        dtype: Of the model's rows and of the pages.
-        pages: Of each layer, by its index.
+        dtype: Type of the model's rows and of the pages.
+        pages: Pages of each layer, by its index.
 
     Raises:
         Unsupported: no kernels for that dtype.
@@ -105,7 +105,7 @@ class NativePagedAttention:
         self._scratch = _Scratch((), [], None, 0)
         self._recent: dict[int, tuple[AttentionLayer, _Kind]] = {}
         self._works: dict[tuple[int, ...], tuple[Rope | None, HeadTransform]] = {}
-        self._tracer()  # refuses the dtype
+        self._tracer()  # raises for an unsupported dtype
 
     def check(self, layer: AttentionLayer) -> None:
         """Check that a layer can be computed.
@@ -115,7 +115,7 @@ class NativePagedAttention:
         """
         self._kind(layer)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop compiled programs, because norms and sinks have changed."""
         self._kinds.clear()
         self._recent.clear()
@@ -168,11 +168,11 @@ class NativePagedAttention:
         """Apply head norms and rotary embedding to a joined projection, then attend.
 
         Args:
-            layer: As of `run`.
+            layer: See `run`.
             qkv: Rows of query heads, then key heads, then value heads: (T, (N + K) H + K V).
-            rope: Positions of the model, or none.
-            norms: Of query and key heads.
-            step: As of `run`; its `positions` are those of the tokens.
+            rope: Rotary table of the model, or None.
+            norms: Norms of query and of key heads.
+            step: See `run`; `positions` must be set, too.
 
         Returns: (T, N, V) in the dtype of `qkv`, owned by the caller.
         """
@@ -238,7 +238,7 @@ class NativePagedAttention:
         scales = layer.kv_scales and (id(layer.kv_scales.keys), id(layer.kv_scales.values))
         key = (*shape, *work.key, *how, about_sinks, scales, pages.group, *pages.steps)
         if key not in self._kinds:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             self._kinds[key] = self._compiled(layer, work)
         return self._kinds[key]

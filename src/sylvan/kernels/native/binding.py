@@ -10,7 +10,7 @@ import numpy as np
 from sylvan.kernels.native.opset import OPS
 from sylvan.kernels.native.schema import fields_of
 
-# Of the library's OpRecord: operands are 4 bytes each, in the order of `fields_of`.
+# Mirrors the library's OpRecord: operands are 4 bytes each, in the order of `fields_of`.
 OP = np.dtype(
     [
         ("kind", "i4"),

@@ -27,7 +27,7 @@ from sylvan.kernels.native.graph import Graph, ProgramLimits
 from sylvan.kernels.native.opset import ClampForm, Function, Glu, Linear
 from sylvan.kernels.native.schema import BufferRef, Op
 
-MOST_PARTS = 8
+MAX_PARTS = 8
 """Maximum number of equal input parts of a product, summed over a tree; see `PART_LEVELS`."""
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"f32": 4, "bf16": 2, "i32": 4})
 
@@ -96,7 +96,7 @@ class ProgramBuilder:
         return TracedTensor(self._tracer, self.graph.buffer(size), cols, dtype, rows, times)
 
     def num_rows(self, rows: Rows, times: int = 1) -> int:
-        return self.graph.limits.most_rows(rows, times)
+        return self.graph.limits.max_rows(rows, times)
 
     def emit(self, op: Op, like: TracedTensor, *, dtype: Dtype | None = None) -> None:
         """Add an op over the rows of `like`; its "row" buffers are of `dtype` (that of `like`)."""
@@ -157,7 +157,7 @@ class ProgramBuilder:
         """
         self.expect(x, "a linear")
         outputs, cols = weight.shape[-2:]
-        if parts > 1 and (cols % (32 * parts) or parts > MOST_PARTS):
+        if parts > 1 and (cols % (32 * parts) or parts > MAX_PARTS):
             raise Unsupported(f"a product over {cols} inputs in {parts} parts")
         if cols != x.cols:
             raise Unsupported(f"a linear of {cols} inputs on rows of {x.cols}")

@@ -1,4 +1,4 @@
-// Checks the operands of a program once, before its first run: kernels trust them.
+// Checks the operands of a program once, before its first run; kernels do not check them again.
 #include "kernel.h"
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ const OpRules op_rules[N_KINDS] = {SYLVAN_OPS(SYLVAN_ENTRY)};
 struct Memory {  // of the entries of the buffer table; 0 bytes: bound later
     const int64_t* bytes;
     int count;
-    int32_t most_rows[2];  // by RowCount
+    int32_t max_rows[2];  // by RowCount
 
     bool holds(int32_t entry, int64_t needed) const {
         return entry < 0 || !bytes[entry] || bytes[entry] >= needed;
@@ -37,10 +37,10 @@ struct Reason {  // why an op is refused
 };
 
 int64_t rows_of(const Op& op, const Memory& memory) {
-    return int64_t(memory.most_rows[op.rows]) * std::max(1, op.times);
+    return int64_t(memory.max_rows[op.rows]) * std::max(1, op.times);
 }
 
-// Bytes that a buffer needs at least; -1: a count is not positive
+// Minimum bytes of a buffer; -1: a count is not positive
 int64_t needed(const OperandRule& rule, const Op& op, const int32_t* words, const Memory& memory) {
     int64_t numbers = 1;
     for (int32_t word : rule.words) {
@@ -75,7 +75,7 @@ bool check_operand(const OperandRule& rule, const Op& op, const int32_t* words, 
                    static_cast<long long>(memory.bytes[value]), static_cast<long long>(bytes));
 }
 
-// Sizes that several operands of an op determine together.
+// Checks sizes that several operands of an op determine together.
 bool check_pages(const KVPages& kv, const char* name, Reason& why) {
     if (kv.num_kv_heads < 1 || kv.num_heads < 1 || kv.num_heads % kv.num_kv_heads)
         return why.say("%s: %d query heads for %d KV heads", name, kv.num_heads, kv.num_kv_heads);
@@ -114,7 +114,7 @@ bool check_linear(const Linear& op, const Memory& memory, Reason& why) {
     const char* name = op_rules[op.kind].name;
     if (op.words < 1 || op.x_bytes < 1) return why.say("%s: x has no columns", name);
     bool grouped = op.groups.present();  // then rows may be read and written in place
-    int64_t rows = grouped ? memory.most_rows[op.rows] : rows_of(op, memory);
+    int64_t rows = grouped ? memory.max_rows[op.rows] : rows_of(op, memory);
     if (!memory.holds(op.x.index, rows * op.x_bytes))
         return why.say("%s: x has fewer rows than are read", name);
     int bytes = op.dtype == BF16 && !op.out_f32 ? 2 : 4;
@@ -167,8 +167,9 @@ bool check(const OpRecord& record, const Memory& memory, Reason& why) {
 
 }  // namespace
 
-// Whether a program of these ops can run over entries of so many bytes (0: bound later) with up to
-// so many rows; otherwise `why` says which operand of which op is wrong.
+// Returns whether a program of these ops can run: `bytes` are the sizes of the buffer-table entries
+// (0: bound later), for steps of up to the given numbers of rows. Otherwise `why` names the op and
+// the operand.
 SYLVAN_API int sylvan_program_check(const OpRecord* ops, int n_ops, const int64_t* bytes, int n_buf,
                                     int tokens, int outputs, char* why, int size) {
     Memory memory{bytes, n_buf, {tokens, outputs}};

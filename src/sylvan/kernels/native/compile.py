@@ -13,7 +13,7 @@ def compile_graph(graph: Graph, kept: PackedWeightFile | None = None) -> Program
     """Pack the weights, quantise the inputs of quantised matrices, and plan memory.
 
     Args:
-        graph: Traced.
+        graph: The traced graph.
         kept: Cache of packed weights; receives newly packed ones.
 
     Raises:

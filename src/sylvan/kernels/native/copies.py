@@ -94,7 +94,7 @@ class MatrixCopy:
         weight: LinearWeight = content
         if self.derive is not None:
             if not isinstance(content, torch.Tensor):
-                raise Unsupported("a quantised matrix, where other copies derive from it")
+                raise Unsupported("a quantised matrix from which other copies are derived")
             weight = self.derive(content)
         repack(weight, self.packed, self.dtype)
 
@@ -128,7 +128,7 @@ class VectorCopy:
         return (self.data,)
 
     def read(self) -> Content | None:
-        """An offset cannot be subtracted exactly."""
+        """Return None if there is an offset, which cannot be subtracted exactly."""
         return None if self.offset else self.numbers().clone().view(self.shape)
 
     def write(self, content: Content) -> None:
@@ -139,11 +139,11 @@ class VectorCopy:
 
     @property
     def takes_rows(self) -> bool:
-        """Vectors are small, so they are only written as a whole."""
+        """Return False: vectors are small and only written as a whole."""
         return False
 
     def write_rows(self, rows_NK: torch.Tensor, first: int) -> bool:
-        raise Unsupported("rows of what is written whole")
+        raise Unsupported("writing single rows of vectors")
 
     def numbers(self) -> torch.Tensor:
         """Return the memory that programs read, as a view (rows, cols) without padding."""

@@ -53,7 +53,7 @@ def _cost(op: Op, layout: ProgramLayout, called: Sequence[tuple[str, int]]) -> O
     weights = rows = 0
     for part in buffers_of(op):
         if part.ref >= 0:
-            each = layout.sizes[part.ref] // layout.limits.most_rows(op.rows)
+            each = layout.sizes[part.ref] // layout.limits.max_rows(op.rows)
             rows += each * (2 if part.access == "update" else 1)
         elif part.access == "read" and part.name not in _LOOKED_UP and not isinstance(op, Embed):
             weights += layout.memory[~part.ref].nbytes

@@ -1,5 +1,5 @@
-// Which instruction sets this CPU and its operating system offer. Only the portable library is
-// asked, so nothing here may be compiled for more than the base architecture.
+// Detects the instruction sets of this CPU and its operating system. Only the portable library has
+// this function, because the code must run on the base architecture.
 #include "program.h"
 #if defined(__x86_64__)
 #include <cpuid.h>

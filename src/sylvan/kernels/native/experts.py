@@ -1,6 +1,6 @@
-"""Traces a layer of experts: route, align, gather, two grouped linears, sum.
+"""Traces a MoE block: route, align, gather, two grouped linears, sum.
 
-Routing is omitted if the caller chooses the experts of each row.
+Without routing if the caller selects the experts of each row.
 """
 
 from __future__ import annotations
@@ -90,18 +90,18 @@ def _align(
     """Emit the op that sorts pairs by this rank's experts."""
     num_experts, top_k = weights.down.shape[0], routed.top_k
     graph, pairs = builder.graph, builder.num_rows(x.rows, top_k)
-    most_groups = num_experts + pairs // GROUP_ROWS + 1
+    max_groups = num_experts + pairs // GROUP_ROWS + 1
     align = MoeAlign(
         experts=routed.experts,
         load=graph.constant(routed.counts),
         sorted_pairs=graph.buffer(pairs * 4),
         pair_places=graph.buffer(pairs * 4),
-        groups=graph.buffer((1 + 3 * most_groups) * 4),
+        groups=graph.buffer((1 + 3 * max_groups) * 4),
         num_experts=num_experts,
         top_k=top_k,
     )
-    if (spread := weights.spread) is not None:
-        table = spread.slots_EC
+    if (expert_ranks := weights.expert_ranks) is not None:
+        table = expert_ranks.slots_EC
         assert table.dtype == torch.int32
         assert table.is_contiguous()
         align = replace(
@@ -109,7 +109,7 @@ def _align(
             slots=graph.constant(table.numpy().view(np.uint8).reshape(-1)),
             owners=graph.buffer(pairs * 4),
             copies=table.shape[1],
-            first_slot=spread.first_slot,
+            first_slot=expert_ranks.first_slot,
         )
     builder.emit(align, x)
     return align
@@ -125,7 +125,7 @@ def _experts(
     """Emit the weighted sums of the chosen experts' outputs for rows of x."""
     top_k = routed.top_k
     align = _align(builder, x, routed, weights)
-    some = align.groups if weights.spread is not None else None
+    some = align.groups if weights.expert_ranks is not None else None
     read = builder.repeated(x.cols, builder.dtype, x.rows, x.times * top_k)
     gather = GatherRows(
         x=x.id,
@@ -148,10 +148,10 @@ def _experts(
         trace_lora_rows(builder, inner, written, weights.lora[1], tables[1])
     out = builder.new(written.cols, None, x)
     shares = None if routed.scale_inputs else routed.weights
-    if weights.spread is not None:
+    if weights.expert_ranks is not None:
         assert memory is not None
         both = _Written(align, written, out, shares)
-        builder.emit(_combine(builder, both, weights.spread, memory), out)
+        builder.emit(_combine(builder, both, weights.expert_ranks, memory), out)
         return out
     total = ExpertSum(
         x=written.id,
@@ -176,13 +176,13 @@ class _Written:
 
 
 def _combine(
-    builder: ProgramBuilder, written: _Written, spread: ExpertRanks, memory: RankMemory
+    builder: ProgramBuilder, written: _Written, expert_ranks: ExpertRanks, memory: RankMemory
 ) -> ExpertCombine:
     align, out = written.align, written.out
     assert align.owners is not None
     row_bytes = align.top_k * padded(out.cols) * ELEMENT_BYTES[builder.dtype]
     if row_bytes > memory.buffer_bytes:
-        raise Unsupported(f"{align.top_k} experts of a row with {out.cols} columns on other ranks")
+        raise Unsupported(f"{align.top_k} experts per row of {out.cols} columns on several ranks")
     return ExpertCombine(
         ranks=memory,
         x=written.pairs.id,
@@ -192,8 +192,8 @@ def _combine(
         weights=written.shares,
         cols=out.cols,
         top_k=align.top_k,
-        width=spread.width,
-        by_share=spread.all_to_all,
+        width=expert_ranks.width,
+        by_share=expert_ranks.all_to_all,
     )
 
 
@@ -205,24 +205,24 @@ def _check(
 ) -> None:
     x, logits = rows
     if not routing.has_kernels:
-        raise Unsupported(f"experts by {routing.scores} or by token")
+        raise Unsupported(f"routing by {routing.scores} or by token")
     _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
     if logits.dtype != "f32" or logits.cols != weights.num_experts:
-        raise Unsupported("experts by logits that are not float32, one for each")
+        raise Unsupported("router logits that are not float32, or not one per expert")
 
 
 def _check_sizes(
-    builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, most_chosen: int
+    builder: ProgramBuilder, x: TracedTensor, weights: ExpertWeights, experts_per_row: int
 ) -> None:
     builder.expect(x, "experts")
     num_experts, most = weights.num_experts, builder.constants
-    if num_experts > most.max_experts or most_chosen > most.max_chosen:
+    if num_experts > most.max_experts or experts_per_row > most.max_chosen:
         raise Unsupported(
-            f"{num_experts} experts of which a row visits {most_chosen}, or groups of them; "
-            f"at most {most.max_experts} and {most.max_chosen}"
+            f"{num_experts} experts, {experts_per_row} per row, or these groups of experts; "
+            f"the limits are {most.max_experts} and {most.max_chosen}"
         )
     if (x.times, x.rows) != (1, "tokens"):
-        raise Unsupported("experts of other rows than the step's")
+        raise Unsupported("experts on rows other than the step's")
 
 
 def _route(

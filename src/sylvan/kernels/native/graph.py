@@ -23,7 +23,7 @@ class ProgramLimits:
     max_tokens: int
     max_outputs: int
 
-    def most_rows(self, rows: Rows, times: int = 1) -> int:
+    def max_rows(self, rows: Rows, times: int = 1) -> int:
         """Maximum number of rows, plus the rows that a tile may read beyond them."""
         most = self.max_tokens if rows == "tokens" else self.max_outputs
         most = -(-most * times // _TILE_ROWS) * _TILE_ROWS
@@ -49,8 +49,8 @@ class Graph:
     """Ops in the order in which they run.
 
     Attributes:
-        dtype: Of the model's rows.
-        ops: Their buffers are virtual (>= 0) or constants (~index).
+        dtype: Type of the model's rows.
+        ops: The ops; their buffers are virtual (>= 0) or constants (~index).
         sizes: Bytes of each virtual buffer; 0: the caller binds it.
         inputs: Virtual buffers that the caller fills before a run.
         pinned: Virtual buffers that are kept to the end.

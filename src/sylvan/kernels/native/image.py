@@ -29,9 +29,9 @@ class ProgramImage:
     """A program without the memory that steps write.
 
     Attributes:
-        records: Its ops, of `binding.OP`.
+        records: Its ops, of type `binding.OP`.
         pieces: Entries of its buffer table.
-        arrays: Memory of the pieces of kind `array`.
+        arrays: Memory of the entries of kind `array`.
         logits: Entry of the logits, and float32 numbers from one row to the next.
     """
 
@@ -78,7 +78,7 @@ def image_of(
 
     Args:
         records: Its ops.
-        memory: Of each entry of the buffer table.
+        memory: Memory of each entry of the buffer table.
         logits: See `ProgramImage`.
         buffers: Entries that steps write.
         pages: All pages of KV, (pages, bytes of a page).

@@ -37,7 +37,7 @@ template <auto TILE> void run_tile(const Op& op, const Step& s, int t, void* scr
 }
 template <auto TILES, auto TILE> constexpr Kernel tiled = {count_tiles<TILES>, run_tile<TILE>};
 
-// Rows at the front that belong to a group (expert, first row, number of rows): see MoeAlign.
+// Number of leading rows that belong to groups (expert, first row, number of rows): see MoeAlign.
 static inline int grouped_rows(const int32_t* groups) {
     int count = groups[0];
     return count ? groups[3 * count - 1] + groups[3 * count] : 0;
@@ -62,8 +62,8 @@ template <int MAX, class F> static inline void constant(int n, F&& f) {
         constant<MAX - 1>(n, f);
 }
 
-// Calls f with 0, 1, .. N - 1 as compile-time constants: no loop is left, and arrays over the
-// numbers can live in registers.
+// Calls f with 0, 1, .. N - 1 as compile-time constants: the loop is unrolled, and arrays indexed
+// by these numbers can stay in registers.
 template <int N, class F> static inline __attribute__((always_inline)) void unrolled(F f) {
     [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
         (f(std::integral_constant<int, I>{}), ...);

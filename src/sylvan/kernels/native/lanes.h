@@ -1,5 +1,5 @@
-// Sixteen lanes in smaller registers: halves, or halves of halves. A compiler without 64-byte
-// registers keeps vectors of that size in memory, and spills around every operation.
+// Sixteen lanes in smaller registers: two halves, or four quarters. Without 64-byte registers,
+// compilers keep 64-byte vectors in memory and spill around every operation.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,4 @@
-"""Traces latent attention: its ops around the paged one.
+"""Traces latent attention: the ops before and after paged attention.
 
 Shapes: T rows, N heads.
 """
@@ -75,7 +75,7 @@ def _linear_by_stacks(
     out: tuple[TracedTensor, int],
     groups: int,
 ) -> None:
-    """As above, for heads of any number of columns."""
+    """`_linear_in_place` for heads of any number of columns, which are copied to padded rows."""
     heads, made, read = stack.shape
     rows = builder.repeated(read, builder.dtype, "tokens", heads)
     op = ToStack(x=x[0].id, stack=rows.id, num_heads=heads, width=read, step=x[1], cols=x[0].cols)
@@ -98,7 +98,7 @@ def _stacks(parts: LatentParts) -> tuple[DeferredWeight, DeferredWeight]:
     def whole() -> torch.Tensor:
         found = kept.pop() if kept else up.load() if isinstance(up, DeferredWeight) else up
         if not isinstance(found, torch.Tensor):
-            raise Unsupported("quantised up-projections of latents")
+            raise Unsupported("quantised up-projections of latent attention")
         return by_heads(found)
 
     def to_latents(found: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ PREFERENCE = _ARM if _IS_ARM else _X86
 
 
 class LibraryMissing(Exception):  # noqa: N818 - a state of the installation, answered by a fallback
-    """No compiled kernels can be used here; the message says why and what to do."""
+    """No compiled kernels can be used on this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ def load(variant: str | None = None, folder: Path = LIB) -> Library:
     Raises:
         LibraryMissing: no library is compiled, or the requested variant cannot run.
     """
-    reasons = usable(folder)
-    if variant is not None and variant not in reasons:
-        raise LibraryMissing(f"there is no variant {variant!r}; known are {', '.join(PREFERENCE)}")
-    names = [variant] if variant else [name for name, why in reasons.items() if not why]
+    obstacles = usable(folder)
+    if variant is not None and variant not in obstacles:
+        raise LibraryMissing(f"unknown variant {variant!r}; expected {', '.join(PREFERENCE)}")
+    names = [variant] if variant else [name for name, why in obstacles.items() if not why]
     for name in names:
-        if reasons[name]:
-            raise LibraryMissing(f"kernels for {name}: {reasons[name]}")
+        if obstacles[name]:
+            raise LibraryMissing(f"the kernels for {name} cannot be used: {obstacles[name]}")
         return _open(folder, name)
     raise LibraryMissing("no compiled kernels can run here")
 
@@ -133,14 +133,14 @@ def _cpu_bits(folder: Path) -> int:
 def _unusable_reason(folder: Path, name: str, bits: int) -> str:
     lacking = [f for i, f in enumerate(_FEATURES) if _NEEDS[name] & ~bits & 1 << i]
     if lacking:
-        return f"this CPU (or its system) lacks {', '.join(lacking)}"
+        return f"this CPU or its operating system lacks {', '.join(lacking)}"
     if not _path(folder, name).exists():
         return "not compiled"
     try:
         dll = ctypes.CDLL(str(_path(folder, name)))
         if _is_stale(dll):
             return "compiled from other sources; run: python -m sylvan.kernels.build"
-        return "the system denies access to tile registers" if dll.sylvan_start() else ""
+        return "the operating system denies access to tile registers" if dll.sylvan_start() else ""
     except (OSError, AttributeError) as error:
         return f"cannot be loaded: {error}"
 

@@ -1,4 +1,4 @@
-"""Traces the adapters of a linear layer: two ops after it, no-ops without adapter rows."""
+"""Traces the adapters of a linear layer: two ops after it, which skip steps without adapters."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _tables(builder: ProgramBuilder, layer: LoraLayer) -> LoraTables:
 
 
 def _inner(builder: ProgramBuilder, y: TracedTensor, tables: LoraTables) -> int:
-    """Rows between the two products."""
+    """Allocate the rows between the two products."""
     # tiles may read a whole tile beyond the last row of a slot
     most = builder.num_rows(y.rows, y.times) + _TILE_ROWS
     return builder.graph.buffer(most * tables.parts * tables.width * ELEMENT_BYTES[builder.dtype])

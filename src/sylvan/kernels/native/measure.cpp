@@ -1,4 +1,4 @@
-// Measures the machine's peak with the same threads: the bound that benchmarks compare with.
+// Reads memory with the threads of kernels: the bandwidth that benchmarks compare with.
 #include "kernel.h"
 #include "pool.h"
 

@@ -1,4 +1,4 @@
-"""The C++ kernels of `matmul/packing.cpp`, over CPU tensors; the GIL is released meanwhile."""
+"""Packs and repacks rows of weights by the C++ kernels of `matmul/packing.cpp`, without the GIL."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def pack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int = 0) -> bo
     """Overwrite outputs from `first` on of a packed matrix with unquantised numbers, rounded.
 
     Args:
-        rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
+        rows_NK: bfloat16 or float32; for a dense matrix the type that it is packed in.
         packed: Target; its padding stays unchanged; see `can_pack`.
-        first: The output that the first row is.
+        first: Output that the first row replaces.
 
-    Returns: whether all numbers are finite; else what was written is of no use.
+    Returns: whether all numbers are finite; else the written rows are invalid.
     """
     found = library()
     assert found is not None
@@ -73,12 +73,12 @@ def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: 
     """Overwrite some outputs with new numbers, quantised to the existing form; see `can_pack`.
 
     Args:
-        rows_NK: bfloat16 or float32; of a dense matrix the type that it is packed in.
-        packed: What `pack` made, or `pack_stack`.
-        first: The first of the outputs, counted over all matrices.
-        count: Of a stack, how many matrices; else 1.
+        rows_NK: bfloat16 or float32; for a dense matrix the type that it is packed in.
+        packed: Result of `pack` or `pack_stack`.
+        first: Output that the first row replaces, counted over all matrices.
+        count: Number of matrices; 1 if it is no stack.
 
-    Returns: whether all numbers are finite; else what was written is of no use.
+    Returns: whether all numbers are finite; else the written rows are invalid.
     """
     finite = True
     while len(rows_NK):
@@ -90,12 +90,12 @@ def repack_rows(rows_NK: torch.Tensor, packed: PackedWeight, first: int, count: 
 
 
 def pack_plain(plain: PlainRows, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
-    """Pack a weight, as `pack` and `pack_stack` do, without a copy of the whole of it.
+    """Pack a weight as `pack` and `pack_stack` do, but in parts, without a copy of the whole.
 
     Args:
         plain: Rows of finite numbers.
-        shape: (N, K), or (E, N, K) of a stack.
-        dtype: Rows of the kernels.
+        shape: (N, K), or (E, N, K) for a stack.
+        dtype: Type of the rows that kernels multiply.
 
     Raises:
         Unsupported: A form without a kernel.

@@ -17,13 +17,13 @@ class NativePart:
 
     Args:
         library: The library that runs them.
-        records: Of `binding.OP`.
-        memory: Of each entry of the ops' buffer table; must stay alive.
-        most_rows: Rows of a step, and outputs of it, that the memory must hold; the caller vouches
-          for entries without memory, which it binds.
+        records: The ops, of type `binding.OP`.
+        memory: Memory of each entry of the ops' buffer table; must stay alive.
+        max_rows: Maximum rows and maximum outputs of a step, which the memory must hold. Entries
+          without memory are not checked: the caller binds them.
 
     Attributes:
-        handle: For the library.
+        handle: The library's handle of this object.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class NativePart:
         library: Library,
         records: np.ndarray,
         memory: Sequence[Bytes],
-        most_rows: tuple[int, int] = (0, 0),
+        max_rows: tuple[int, int] = (0, 0),
     ) -> None:
         """Check the operands of all ops.
 
         Raises:
-            ValueError: an op would read or write beyond its memory, or is none that the library
-              has; the message names the op and the operand.
+            ValueError: an op would read or write beyond its memory, or the library does not have
+              it; the message names the op and the operand.
         """
         records = np.ascontiguousarray(records)
         sizes, why = (
@@ -47,7 +47,7 @@ class NativePart:
         if not library.dll.sylvan_program_check(
             *(records.ctypes.data, len(records)),
             *(sizes.ctypes.data, len(memory)),
-            *most_rows,
+            *max_rows,
             *(why, len(why)),
         ):
             raise ValueError(why.value.decode())

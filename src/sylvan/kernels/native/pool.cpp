@@ -81,13 +81,13 @@ void Pool::await_change(std::atomic<int>& value, int old) {
 
 void Pool::barrier() {
     if (count == 1) return;
-    int t = turn.load(std::memory_order_relaxed);
+    int t = generation.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
         arrived.store(0, std::memory_order_relaxed);
-        turn.store(t + 1, std::memory_order_release);
-        turn.notify_all();  // no system call if no thread sleeps
+        generation.store(t + 1, std::memory_order_release);
+        generation.notify_all();  // no system call if no thread sleeps
     } else
-        await_change(turn, t);
+        await_change(generation, t);
 }
 
 void Pool::wake() {

@@ -29,7 +29,7 @@ private:
     static constexpr int MAX_TRACKED = 256;  // threads whose cores are tracked
     alignas(64) std::atomic<int> epoch{0};
     alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<int> turn{0};
+    alignas(64) std::atomic<int> generation{0};
     std::vector<std::thread> threads;
     std::vector<void*> memory;
     bool stop = false;

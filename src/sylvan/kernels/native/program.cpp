@@ -100,7 +100,7 @@ void plan(Program& p, const Run& run, int threads) {
     }
 }
 
-// each from a page of its own on; all layers use the same pages
+// each text begins at a new page; all layers use the same pages
 Texts place_texts(Program& p, const Run& run) {
     if (!p.text_page) return {};
     p.text_slots.resize(run.tokens);
@@ -127,7 +127,7 @@ void walk(void* arg, int thread) {
     Pool& pool = *p.pool;
     void* scratch = pool.scratch(thread);
     int64_t* profile = thread == 0 ? p.step.run->profile : nullptr;
-    bool running = false;  // whether tiles since the last barrier may be under way
+    bool running = false;  // whether tiles since the last barrier may still run
     for (size_t i = 0; i < p.ops.size(); i++) {
         int64_t start = profile ? now() : 0;
         const Op& op = p.ops[i].op();
@@ -151,7 +151,7 @@ void walk(void* arg, int thread) {
         if (profile) profile[i] += now() - start;
     }
     if (running) pool.barrier();
-    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.gathered());
+    if (p.step.run->sample) sample_rows(*p.step.run->sample, p.next_sample, p.head.collected());
 }
 
 }  // namespace
@@ -206,7 +206,7 @@ SYLVAN_API void sylvan_program_bind(void* program, int index, void* memory) {
 SYLVAN_API void sylvan_program_free(void* program) { delete static_cast<Program*>(program); }
 
 // The caller guarantees that the buffers hold run->tokens and run->outputs rows. Returns the number
-// of rows without a possible token.
+// of sampled rows without a valid token.
 SYLVAN_API int sylvan_program_run(void* program, Run* run) {
     Program& p = *static_cast<Program*>(program);
     if (run->inputs) prepare(*run->inputs, *run);

@@ -32,22 +32,24 @@ struct Run {  // everything that changes from step to step
     const int32_t* out_rows;    // [outputs] rows that need logits
     // [tokens] token types; only models that have a table of them read it
     const int32_t* types;
-    // [tokens] tokens of its request that a row sees, at least its own; null: none after its own
+    // [tokens] number of tokens of its request that a row sees; null: those up to the row itself
     const int32_t* row_ends;
     // where recurrent layers read and save the states of requests; null for models without states
     const int32_t* state_slots;   // [seqs]
     const int32_t* first_saves;   // [seqs + 1] of `saves`
     const int32_t* saves;         // [][2] rows of the request, and the slot of the state after them
     int64_t* profile;             // [ops] ns spent, added to; or null
-    const struct Inputs* inputs;  // if set, all of the above but `profile` is made from it first
+    const struct Inputs* inputs;  // if set, all of the above but `profile` is derived from it first
     struct Sample* sample;        // if set, the logits are sampled afterwards
 };
 
-struct Inputs {  // a step as the scheduler sees it: the arrays of a run follow from it
+struct Inputs {  // a step as the scheduler describes it; the arrays of a run are derived from it
     int32_t seqs, tokens, outputs, in_flight, page_size, vocab;
-    // slots, first and past-the-last position of each request [3][seqs] | requests that are sampled
-    // [outputs], again per additional row | rows whose id the previous step samples, and their
-    // request slots [2][in_flight] | ids [tokens]
+    // Consecutive arrays:
+    // [3][seqs] slot, first position and end position of each request
+    // [outputs] request of each sampled row
+    // [2][in_flight] rows whose id the previous step still samples, and their request slots
+    // [tokens] ids
     const int32_t* numbers;
     int32_t* last_token;    // [slots] read here, and written once sampled
     const int32_t* shifts;  // [slots] added to the rotary positions of a request
@@ -62,7 +64,7 @@ struct PagedBytes {
 struct PackedRows {  // source rows of a matrix and their destination: see packing.py
     const char* rows;
     int64_t row_step;            // bytes
-    int64_t count, cols, first;  // first: the output that they begin at
+    int64_t count, cols, first;  // first: output that the first row becomes
     int64_t words;               // per output
     int32_t type, kind, group, unused;
     char* data;
@@ -70,18 +72,19 @@ struct PackedRows {  // source rows of a matrix and their destination: see packi
     int32_t* sums;
 };
 
-// attention work: query vectors (row, head of the group) first .. first + count of a request
+// a unit of attention work: query vectors (row, head of the group) first .. first + count of a
+// request
 struct Item {
     int32_t seq, first, count;
 };
 
 struct Work {  // the items of a step for one size of query group
     const Item* items;
-    int count, chunks;  // chunks: of the longest request
+    int count, chunks;  // chunks: number of chunks of the longest request
     bool split;         // chunks are spread over threads and merged by the next op
 };
 
-// where keys and values of texts with bidirectional attention lie: in pages of the program itself
+// keys and values of texts with bidirectional attention, in pages of the program itself
 struct Texts {
     const int32_t* slots;       // [tokens] as Run::slots
     const int32_t* first_page;  // [seqs]
@@ -102,7 +105,7 @@ struct Kernel {
     void (*tile)(const Op&, const Step&, int tile, void* scratch);
 };
 
-constexpr int KV_CHUNK = 256;  // tokens; the fixed unit of the softmax's reduction order
+constexpr int KV_CHUNK = 256;  // tokens; softmax is always reduced in chunks of this size
 #if defined(__AMX_BF16__)
 // query vectors that share the loads of keys and values: two matrix tiles
 constexpr int QUERY_TILE = 32;
@@ -116,7 +119,7 @@ constexpr int MAX_HEAD = 576;                       // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // per layer, per row
 constexpr int SCRATCH_BYTES = 1 << 20;              // per thread
 
-// One entry for each type of rows, defined beside the op.
+// Kernels of an op by type of rows, defined in the op's source file.
 #define SYLVAN_DECLARE(name) extern const Kernel name##_kernel[2];
 SYLVAN_OPS(SYLVAN_DECLARE)
 #undef SYLVAN_DECLARE

@@ -189,6 +189,6 @@ class _ChosenOps(NativePart):
 
     def __init__(self, library: Library, layout: ProgramLayout, chosen: Sequence[int]) -> None:
         limits = layout.limits
-        most_rows = limits.max_tokens, limits.max_outputs
-        super().__init__(library, layout.records_of(chosen), layout.memory, most_rows)
+        max_rows = limits.max_tokens, limits.max_outputs
+        super().__init__(library, layout.records_of(chosen), layout.memory, max_rows)
         self.ops = [layout.ops[i] for i in chosen]

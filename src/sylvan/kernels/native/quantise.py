@@ -109,7 +109,7 @@ class _Quantising:
     def _rows(self, like: Op, linear: Linear) -> QuantisedRows:
         """Allocate rows of `like`, quantised as `linear` reads them."""
         graph, num_bytes = self._graph, row_bytes(linear)
-        most = graph.limits.most_rows(like.rows, like.times)
+        most = graph.limits.max_rows(like.rows, like.times)
         groups = num_bytes // linear.group if linear.group else 0
         return QuantisedRows(
             qvalues=graph.buffer(most * num_bytes),

@@ -19,7 +19,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class SharedRanks:
-    """Implements `Communicator`. Sums are added up natively, in the order of the reference.
+    """Implements `Communicator`; the C++ library sums in the order of the reference.
 
     Attributes:
         memory: Memory that the ranks share; ops of programs use it, too.
@@ -41,10 +41,10 @@ class SharedRanks:
         Args:
             library: The compiled kernels.
             path: File of the memory; the first rank to arrive creates it.
-            rank: Of this process.
+            rank: Rank of this process.
             size: Number of ranks.
             timeout_s: Time limit of a collective.
-            buffer_bytes: The same on all ranks.
+            buffer_bytes: Size of a rank's buffer, the same on all ranks.
 
         Raises:
             ConfigError: the memory cannot be allocated.
@@ -66,7 +66,7 @@ class SharedRanks:
         """Wait for all ranks.
 
         Raises:
-            RankLostError: one did not arrive in time; names it.
+            RankLostError: A rank did not arrive in time; the message names it.
         """
         lost = self._call("gather", timeout_s, None, None, 0)
         if lost:
@@ -107,7 +107,7 @@ class SharedRanks:
 
     def _raise(self, lost: int) -> None:
         if lost:
-            how = "has ended" if lost < 0 else f"is late by more than {self.timeout_s:g} s"
+            how = "has exited" if lost < 0 else f"did not arrive within {self.timeout_s:g} s"
             raise RankLostError(f"rank {abs(lost) - 1} {how}")
 
     def _call(self, name: str, timeout_s: float, *given: int | None) -> int:
@@ -131,5 +131,5 @@ def _set_aside(descriptor: int, num_bytes: int) -> None:
         else:
             os.ftruncate(descriptor, num_bytes)
     except OSError as error:
-        message = f"parallel.tp: ranks cannot share {num_bytes} bytes of memory: {error.strerror}"
+        message = f"parallel.tp: cannot share {num_bytes} bytes of memory: {error.strerror}"
         raise ConfigError(message) from error

@@ -43,10 +43,10 @@ from sylvan.kernels.recurrent import (
     WkvLayer,
 )
 
-MOST_TAPS, MOST_STATES = 64, 1024  # states per channel: a block of them fits into scratch memory
-_MOST_MATRIX = 1 << 18  # numbers of a head's matrix, with its temporaries in scratch memory
-_MOST_WIDTH = 256  # columns of a head of RWKV-7
-_MOST_GATED = 1 << 17  # columns of a part, which must fit into scratch memory
+MAX_TAPS, MAX_STATES = 64, 1024  # states per channel: a block of them fits into scratch memory
+_MAX_MATRIX = 1 << 18  # numbers of a head's matrix, with its temporaries in scratch memory
+_MAX_WIDTH = 256  # columns of a head of RWKV-7
+_MAX_GATED = 1 << 17  # columns of a part, which must fit into scratch memory
 
 
 class StateTracer:
@@ -57,8 +57,8 @@ class StateTracer:
 
     def conv(self, x: Columns, layer: ConvLayer) -> TracedTensor:
         channels, taps = layer.weight.shape[0], layer.weight.shape[-1]
-        if taps > MOST_TAPS:
-            raise Unsupported(f"convolutions of {taps} taps")
+        if taps > MAX_TAPS:
+            raise Unsupported(f"convolutions with {taps} taps")
         builder = self._builder
         builder.expect(x.rows, "a convolution")
         out = builder.new(channels, None, x.rows)
@@ -84,8 +84,8 @@ class StateTracer:
         self, x: Columns, dt: Columns | None, bc: tuple[Columns, Columns], layer: SpaceLayer
     ) -> TracedTensor:
         heads, builder, (b, c) = layer.decay.shape[0], self._builder, bc
-        if layer.states > MOST_STATES:
-            raise Unsupported(f"{layer.states} numbers of state a channel")
+        if layer.states > MAX_STATES:
+            raise Unsupported(f"{layer.states} state numbers per channel")
         for rows in (x, b, c, *([dt] if dt else [])):
             builder.expect(rows.rows, "a state space")
         by_state = len(layer.decay.shape) == 2
@@ -131,8 +131,8 @@ class StateTracer:
         self, qkv: tuple[Columns, Columns, Columns], beta: Columns, a: Columns, layer: DeltaLayer
     ) -> TracedTensor:
         heads, builder = layer.a_log.shape[0], self._builder
-        if layer.key_dim > MOST_STATES:
-            raise Unsupported(f"keys of {layer.key_dim} numbers")
+        if layer.key_dim > MAX_STATES:
+            raise Unsupported(f"keys of {layer.key_dim} columns")
         q, k, v = qkv
         for rows in (*qkv, beta, a):
             builder.expect(rows.rows, "a delta rule")
@@ -174,8 +174,8 @@ class StateTracer:
         layer: MlstmLayer,
     ) -> TracedTensor:
         heads, keys, values = layer.heads, layer.key_dim, layer.value_dim
-        if (keys + 4) * (padded(values) + 16) > _MOST_MATRIX:
-            raise Unsupported(f"matrices of {keys} by {values} numbers")
+        if (keys + 4) * (padded(values) + 16) > _MAX_MATRIX:
+            raise Unsupported(f"matrix states of {keys} x {values} numbers")
         builder, (q, k, v), (into, keep) = self._builder, qkv, gates
         for rows in qkv:
             builder.expect(rows.rows, "a matrix memory")
@@ -207,7 +207,7 @@ class StateTracer:
     def gate(self, y: TracedTensor, gate: Columns, rule: GateRule) -> TracedTensor:
         builder = self._builder
         builder.expect(gate.rows, "a gate")
-        if y.cols % rule.parts or y.cols // rule.parts > _MOST_GATED:
+        if y.cols % rule.parts or y.cols // rule.parts > _MAX_GATED:
             raise Unsupported(f"gated rows of {y.cols} columns in {rule.parts} parts")
         out = builder.new(y.cols, None, y)
         op = GateRows(
@@ -274,7 +274,7 @@ class StateTracer:
         self, key: TracedTensor, value: TracedTensor, receptance: TracedTensor, layer: WkvLayer
     ) -> TracedTensor:
         builder = self._builder
-        builder.expect(key, "a mean of values")
+        builder.expect(key, "WKV")
         out = builder.new(key.cols, None, key)
         op = WkvScan(
             key=key.id,
@@ -293,8 +293,8 @@ class StateTracer:
         builder, (blocks, width) = self._builder, layer.takes[0].shape[:2]
         for rows in (x, gate):
             builder.expect(rows, "a recurrence")
-        if width > MOST_STATES:
-            raise Unsupported(f"gates by blocks of {width} columns")
+        if width > MAX_STATES:
+            raise Unsupported(f"gates in blocks of {width} columns")
         out = builder.new(x.cols, None, x)
         op = RgLruScan(
             x=x.id,
@@ -317,7 +317,7 @@ class StateTracer:
     def wkv7(self, rows: Wkv7Rows, layer: Wkv7Layer) -> TracedTensor:
         builder, cols = self._builder, rows.key.cols
         width = cols // layer.heads
-        if width > _MOST_WIDTH:
+        if width > _MAX_WIDTH:
             raise Unsupported(f"heads of {width} columns")
         for each in rows:
             builder.expect(each, "a matrix memory")
@@ -376,5 +376,6 @@ class StateTracer:
         kept = self._states[part]
         kind = torch.float32 if exact or self._builder.dtype == "f32" else torch.bfloat16
         if kept.shape[1:] != shape or kept.dtype != kind or not kept.is_contiguous():
-            raise Unsupported(f"a state of {kept.dtype} {list(kept.shape[1:])}, not {list(shape)}")
+            found = list(kept.shape[1:])
+            raise Unsupported(f"a state of {kept.dtype} {found} instead of {list(shape)}")
         return self._builder.graph.constant(kept.view(-1).view(torch.uint8).numpy())

@@ -26,7 +26,7 @@ from sylvan.kernels.native.opset import (
 from sylvan.kernels.paged.cache import LayerPages
 
 SCORES_MIB = 8  # memory for scores of a few rows, which threads compute together
-_MOST_TOKENS = 250_000  # tokens whose scores fit into a thread's scratch memory
+_MAX_TOKENS = 250_000  # tokens whose scores fit into a thread's scratch memory
 
 
 class SparseTracer:
@@ -73,7 +73,7 @@ class SparseTracer:
     def _pages(self, layer: AttentionLayer, pages: LayerPages) -> TokenPages:
         shape, builder = pages.shape, self._builder
         if not shape.tokens or shape.head_dim != layer.head_dim:
-            raise Unsupported("sparse attention over pages that hold no keys of an index")
+            raise Unsupported("sparse attention over pages without index keys")
         if max(layer.head_dim, shape.value_dim) > builder.constants.max_head:
             raise Unsupported(f"sparse attention over rows of {layer.head_dim} columns")
         if (layer.head_dim * _size(builder)) % 4 or (shape.value_dim * _size(builder)) % 4:
@@ -98,8 +98,8 @@ class SparseTracer:
         index: IndexedRows | None,
         rope: Rope,
     ) -> None:
-        if len(rope.cos_sin) > _MOST_TOKENS:
-            raise Unsupported(f"sparse attention over more than {_MOST_TOKENS} tokens")
+        if len(rope.cos_sin) > _MAX_TOKENS:
+            raise Unsupported(f"sparse attention over more than {_MAX_TOKENS} tokens")
         op = TokenStore(
             qkv=rows.id,
             pages=pages,
@@ -119,9 +119,9 @@ class SparseTracer:
     ) -> None:
         heads = index.weights.cols
         if index.q.cols != heads * pages.key_cols or index.k.cols != pages.key_cols:
-            raise Unsupported(f"{heads} heads of an index over {index.q.cols} columns")
+            raise Unsupported(f"{heads} indexer heads over {index.q.cols} columns")
         if index.weights.dtype != "f32":
-            raise Unsupported("weights of an index that are not float32")
+            raise Unsupported("indexer weights that are not float32")
         if self._scores is None:
             self._scores = self._builder.graph.constant(allocate(SCORES_MIB << 20))
         for op in (IndexScores, IndexChoice):

@@ -148,7 +148,7 @@ class NativeTracer:
         self.graph.pinned.add(value.id)
 
     def external(self, value: TracedTensor) -> None:
-        """A value without planned memory: the caller binds it (see `Program.bind`)."""
+        """Leave a value out of the memory plan: the caller binds it (see `Program.bind`)."""
         self.graph.sizes[value.id] = 0
         self.graph.inputs.append(value.id)  # a unique id
 
@@ -274,10 +274,10 @@ class NativeTracer:
 
     @property
     def recurrent(self) -> RecurrentTracer:
-        """For layers with recurrent states.
+        """The tracer of layers with recurrent states.
 
         Raises:
-            Unsupported: there is no memory for states.
+            Unsupported: The program has no memory for states.
         """
         if self._states is None:
             raise Unsupported("recurrent layers without memory for states")
@@ -304,7 +304,7 @@ class NativeTracer:
         if variant.biases is not None:
             raise Unsupported("learned biases by distance")
         if not layer.causal and (variant.chunk or variant.slopes is not None):
-            raise Unsupported("chunks or biases by distance where tokens see their whole text")
+            raise Unsupported("chunks or biases by distance in bidirectional attention")
         scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
             qkv=qkv.id,
@@ -351,7 +351,7 @@ class NativeTracer:
         if not pages.shape.shared:
             raise Unsupported("latent attention over pages that do not share keys and values")
         if (q.rows, kv.rows) != ("tokens", "tokens"):
-            raise Unsupported("latent attention of other rows than the step's")
+            raise Unsupported("latent attention on rows other than the step's")
         return trace_latent(
             self._builder,
             (q, kv),
@@ -395,7 +395,7 @@ class NativeTracer:
 
     def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
         if x.dtype != "f32":
-            raise Unsupported(f"gathering {x.dtype} rows of several ranks")
+            raise Unsupported(f"all-gather of {x.dtype} rows")
         share = -(-cols // ranks.size)
         memory = self._rank_memory(ranks, share)
         out = self._builder.new(cols, "f32", x)
@@ -405,7 +405,7 @@ class NativeTracer:
 
     def _rank_memory(self, ranks: Communicator, row_numbers: int) -> RankMemory:
         if not isinstance(ranks, SharedRanks):
-            raise Unsupported("collectives of ranks that share no memory")
+            raise Unsupported("collectives between ranks without shared memory")
         if 4 * row_numbers > ranks.buffer_bytes:
             raise Unsupported(f"collectives of rows of {row_numbers} columns")
         if self._shared is None:
@@ -483,8 +483,8 @@ class NativeTracer:
         load: torch.Tensor | None,
     ) -> TracedTensor:
         memory = None
-        if weights.spread is not None:
-            memory = self._rank_memory(weights.spread.ranks, padded(x.cols))
+        if weights.expert_ranks is not None:
+            memory = self._rank_memory(weights.expert_ranks.ranks, padded(x.cols))
         return trace_experts(self._builder, (x, logits), routing, weights, load, memory)
 
     def chosen_experts(
@@ -543,7 +543,7 @@ class NativeTracer:
         shape = pages.shape
         mine = layer.num_kv_heads, layer.head_dim, layer.value_dim
         if shape.tokens or mine != (shape.num_kv_heads, shape.head_dim, shape.value_dim):
-            raise Unsupported("attention heads that differ from the KV pool's")
+            raise Unsupported("attention heads of another size than the KV pool's")
         if max(layer.head_dim, layer.value_dim) > self._builder.constants.max_head:
             raise Unsupported(f"heads of {layer.head_dim} columns")
         return pages
@@ -579,7 +579,7 @@ class NativeTracer:
         if norm is None:
             return None, False
         if norm.over is not None:
-            raise Unsupported("norms of heads that ranks share")
+            raise Unsupported("head norms over the heads of several ranks")
         size = norm.weight.numel()
         if size not in (head_dim, heads * head_dim):
             raise Unsupported(f"a head norm of {size} weights for {heads} heads of {head_dim}")

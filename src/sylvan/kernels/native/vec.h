@@ -1,14 +1,14 @@
-// Sixteen lanes: the same source compiles for AVX512, AVX2 and any other CPU. Only this file
-// depends on the instruction set: dot products, fma, the larger of two, masks, rounding to bf16,
-// and powers of two and reciprocals, whose last bit differs between sets. Built with -ffp-
-// contract=off: the source decides which products are fused, not the compiler, which may choose
-// differently in two instantiations of one template.
+// Vectors of sixteen lanes: the same kernels compile for AVX512, AVX2 and any other CPU. Only this
+// file depends on the instruction set: dot products, fma, maximum, masks, rounding to bf16, powers
+// of two and reciprocals (whose last bit differs between instruction sets). Built with
+// -ffp-contract=off, so the source decides which products are fused; a compiler may choose
+// differently in two instantiations of a template.
 #pragma once
 #include "lanes.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
-// Without dot products the portable code is compiled, whose bits are those of any other CPU.
+// Without dot products the portable code is compiled, which gives the same bits as on other CPUs.
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #endif
@@ -40,8 +40,7 @@ constexpr int INT8_ZERO = 128;
 constexpr int INT8_ZERO = 0;
 #endif
 
-// Broadcasts a word by a load: otherwise the compiler computes first and then moves the value
-// between units.
+// Broadcasts a word with a load; otherwise compilers load a scalar and move it between units.
 static inline vu repeated(const uint32_t* p) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     auto v = (Vector<uint32_t, 8>)_mm256_broadcast_ss(reinterpret_cast<const float*>(p));
@@ -56,7 +55,7 @@ static inline vf two(float a, float b) {  // and zeros
     return load<vf>(x);
 }
 
-constexpr auto larger = [](auto a, auto b) {  // the second if one is no number
+constexpr auto larger = [](auto a, auto b) {  // the second if one is NaN
 #if defined(__AVX512F__)
     return (decltype(a))_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
@@ -265,7 +264,7 @@ static inline vf exp(vf x) {  // 1e-7 relative on [-87, 88], clamped outside
 }
 static inline float exp1(float x) { return exp(splat(x))[0]; }
 
-// 1.5e-7 relative, 1 at 0; nothing or next to it below -126; x at most 126
+// 1.5e-7 relative, exactly 1 at 0; 0 or nearly 0 below -126; x is at most 126
 static inline vf exp2(vf x) {
 #if defined(__AVX512F__)
     vf part = (vf)_mm512_reduce_ps((__m512)x, 0x09);  // x less the integer below it

@@ -1,4 +1,4 @@
-"""Packed weights that outlive the process: a later start reads them instead of packing again."""
+"""Caches packed weights in a file, which later starts read instead of packing again."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class _About(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class PackedWeightFile:
-    """A file with the packed weights of one checkpoint.
+    """The file with the packed weights of one checkpoint.
 
     Attributes:
-        files: Where the file is.
-        name: Its name, which identifies everything that the contents depend on.
+        files: The cache directory.
+        name: Name of the file, which identifies everything that the contents depend on.
         numbers: Indices of arrays in the file, by address in memory; see `number_arrays`.
         failed: Whether the file could not be written.
     """
@@ -69,8 +69,8 @@ class PackedWeightFile:
         """Read the file of an earlier start; a damaged one counts as missing.
 
         Args:
-            files: Where it is.
-            name: Of the file.
+            files: The cache directory.
+            name: Name of the file.
             blob: Its contents, if they have been read already.
         """
         kept = cls(files, name)
@@ -80,7 +80,7 @@ class PackedWeightFile:
         except FileNotFoundError:
             pass
         except (BlobError, OSError, msgspec.ValidationError, KeyError, IndexError) as error:
-            logger.warning("load_cache: packing again: %s", error)
+            logger.warning("load_cache: cached weights cannot be used, packing again: %s", error)
             kept._found.clear()
             kept.numbers.clear()
         return kept
@@ -105,7 +105,7 @@ class PackedWeightFile:
 
     @property
     def unwritten(self) -> bool:
-        """Whether `write` has something to do."""
+        """Whether there are weights to `write`."""
         return bool(self._entries)
 
     def number_arrays(self) -> None:
@@ -130,9 +130,9 @@ class PackedWeightFile:
             self.files.write(self.name, about, self._arrays, ended)
         except OSError as error:
             self.failed = True
-            logger.warning("load_cache: packed weights are not kept: %s", error)
+            logger.warning("load_cache: cannot write packed weights: %s", error)
         else:
-            logger.info("load_cache: kept %.2f GB of packed weights", size / 1e9)
+            logger.info("load_cache: wrote %.2f GB of packed weights", size / 1e9)
         self._entries, self._arrays = [], []
 
     def _read(self, blob: Blob) -> None:

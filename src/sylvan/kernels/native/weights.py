@@ -69,7 +69,7 @@ def pack_weights(graph: Graph, kept: PackedWeightFile | None = None) -> Graph:
     has been packed, after which the model cannot compute with tensors.
 
     Raises:
-        Unsupported: a format without a kernel, which only reading the weight shows.
+        Unsupported: a format without a kernel, found only when the weight is read.
     """
     made = graph.with_ops(())
     packed: dict[int, _Packed] = {}
@@ -127,7 +127,7 @@ def _lowered(graph: Graph, op: Op, packed: Mapping[int, _Packed]) -> Iterator[Op
         form = _FORMATS[weight.kind]
         table = replace(op, col_scale=scale, format=form, words=weight.words, group=weight.group)
         if weight.form.ordered:
-            raise Unsupported("an embedding with columns in another order")
+            raise Unsupported("a quantised embedding with permuted columns")
         yield replace(table, **_code_operands(found)) if weight.kind == "coded" else table
         return
     if op.parts > 1 and weight.kind != "dense":
@@ -148,8 +148,8 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
     operands = _operands(linear)
     if "order" in found.parts:
         if linear.x_head_step:
-            raise Unsupported("heads with inputs in another order")
-        size = graph.limits.most_rows(linear.rows, linear.times) * linear.x_bytes
+            raise Unsupported("quantised matrices of heads with permuted inputs")
+        size = graph.limits.max_rows(linear.rows, linear.times) * linear.x_bytes
         operands["x"] = graph.buffer(size)
         yield TakeColumns(
             x=linear.x,
@@ -161,7 +161,7 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
         )
     if "shifts" in found.parts:
         groups = linear.words * 32 // bits_of(form.code) // linear.group
-        most = graph.limits.most_rows(linear.rows, linear.times)
+        most = graph.limits.max_rows(linear.rows, linear.times)
         sums = operands["x_sums"] = graph.buffer(most * groups * 4)
         yield GroupSums(
             x=operands["x"], out=sums, cols=linear.cols, group=linear.group, **_header(linear)

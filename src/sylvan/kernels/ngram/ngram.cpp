@@ -1,6 +1,6 @@
-// Finds the longest suffix of a text that occurs in a corpus. Scans once from the newest position
-// back, sixteen positions at a time: for a few thousand tokens that is faster than an index, into
-// which every token of every prompt would have to be inserted.
+// Finds the longest suffix of a text that occurs in a corpus. Scans once, from the newest position
+// backwards, sixteen positions at a time. For a few thousand tokens that is faster than an index,
+// which every token of every prompt would have to be inserted into.
 #include "../native/kernel.h"
 
 namespace {
@@ -15,7 +15,7 @@ int64_t common(const int32_t* place, const int32_t* end, int64_t most) {
 }  // namespace
 
 // Returns the number of matching tokens, at most `longest`, and the position in `corpus` of the
-// last of them; the newest of equal matches.
+// last of them. Of equally long matches the newest wins.
 SYLVAN_API int64_t sylvan_ngram_match(const int32_t* corpus, int64_t size, const int32_t* text,
                                       int64_t length, int64_t longest, int64_t* place) {
     *place = -1;

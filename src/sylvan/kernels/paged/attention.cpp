@@ -21,7 +21,7 @@ template <class E> float unit(const Attention& op, const Workspace<E>& ws) {
     return raw_scores(op, ws) ? op.scale * LOG2_E : 1.f;
 }
 
-// ALiBi of a vector's scores: `slope` per token after the one at `own` of the chunk; 0: none
+// ALiBi of a vector's scores: `slope` per token of distance from `own` in the chunk; 0: none
 struct Bias {
     float slope;
     int own;
@@ -42,8 +42,8 @@ template <class E> void finish_scores(const Attention& op, const Workspace<E>& w
 
 // Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
 // zeros; only the two end blocks need masks.
-template <class E> void soften(const Attention& op, Workspace<E>& ws, int i, Span span, int low,
-                               int high, float slope, float* part) {
+template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span,
+                                        int low, int high, float slope, float* part) {
     float* score = ws.score[i];
     auto* weight = ws.weight[i];
     const float* v_scale = ws.v_scale;
@@ -55,9 +55,9 @@ template <class E> void soften(const Attention& op, Workspace<E>& ws, int i, Spa
         return select((token >= low) & (token < high), v, other);
     };
     if (!raw_scores(op, ws)) finish_scores(op, ws, score, begin, end, {slope, high - 1});
-    vf top = splat(NOTHING), total{}, power = splat(unit(op, ws));
+    vf top = splat(MASKED_SCORE), total{}, power = splat(unit(op, ws));
     for (int t = begin; t < end; t += LANES)
-        top = max(top, cut(load<vf>(score + t), t, splat(NOTHING)));
+        top = max(top, cut(load<vf>(score + t), t, splat(MASKED_SCORE)));
     float m = largest(top);
     vf ms = splat(m);
     for (int t = begin; t < end; t += LANES) {
@@ -85,7 +85,8 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
         float slope = slopes ? slopes[q.head[i]] : 0.f;
-        soften(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope, part->of(i, ws.stride));
+        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope,
+                        part->of(i, ws.stride));
     }
     values(pages, q, span, ws, part);
 }

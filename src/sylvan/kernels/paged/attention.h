@@ -4,8 +4,8 @@
 #include "../native/amx.h"
 #include "pages.h"
 
-constexpr float NOTHING = -1e30f;  // score of a token that is not seen
-constexpr int PART_HEAD = LANES;   // floats before the values of a part: maximum, sum, padding
+constexpr float MASKED_SCORE = -1e30f;  // score of a masked token
+constexpr int PART_HEAD = LANES;        // floats before the values of a part: maximum, sum, padding
 
 // Partial result of a chunk for one query vector (split-KV): maximum score, sum of weights,
 // weighted values.

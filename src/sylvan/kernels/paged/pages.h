@@ -1,10 +1,12 @@
 // Layout of keys and values in pages. A word of E::ELEMENTS numbers (two bf16, or one float32) is
-// the unit of a dot product. Pages of int8 and fp8 hold numbers in the same order, one byte each,
-// followed for each head by a float32 scale per token. K: [page][head][token / 16][word of
-// columns][16][elements]; V: [page][head][token / elements][column][elements]. int4 pages have half
-// of these columns: a byte's low nibble is of the first half of the columns, its high one of the
-// second. Heads are rotated first (QuaRot, arXiv:2404.00456), which spreads large columns over all:
-// keys and queries in the same way; attention rotates its results back.
+// the unit of a dot product.
+// K: [page][head][token / 16][word of columns][16][elements]
+// V: [page][head][token / elements][column][elements]
+// Pages of int8 and fp8 hold numbers in the same order, one byte each, followed for each head by a
+// float32 scale per token. int4 pages have half as many columns: the low nibble of a byte is from
+// the first half of the columns, the high nibble from the second. Their heads are rotated first
+// (QuaRot, arXiv:2404.00456), which spreads outlier columns over all: queries like keys, and
+// attention rotates its results back.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>
@@ -43,8 +45,8 @@ constexpr float NIBBLE_MIDDLE = 7.5f;  // levels are 0 .. 15
 template <int EXPONENT> struct Float8 {
     static constexpr int FRACTION = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1,
                          SHIFT = 23 - FRACTION, REBIAS = 127 - BIAS;
-    static constexpr float MOST = EXPONENT == 4 ? 448.f : 57344.f,
-                           LEAST_NORMAL = EXPONENT == 4 ? 0x1p-6f : 0x1p-14f;
+    static constexpr float MAX = EXPONENT == 4 ? 448.f : 57344.f,
+                           MIN_NORMAL = EXPONENT == 4 ? 0x1p-6f : 0x1p-14f;
     static constexpr float SMALLEST = EXPONENT == 4 ? 0x1p-9f : 0x1p-16f;
 
     static SYLVAN_INLINE vf value(vu code) {
@@ -54,14 +56,14 @@ template <int EXPONENT> struct Float8 {
         vf found = select((vi)magnitude < (1 << FRACTION), below, normal);
         return (vf)((vu)found | (code & 128u) << 24);
     }
-    static SYLVAN_INLINE vu code(vf x) {  // rounds to nearest even; |x| is at most MOST
+    static SYLVAN_INLINE vu code(vf x) {  // rounds to nearest even; |x| is at most MAX
         vf a = abs(x);
         vu bits = (vu)a, odd = bits >> SHIFT & 1u;
         vu normal =
             ((bits + odd + ((1u << (SHIFT - 1)) - 1)) >> SHIFT) - (uint32_t(REBIAS) << FRACTION);
         vf magic = splat(12582912.f);
         vu below = (vu)((vi)(a * (1.f / SMALLEST) + magic) - (vi)magic);
-        return select(a < LEAST_NORMAL, below, normal) | ((vu)x >> 24 & 128u);
+        return select(a < MIN_NORMAL, below, normal) | ((vu)x >> 24 & 128u);
     }
 };
 

@@ -28,8 +28,8 @@ template <class F, class T> float to_floats(const T* x, int cols, int8_t* codes,
         top = max(top, abs(v));
         odd += v * 0.f;
     }
-    float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MOST : 1.f;
-    vf divisor = splat(scale), most = splat(F::MOST);
+    float m = largest(top), scale = given > 0 ? given : m > 0 ? m / F::MAX : 1.f;
+    vf divisor = splat(scale), most = splat(F::MAX);
     for (int i = 0; i < cols; i += LANES)
         narrow((uint8_t*)codes + i,
                F::code(min(max(first(get(x + i), cols - i) / divisor, -most), most)));
@@ -75,7 +75,7 @@ template <class E> void store_nibbles(const RopeStore& op, const Step& s, const 
 }
 
 // Rotates a query like the keys of int4 pages.
-template <class T> void turn_query(T* query, int cols) {
+template <class T> void rotate_query(T* query, int cols) {
     alignas(64) float head[MAX_HEAD];
     for (int i = 0; i < cols; i += LANES) store(head + i, get(query + i));
     hadamard(head, cols);
@@ -91,7 +91,7 @@ template <class T> float to_small(PageFormat format, const T* x, int cols, int8_
     return to_levels(x, cols, levels);
 }
 
-// Pages of 8 and 4 bits: the place of a row, and where the scales of the head begin.
+// Stores keys and values in 8- or 4-bit pages, with the scales of their heads.
 template <class E> void store_levels(const RopeStore& op, const Step& s, const Heads& h, int slot,
                                      int head, const typename E::row* key,
                                      const typename E::row* value) {
@@ -132,7 +132,7 @@ template <class E> void store_value(typename E::row* to, int token, const typena
     for (; d < padded; d++) to[d * e + token] = d < cols ? value[d] : 0;
 }
 
-// A head with its norm and rotary position; rounded between them where the norm is last.
+// Norms and rotates a head; if the norm comes last, the rotated head is rounded before it.
 template <class T> void prepare_head(const RopeStore& op, const T* in, T* out, int dim,
                                      const Norm& norm, const Rope& rope) {
     if (!op.norm_last || !norm.weight) return prepare(in, out, dim, norm, rope);
@@ -162,7 +162,7 @@ template <class E> void rope_store(const RopeStore& op, const Step& s, int64_t r
         if (q_scales)
             for (int d = 0; d < h.dim; d += LANES)
                 put(head + d, get(head + d) * q_scales[s.run->positions[r]]);
-        if (h.nibbles) turn_query(head, h.dim);
+        if (h.nibbles) rotate_query(head, h.dim);
         memcpy(row + i * h.dim, head, h.dim * sizeof(T));
     }
     const int32_t* slots =

@@ -21,10 +21,10 @@ from sylvan.kernels.paged.triton_extend import extend_kernel
 
 _PROGRAMS = 2048  # enough to fill any GPU several times over
 _WIDE_PROGRAMS = 512  # latent attention: each takes a whole multiprocessor
-_MOST_SPLITS = 64
+_MAX_SPLITS = 64
 _FEW = 8  # for the interpreter, which runs programs one by one
-_LEAST_SPLIT = 128  # tokens: shorter ones cost large batches more than they gain small ones
-_LEAST_COLUMNS = 16  # smallest block of a matrix unit
+_MIN_SPLIT = 128  # tokens: shorter ones cost large batches more than they gain small ones
+_MIN_COLUMNS = 16  # smallest block of a matrix unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class _Shape:
     @staticmethod
     def of(pages: LayerKV) -> _Shape:
         width, value = pages.widths
-        main = max(_LEAST_COLUMNS, 1 << (width.bit_length() - 1))
-        tail = 0 if main >= width else max(_LEAST_COLUMNS, power_of_two(width - main))
+        main = max(_MIN_COLUMNS, 1 << (width.bit_length() - 1))
+        tail = 0 if main >= width else max(_MIN_COLUMNS, power_of_two(width - main))
         shared = pages.shared and value <= main <= width
-        block = main if shared else max(_LEAST_COLUMNS, power_of_two(value))
+        block = main if shared else max(_MIN_COLUMNS, power_of_two(value))
         return _Shape(main, tail, block, shared)
 
-    def least_split(self, group: int) -> int:
+    def min_split(self, group: int) -> int:
         """Minimum tokens per split: for many latent heads a partial result is as large as KV."""
-        return max(_LEAST_SPLIT, power_of_two(4 * group)) if self.shared else _LEAST_SPLIT
+        return max(_MIN_SPLIT, power_of_two(4 * group)) if self.shared else _MIN_SPLIT
 
-    def most_programs(self) -> int:
+    def max_programs(self) -> int:
         """Most programs of a decode step; a program without a split costs only its launch."""
         return _WIDE_PROGRAMS if self.shared else _PROGRAMS
 
-    def most_splits(self) -> int:
+    def max_splits(self) -> int:
         """Most KV splits of a request; sizes the memory for partial results."""
-        return _MOST_SPLITS // 2 if self.shared else _MOST_SPLITS
+        return _MAX_SPLITS // 2 if self.shared else _MAX_SPLITS
 
 
 def decode(
@@ -70,11 +70,11 @@ def decode(
     group = heads // layer.num_kv_heads
     shape = _Shape.of(pages)
     sizes = _sizes(q_RNH, pages, layer, "decode")
-    least = sizes.split or shape.least_split(group)
+    min_split = sizes.split or shape.min_split(group)
     mine = sizes.rows if shape.shared else min(sizes.rows, _block(group))
     programs = layer.num_kv_heads * ceil_div(group, mine)
-    splits = min(shape.most_splits(), max(8, power_of_two(ceil_div(128, programs))))
-    budget = _FEW if arch_of(q_RNH) == "interpreter" else shape.most_programs()
+    splits = min(shape.max_splits(), max(8, power_of_two(ceil_div(128, programs))))
+    budget = _FEW if arch_of(q_RNH) == "interpreter" else shape.max_programs()
     lanes = max(1, min(splits, budget // max(1, requests * programs)))
     if out is None:
         out = q_RNH.new_empty(requests, heads, value)
@@ -100,7 +100,7 @@ def decode(
         lanes,
         **_constants(layer, pages, shape),
         SPLITS=splits,
-        LEAST=least,
+        MIN_SPLIT=min_split,
         HEADS=mine,
         BLOCK=sizes.cols,
         num_warps=sizes.warps,
@@ -123,7 +123,7 @@ def decode(
         WINDOW=layer.window or 0,
         SEGMENT=layer.chunk or 0,
         SPLITS=splits,
-        LEAST=least,
+        MIN_SPLIT=min_split,
         SINKS=layer.sinks is not None,
         BLOCK=sizes.cols,
         CHUNK=min(8, splits),
@@ -201,7 +201,7 @@ def extend(
 
 
 def _block(columns: int) -> int:
-    return max(_LEAST_COLUMNS, power_of_two(columns))
+    return max(_MIN_COLUMNS, power_of_two(columns))
 
 
 def _sizes(q: torch.Tensor, pages: LayerKV, layer: AttentionLayer, op: str) -> Tile:

@@ -23,7 +23,7 @@ def _span(
     WINDOW: tl.constexpr,
     SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """First visible token (rounded down to a block), tokens per split, number of splits."""
@@ -34,7 +34,7 @@ def _span(
         first = tl.maximum(first, (length - 1) // SEGMENT * SEGMENT // BLOCK * BLOCK)
     # Whole blocks, so that only the last split ends inside one.
     blocks = (length - first + SPLITS * BLOCK - 1) // (SPLITS * BLOCK)
-    each = tl.maximum(blocks * BLOCK, LEAST)
+    each = tl.maximum(blocks * BLOCK, MIN_SPLIT)
     return first, each, (length - first + each - 1) // each
 
 
@@ -74,7 +74,7 @@ def decode_kernel(
     SEGMENT: tl.constexpr,
     SLOPED: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
     SHARED: tl.constexpr,
     CAPPED: tl.constexpr,
     SCALED: tl.constexpr,
@@ -90,7 +90,7 @@ def decode_kernel(
     lane = tl.program_id(1)
     request = tl.program_id(2)
     length = tl.load(lens_ptr + request)
-    span = _span(length, WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
+    span = _span(length, WINDOW, SEGMENT, SPLITS, MIN_SPLIT, BLOCK)
     first, each, count = span
     if lane < count:
         table_ptr += tl.load(rows_ptr + request).to(tl.int64) * table_stride
@@ -186,7 +186,7 @@ def merge_kernel(
     WINDOW: tl.constexpr,
     SEGMENT: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -195,7 +195,7 @@ def merge_kernel(
     """Combine the splits of a head by their weights; a sink has a weight but no value."""
     inputs_ready(EARLY)
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, LEAST, BLOCK)
+    span = _span(tl.load(lens_ptr + request), WINDOW, SEGMENT, SPLITS, MIN_SPLIT, BLOCK)
     count = span[2]
     row = request * NUM_HEADS + head
     split = tl.arange(0, SPLITS)

@@ -23,18 +23,18 @@ _ELEMENTS = 2048  # block of a program
 
 
 @triton.jit
-def _keep(ptr, at, x, mask, scale_ptr, head, SCALED: tl.constexpr, MOST: tl.constexpr):
-    """Store; for fp8, with maximum MOST, as a saturated multiple of the head's scale."""
-    if MOST > 0:
+def _keep(ptr, at, x, mask, scale_ptr, head, SCALED: tl.constexpr, MAX: tl.constexpr):
+    """Store; for fp8, with maximum MAX, as a saturated multiple of the head's scale."""
+    if MAX > 0:
         x = x.to(tl.float32)
         if SCALED:
             x = x / tl.load(scale_ptr + head)
-        x = tl.minimum(tl.maximum(x, -MOST), MOST)
+        x = tl.minimum(tl.maximum(x, -MAX), MAX)
     tl.store(ptr + at, x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _turned(
+def _rotated_heads(
     x_ptr,
     weight_ptr,
     angle_ptr,
@@ -124,7 +124,7 @@ def _heads_kernel(
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     SCALED: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Program (t, i): the i-th block of heads of row t; queries first, then keys, then values."""
@@ -141,7 +141,7 @@ def _heads_kernel(
     if block < q_blocks:
         q_head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
         q_mask = (q_head < HEADS)[:, None] & (col < WIDTH)[None, :]
-        q = _turned(
+        q = _rotated_heads(
             x_ptr,
             q_weight_ptr,
             angle_ptr,
@@ -161,7 +161,7 @@ def _heads_kernel(
     elif block < q_blocks + k_blocks:
         k_head = (block - q_blocks) * K_BLOCK + tl.arange(0, K_BLOCK)
         k_mask = (k_head < KV_HEADS)[:, None] & (col < WIDTH)[None, :]
-        k = _turned(
+        k = _rotated_heads(
             x_ptr + HEADS * WIDTH,
             k_weight_ptr,
             angle_ptr,
@@ -181,7 +181,7 @@ def _heads_kernel(
         # Round as the projection does, whatever the cache stores, to match the reference.
         own = tl.minimum(k_head, KV_HEADS - 1)[:, None]
         rounded = k.to(x_ptr.dtype.element_ty)
-        _keep(key_ptr, k_at, rounded, k_mask, k_scale_ptr, own, SCALED, MOST)
+        _keep(key_ptr, k_at, rounded, k_mask, k_scale_ptr, own, SCALED, MAX)
     else:
         v_head = (block - q_blocks - k_blocks) * V_BLOCK + tl.arange(0, V_BLOCK)
         value_col = tl.arange(0, VALUE_BLOCK)
@@ -193,7 +193,7 @@ def _heads_kernel(
         slot = tl.load(slot_ptr + row).to(tl.int64)
         v_at = slot * value_stride + v_head[:, None] * value_head + value_col[None, :]
         mine = tl.minimum(v_head, KV_HEADS - 1)[:, None]
-        _keep(value_ptr, v_at, v, v_mask, v_scale_ptr, mine, SCALED, MOST)
+        _keep(value_ptr, v_at, v, v_mask, v_scale_ptr, mine, SCALED, MAX)
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def _store_kernel(
     HEAD_BLOCK: tl.constexpr,
     WIDTH_BLOCK: tl.constexpr,
     SCALED: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     inputs_ready(EARLY)
@@ -222,7 +222,7 @@ def _store_kernel(
     x = tl.load(x_ptr + row * x_stride + head * x_head + col, mask=mask, other=0.0)
     slot = tl.load(slot_ptr + row).to(tl.int64)
     at = slot * cache_stride + head * cache_head + col
-    _keep(cache_ptr, at, x, mask, scale_ptr, tl.minimum(head, KV_HEADS - 1), SCALED, MOST)
+    _keep(cache_ptr, at, x, mask, scale_ptr, tl.minimum(head, KV_HEADS - 1), SCALED, MAX)
 
 
 def store_heads(
@@ -297,7 +297,7 @@ def store_heads(
         Q_NORM=norms[0],
         K_NORM=norms[1],
         SCALED=cache.scales is not None,
-        MOST=_most(cache.keys.dtype),
+        MAX=_max_of(cache.keys.dtype),
         num_warps=8 if "all" in norms else 4,
     )
     return out
@@ -351,11 +351,11 @@ def _store(
         HEAD_BLOCK=block,
         WIDTH_BLOCK=width_block,
         SCALED=scale_K is not None,
-        MOST=_most(side.dtype),
+        MAX=_max_of(side.dtype),
     )
 
 
-def _most(dtype: torch.dtype) -> float:
+def _max_of(dtype: torch.dtype) -> float:
     """Largest number of an 8-bit dtype, to saturate at; 0 for wider dtypes."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 

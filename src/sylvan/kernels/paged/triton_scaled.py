@@ -57,7 +57,7 @@ def _rotated(
 
 
 @triton.jit
-def _turn_kernel(
+def _rotate_kernel(
     x_ptr,
     out_ptr,
     count,
@@ -168,7 +168,7 @@ def rotate_heads(x_TNH: torch.Tensor) -> torch.Tensor:
     out, width = torch.empty_like(x_TNH), x_TNH.shape[-1]
     count = x_TNH.numel() // width
     launch_early(
-        _turn_kernel,
+        _rotate_kernel,
         (ceil_div(count, _ROWS),),
         x_TNH,
         out,

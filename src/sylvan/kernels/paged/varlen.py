@@ -19,7 +19,7 @@ from sylvan.kernels.api import AttentionLayer
 
 _MODULE = "torch.nn.attention.varlen"
 _NEEDED = frozenset({"scale", "window_size", "enable_gqa", "num_splits"})
-_MOST_COLUMNS = 256
+_MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class Packed:
         slots_S: int64 KV slots of all their tokens.
         q_starts_R1: int32 (R + 1,): first row of each request, relative to `rows`.
         k_starts_R1: int32 (R + 1,): first token of each request in `slots_S`.
-        most_rows: Most rows of one request.
-        most_tokens: Most tokens of one request.
+        max_rows: Most rows of one request.
+        max_tokens: Most tokens of one request.
     """
 
     rows: slice
     slots_S: torch.Tensor
     q_starts_R1: torch.Tensor
     k_starts_R1: torch.Tensor
-    most_rows: int
-    most_tokens: int
+    max_rows: int
+    max_tokens: int
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def suits(q_TNH: torch.Tensor, layer: AttentionLayer) -> bool:
     """Whether its kernels support these heads and this layer."""
     plain = layer.softcap is None and layer.sinks is None and layer.causal
     width = layer.head_dim
-    sized = width == layer.value_dim and width % 8 == 0 and width <= _MOST_COLUMNS
+    sized = width == layer.value_dim and width % 8 == 0 and width <= _MAX_COLUMNS
     return plain and sized and q_TNH.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -89,8 +89,8 @@ def attend_packed(
         v_SKH,
         packed.q_starts_R1,
         packed.k_starts_R1,
-        packed.most_rows,
-        packed.most_tokens,
+        packed.max_rows,
+        packed.max_tokens,
         scale=layer.scale,
         window_size=(-1 if layer.window is None else layer.window - 1, 0),
         enable_gqa=layer.num_heads != layer.num_kv_heads,

@@ -53,7 +53,7 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """`ids` int32 (R,), -1 if no token is possible, and float32 (R,) log probabilities.
+    """`ids` int32 (R,), -1 if no token is valid, and float32 (R,) log probabilities.
 
     `logsumexp` (R,) is that of logits / temperature; an id's log probability is its scaled logit
     minus `logsumexp`.

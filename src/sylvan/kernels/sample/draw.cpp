@@ -1,7 +1,7 @@
 #include "draw.h"
 #include <algorithm>
 
-constexpr int BINS = 2048, BINS_OF_POWER = 16;  // per power of two in (-126, 0]
+constexpr int BINS = 2048, BINS_PER_OCTAVE = 16;  // candidates are binned by their exponent
 
 double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), uint32_t(sample), 0};
@@ -15,18 +15,18 @@ double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
     return (double(c[0] >> 5) * 67108864.0 + double(c[1] >> 6)) / 9007199254740992.0;
 }
 
-Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch)
-    : known(known), scratch(scratch), scale(scale_of(known.temperature)) {
-    const BlockStats& s = known.stats;
+Distribution::Distribution(const RowLogits& row, SamplerScratch& scratch)
+    : row(row), scratch(scratch), scale(scale_of(row.temperature)) {
+    const BlockStats& s = row.stats;
     vf tops = splat(-INFINITY);
-    for (int i = 0; i < s.pieces; i += LANES) tops = max(tops, load<vf>(s.tops + i));
+    for (int i = 0; i < s.num_blocks; i += LANES) tops = max(tops, load<vf>(s.tops + i));
     top = largest(tops);
-    if (!known.x) {
+    if (!row.x) {
         for (const Candidate& c : scratch.kept) top = std::max(top, c.x);
         for (Candidate& c : scratch.kept) c.p = p(c.x);
     }
-    scratch.masses.resize(round_up(s.pieces, LANES));
-    for (int i = 0; i < s.pieces; i += LANES) {
+    scratch.masses.resize(round_up(s.num_blocks, LANES));
+    for (int i = 0; i < s.num_blocks; i += LANES) {
         vf masses = load<vf>(s.sums + i) * weight(load<vf>(s.tops + i), top, scale);
         store(scratch.masses.data() + i, masses);
         total += double(sum(masses));
@@ -34,11 +34,11 @@ Distribution::Distribution(const RowLogits& known, SamplerScratch& scratch)
 }
 
 int Distribution::bin_of(const Candidate& c) const {
-    return std::min(BINS - 1, int((top - c.x) * scale * BINS_OF_POWER));
+    return std::min(BINS - 1, int((top - c.x) * scale * BINS_PER_OCTAVE));
 }
 
-// Whole bins while they surely fit within the first k and the wanted mass; the bin where that ends
-// is put in order.
+// Finds the shortest prefix of the candidates that has k of them or the wanted mass. Counts whole
+// bins as long as they fit for certain, and sorts only the bin in which the prefix ends.
 Cut Distribution::cut(int64_t k, double wanted) const {
     scratch.counts.assign(BINS, 0);
     scratch.sums.assign(BINS, 0);
@@ -72,31 +72,32 @@ Cut Distribution::cut(int64_t k, double wanted) const {
 }
 
 float Distribution::logit(int id) const {
-    if (known.x) return known.as_it_is ? known.x[id] : cleaned(known.x[id]);
+    if (row.x) return row.keeps_non_finite ? row.x[id] : cleaned(row.x[id]);
     for (const Candidate& c : scratch.kept)
         if (c.id == id) return c.x;
-    return -INFINITY;  // unreachable: other callers keep everything
+    return -INFINITY;  // unreachable: rows whose other logits are read keep all of them
 }
 
 int Distribution::likeliest() const {
-    if (!known.x) return std::min_element(scratch.kept.begin(), scratch.kept.end())->id;
-    const BlockStats& s = known.stats;
-    int piece = int(std::find(s.tops, s.tops + s.pieces, top) - s.tops), id = piece * PIECE;
-    while (cleaned(known.x[id]) != top) id++;
+    if (!row.x) return std::min_element(scratch.kept.begin(), scratch.kept.end())->id;
+    const BlockStats& s = row.stats;
+    int block = int(std::find(s.tops, s.tops + s.num_blocks, top) - s.tops),
+        id = block * STATS_BLOCK;
+    while (cleaned(row.x[id]) != top) id++;
     return id;
 }
 
 int Distribution::draw(double u, const Filter& filter) const {
-    int id = filter.keeps_all(known.n) ? draw_any(u) : draw_kept(u, filter);
+    int id = filter.keeps_all(row.n) ? draw_any(u) : draw_kept(u, filter);
     return id < 0 ? likeliest() : id;
 }
 
 int Distribution::draw_any(double u) const {
     const float* masses = scratch.masses.data();
     double target = u * total, before = 0;
-    int last = -1;  // the last group of pieces with a possible id: receives the rounding remainder
+    int last = -1;  // the last group of blocks with mass; drawn if rounding loses the target
     double before_last = 0;
-    for (int i = 0; i < known.stats.pieces; i += LANES) {
+    for (int i = 0; i < row.stats.num_blocks; i += LANES) {
         double after = before + double(sum(load<vf>(masses + i)));
         if (after > before) {
             last = i;
@@ -108,22 +109,22 @@ int Distribution::draw_any(double u) const {
     return last < 0 ? -1 : draw_within(last, before_last, target);
 }
 
-// In a group of pieces: the id at which the running sum exceeds the target or, after rounding, the
-// last possible id.
+// Draws within a group of blocks: the id at which the cumulative mass exceeds the target, or the
+// last id with mass if rounding keeps the sum below it.
 int Distribution::draw_within(int group, double before, double target) const {
     int found = -1;
     double start = before;
-    for (int i = group; i < std::min(group + LANES, known.stats.pieces); i++) {
+    for (int i = group; i < std::min(group + LANES, row.stats.num_blocks); i++) {
         if (!(scratch.masses[i] > 0)) continue;
         found = i;
         start = before;
         if ((before += scratch.masses[i]) > target) break;
     }
     int id = -1;
-    for (int i = found * PIECE, end = std::min(i + PIECE, known.n);
+    for (int i = found * STATS_BLOCK, end = std::min(i + STATS_BLOCK, row.n);
          found >= 0 && i < end && !(start > target); i += LANES) {
         float mine[LANES];
-        vf v = weight(cleaned(known.x, i, known.n), top, scale);
+        vf v = weight(cleaned(row.x, i, row.n), top, scale);
         store(mine, v);
         each_bit(bits(v > 0.f), [&](int l) {
             if (start > target) return;
@@ -135,13 +136,13 @@ int Distribution::draw_within(int group, double before, double target) const {
 }
 
 int Distribution::draw_kept(double u, const Filter& filter) const {
-    bool of_total = filter.needs_total(known.n), of_first = filter.top_p < 1.f && !of_total;
+    bool of_total = filter.needs_total(row.n), of_first = filter.top_p < 1.f && !of_total;
     double wanted = of_total ? filter.top_p * total : INFINITY;
-    // ---- candidates: first only the likely ids, which nearly always suffice
+    // ---- gather candidates: start with the most likely ids, which nearly always suffice
     float lowest = !of_first && filter.min_p > 0
-                       ? std::max(LEAST_POWER, std::log2(filter.min_p) - .01f)
-                       : LEAST_POWER;
-    for (float level : {-8.f, -12.f, -16.f, LEAST_POWER}) {
+                       ? std::max(MIN_POWER, std::log2(filter.min_p) - .01f)
+                       : MIN_POWER;
+    for (float level : {-8.f, -12.f, -16.f, MIN_POWER}) {
         float from = std::max(level, lowest);
         double mass = gather(from);
         if (from == lowest || int64_t(scratch.found.size()) >= filter.k ||
@@ -168,7 +169,7 @@ int Distribution::draw_kept(double u, const Filter& filter) const {
     return id;
 }
 
-// ids with at least this power, in rising order; returns their mass
+// Collects the ids whose exponent is at least `least`, by rising id; returns their mass.
 double Distribution::gather(float least) const {
     auto& found = scratch.found;
     found.clear();
@@ -178,40 +179,41 @@ double Distribution::gather(float least) const {
         float xs[LANES], ps[LANES];
         store(xs, x);
         store(ps, p);
-        each_bit(which & bits((v >= splat(least)) & (v > LEAST_POWER)),
+        each_bit(which & bits((v >= splat(least)) & (v > MIN_POWER)),
                  [&](int l) { found.push_back({xs[l], ps[l], id_of(l)}), mass += ps[l]; });
     };
-    if (!known.x) {
+    if (!row.x) {
         for (const Candidate& c : scratch.kept) add(splat(c.x), 1, [&](int) { return c.id; });
         return mass;
     }
-    // a little below the border: it and powers are rounded
+    // slightly below the bound, because the bound and the exponents are rounded
     vf low = splat(top + (least - .01f) / scale);
     auto look = [&](int i) {
-        vf x = part(known.x, i, known.n, -INFINITY);
+        vf x = part(row.x, i, row.n, -INFINITY);
         if (any(x >= low)) add(cleaned(x), ~0u, [&](int l) { return i + l; });
     };
-    for (int g = 0; g < known.stats.pieces; g += LANES)
-        each_bit(bits(load<vf>(known.stats.tops + g) >= low), [&](int l) {
-            for (int i = (g + l) * PIECE, end = std::min(i + PIECE, known.n); i < end; i += LANES)
+    for (int g = 0; g < row.stats.num_blocks; g += LANES)
+        each_bit(bits(load<vf>(row.stats.tops + g) >= low), [&](int l) {
+            for (int i = (g + l) * STATS_BLOCK, end = std::min(i + STATS_BLOCK, row.n); i < end;
+                 i += LANES)
                 look(i);
         });
     return mass;
 }
 
 void Distribution::most_likely(int count, int32_t* ids, float* logprobs) const {
-    auto& heap = scratch.found;  // the worst of the best in front
-    count = std::min(count, known.n);
-    if (!known.x) {
+    auto& heap = scratch.found;  // the front is the least likely of the best
+    count = std::min(count, row.n);
+    if (!row.x) {
         heap = scratch.kept;
         std::make_heap(heap.begin(), heap.end());
     } else
         heap.clear();
-    for (int piece = 0; known.x && piece < known.stats.pieces && count > 0; piece++) {
+    for (int block = 0; row.x && block < row.stats.num_blocks && count > 0; block++) {
         bool full = int(heap.size()) == count;
-        if (full && !(known.stats.tops[piece] > heap.front().x)) continue;
-        for (int i = piece * PIECE, end = std::min(i + PIECE, known.n); i < end; i++) {
-            Candidate mine{cleaned(known.x[i]), 0, i};
+        if (full && !(row.stats.tops[block] > heap.front().x)) continue;
+        for (int i = block * STATS_BLOCK, end = std::min(i + STATS_BLOCK, row.n); i < end; i++) {
+            Candidate mine{cleaned(row.x[i]), 0, i};
             if (full && !(mine < heap.front())) continue;
             if (full) {
                 std::pop_heap(heap.begin(), heap.end());

@@ -3,7 +3,7 @@
 // its own logits and parameters.
 #include "sample.h"
 #include "../native/pool.h"
-#include "gather.h"
+#include "logits_collector.h"
 #include <algorithm>
 
 namespace {
@@ -12,7 +12,7 @@ void put_part(float* x, int i, int n, vf v) {
     memcpy(x + i, &v, std::min(LANES, n - i) * sizeof(float));
 }
 
-int largest_logit(const float* x, int n) {  // the first of equals; NaN never wins
+int largest_logit(const float* x, int n) {  // ties: the lowest id; NaN never wins
     vf tops = splat(-INFINITY);
     vi at = lanes();
     for (int i = 0; i < n; i += LANES) {
@@ -46,7 +46,7 @@ public:
           x(s.logits + row * s.stride), scratch(scratch) {}
 
     void sample() {
-        change();
+        edit_logits();
         if (t.greedy[slot] && !wants_logprobs()) {
             int best = largest_logit(x, n);
             return choose(best, x[best] > -INFINITY);
@@ -54,13 +54,13 @@ public:
         choose_from({x, n, scratch.stats.of(x, n, t.temperature[slot]), t.temperature[slot]});
     }
 
-    void sample(const LogitsCollector& gather) {
-        const RowNeeds& needs = gather.needs_of_row(row);
+    void sample(const LogitsCollector& collector) {
+        const RowNeeds& needs = collector.needs_of_row(row);
         if (needs.kind == RowNeeds::WHOLE) return sample();
-        const Best& best = gather.best(row);
+        const Best& best = collector.best(row);
         if (needs.kind == RowNeeds::LARGEST) return choose(best.id, best.id != NO_LOGIT);
-        gather.kept(row, scratch);
-        choose_from({nullptr, n, gather.stats(row, scratch), t.temperature[slot]});
+        collector.kept(row, scratch);
+        choose_from({nullptr, n, collector.stats(row, scratch), t.temperature[slot]});
     }
 
 private:
@@ -80,8 +80,8 @@ private:
         s.failed[row] = !possible;
     }
 
-    void choose_from(const RowLogits& known) {
-        Distribution from(known, scratch);
+    void choose_from(const RowLogits& logits) {
+        Distribution from(logits, scratch);
         if (!from.possible()) return choose(0, false);
         int id = t.greedy[slot]
                      ? from.likeliest()
@@ -94,7 +94,7 @@ private:
 
     Filter filter() const { return {t.top_k[slot], t.top_p[slot], t.min_p[slot]}; }
 
-    void change() {  // in the order that sylvan.runtime.sampling defines
+    void edit_logits() {  // in the order of sylvan.runtime.sampling
         if (t.has_penalty[slot]) penalise(t.counts + t.counts_row[slot] * n);
         if (s.positions[row] < t.min_position[slot])
             for (int i = 0; i < t.num_stops[slot]; i++) x[list<int32_t>(t.stops)[i]] = -INFINITY;
@@ -155,12 +155,12 @@ void run_rows(void (*job)(void*, int), void* arg, int rows) {
 
 }  // namespace
 
-void sample_rows(const Sample& sample, std::atomic<int>& next, const LogitsCollector* gather) {
+void sample_rows(const Sample& sample, std::atomic<int>& next, const LogitsCollector* collector) {
     thread_local SamplerScratch scratch;
     for (int r; (r = next.fetch_add(1, std::memory_order_relaxed)) < sample.rows;) {
         Row mine(sample, r, scratch);
-        if (gather)
-            mine.sample(*gather);
+        if (collector)
+            mine.sample(*collector);
         else
             mine.sample();
     }

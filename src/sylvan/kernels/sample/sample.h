@@ -1,11 +1,11 @@
-// Samples a batch, for step programs and for the sampler of the runtime.
-// `binding.py` mirrors it.
+// The C ABI of sampling, for step programs and for the runtime's sampler. `native/sampling.py`
+// mirrors it.
 #pragma once
 #include "../native/program.h"
 #include <atomic>
 #include <cstdint>
 
-// parameters of requests: arrays over request slots, written when requests join and leave
+// Sampling parameters: arrays over request slots, written when requests join and leave.
 struct SampleSlots {
     const uint8_t* greedy;
     const float* temperature;
@@ -14,17 +14,18 @@ struct SampleSlots {
     const int64_t *seed, *sample;
     const int64_t* min_position;  // no stop token may be sampled before it
     const uint8_t* has_penalty;
-    const int64_t* counts_row;  // row of `counts`, of slots that have a penalty
-    const int64_t *stops, *bias_ids, *bias, *chosen_ids;  // addresses of lists, of these lengths:
+    const int64_t* counts_row;  // row of `counts`; -1: the request has no penalty
+    // addresses of lists, whose lengths follow
+    const int64_t *stops, *bias_ids, *bias, *chosen_ids;
     const int32_t *num_stops, *num_bias, *num_chosen;
     const uint8_t* has_logprobs;
-    const int32_t* top;   // alternatives wanted
+    const int32_t* top;   // number of alternatives whose log probabilities are wanted
     const float* counts;  // [][vocab] how often each id was generated
 };
 
-struct Logprobs {  // results for the rows that want some
-    float* own;    // [rows]
-    // [rows][top_stride], by falling log probability, equals by rising id
+struct Logprobs {  // log probabilities, for the rows that want them
+    float* own;    // [rows] of the sampled ids
+    // [rows][top_stride] the most likely ids: by falling log probability, ties by rising id
     int32_t* top_ids;
     float* top;
     float* chosen;  // [rows][chosen_stride]
@@ -41,12 +42,12 @@ struct Sample {
     const int32_t* mask_of;    // [rows] row of `masks`, -1: none; or null
     const int32_t* masks;      // bit i of a row allows id i
     int64_t mask_stride;
-    int32_t* ids;       // results
-    uint8_t* failed;    // no token was possible
+    int32_t* ids;       // [rows] results
+    uint8_t* failed;    // [rows] whether all logits were masked out or NaN
     Logprobs logprobs;  // `own` null: no row wants log probabilities
 };
 
-struct ForcedTokens {  // tokens that are there already
+struct ForcedTokens {  // given tokens whose log probabilities are wanted
     int32_t rows, vocab;
     int64_t stride;
     const float* logits;
@@ -56,10 +57,10 @@ struct ForcedTokens {  // tokens that are there already
     Logprobs logprobs;
 };
 
-class LogitsCollector;  // logits collected in the head, for rows that may not have been written
+class LogitsCollector;
 
-// Processes rows until none is left; any number of threads may call it concurrently. Without
-// `gather`, all logits were written.
+// Samples rows until none is left; any number of threads may call it concurrently. `collector` has
+// the logits that the LM head collected instead of writing them; null: all logits were written.
 void sample_rows(const Sample& sample, std::atomic<int>& next,
-                 const LogitsCollector* gather = nullptr);
+                 const LogitsCollector* collector = nullptr);
 int count_failed(const Sample& sample);

@@ -55,7 +55,7 @@ class SampleCall:
     Attributes:
         struct: Argument of the native call; set its `rows` after filling `slots` and `positions`.
         slots, positions: Request slot and token position of each row.
-        ids, failed: Results by row; `failed` says that no token was possible.
+        ids, failed: Results by row; `failed` says that no token was valid.
     """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:

@@ -170,7 +170,7 @@ def draw_kernel(
     SLOTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write ids (-1: none is possible), their log probabilities and the rows' logsumexp; (R,)."""
+    """Write ids (-1: none is valid), their log probabilities and the rows' logsumexp; (R,)."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     temperature = tl.load(temperature_ptr + row)

@@ -14,20 +14,20 @@ import triton.language as tl
 
 ALL = tl.constexpr(1 << 30)
 ONE = tl.constexpr(0x3F800000)  # bits of 1.0, the largest weight
-_MOST = tl.constexpr(3.4028234663852886e38)
+_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
 def clean(x):
     """Clean logits: NaN becomes -inf, +inf the largest number; -inf (forbidden) stays."""
     x = tl.where(x >= float("-inf"), x, float("-inf"))
-    return tl.where(x > _MOST, _MOST, x)
+    return tl.where(x > _MAX, _MAX, x)
 
 
 @triton.jit
 def scale_of(temperature):
     """Factor of logit differences; weights are computed as powers of two."""
-    return tl.minimum(1.4426950408889634 / temperature, _MOST)
+    return tl.minimum(1.4426950408889634 / temperature, _MAX)
 
 
 @triton.jit

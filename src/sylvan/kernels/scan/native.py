@@ -26,7 +26,7 @@ from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.kernels.scan.space import SpaceInputs
 from sylvan.kernels.scan.spans import Spans
 
-_MOST_TAPS, _MOST_STATES = 64, 1024  # per channel, so that a block of states fits into scratch
+_MAX_TAPS, _MAX_STATES = 64, 1024  # per channel, so that a block of states fits into scratch
 _DTYPES: Mapping[torch.dtype, RowType] = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -70,7 +70,7 @@ class NativeScans:
         """Shape: (T, C)."""
         x_TC = _rows(x_TC.to(self._dtype))
         channels, taps = weight_CK.shape
-        if taps > _MOST_TAPS:
+        if taps > _MAX_TAPS:
             raise Unsupported(f"convolutions of {taps} taps")
         assert state_SKC.shape[1:] == (taps, channels)
         out_TC = torch.empty(x_TC.shape, dtype=self._dtype)
@@ -98,7 +98,7 @@ class NativeScans:
     ) -> torch.Tensor:
         """Shape: (T, H, P), float32."""
         heads, width, states = state_SHPN.shape[1:]
-        if states > _MOST_STATES:
+        if states > _MAX_STATES:
             raise Unsupported(f"{states} numbers of state a channel")
         x, b, c = (_rows(t.to(self._dtype)) for t in (inputs.x_THP, inputs.b_TGN, inputs.c_TGN))
         dt, decay = _rows(inputs.dt_TH.float()), inputs.decay.float().contiguous()
@@ -134,7 +134,7 @@ class NativeScans:
     ) -> torch.Tensor:
         """Shape: (T, H, V), float32."""
         heads, keys, values = state_SHKV.shape[1:]
-        if keys > _MOST_STATES:
+        if keys > _MAX_STATES:
             raise Unsupported(f"keys of {keys} numbers")
         q, k, v = (_rows(t.to(self._dtype)) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
         decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH.to(self._dtype))

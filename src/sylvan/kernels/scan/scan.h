@@ -1,7 +1,7 @@
-// Recurrences over the rows of each request. A tile walks all rows of a request in order with a
-// block of its state in scratch memory, so the bits of a row depend only on the rows before it,
-// however they were cut into steps. Chunks of rows as matrix products are forbidden by that rule:
-// their sums begin where a chunk does, and a step, a prefix hit or a saved state begins anywhere.
+// Recurrences over the rows of each request. A tile processes all rows of a request in order, with
+// a block of its state in scratch memory, so the bits of a row depend only on the rows before it,
+// not on how a prompt was divided into steps. Therefore chunked scans by matrix products cannot be
+// used: their sums begin at a chunk, but steps, prefix hits and saved states begin at any row.
 #pragma once
 #include "../native/kernel.h"
 #include <cmath>

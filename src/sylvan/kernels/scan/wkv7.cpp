@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int WKV7_COLS = 2 * LANES, WKV7_MOST = 256;
+constexpr int WKV7_COLS = 2 * LANES, WKV7_MAX_WIDTH = 256;
 constexpr float WKV7_SLOWEST = -.60653066f;  // -exp(-1/2), of the logarithm of decay
 
 int wkv7_tiles(const Wkv7Scan& op, const Step& s) {
@@ -13,8 +13,8 @@ int wkv7_tiles(const Wkv7Scan& op, const Step& s) {
 
 // Values that a head derives from its columns of a row, each as many floats as there are columns.
 struct Wkv7Row {
-    alignas(64) float query[WKV7_MOST], key[WKV7_MOST], decay[WKV7_MOST];
-    alignas(64) float removed[WKV7_MOST], rated[WKV7_MOST];
+    alignas(64) float query[WKV7_MAX_WIDTH], key[WKV7_MAX_WIDTH], decay[WKV7_MAX_WIDTH];
+    alignas(64) float removed[WKV7_MAX_WIDTH], rated[WKV7_MAX_WIDTH];
 };
 
 // Columns of a head in a row of one of the inputs.

@@ -1,7 +1,7 @@
 """The definition of correct, in PyTorch.
 
-Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
-tokens of a request, K chosen ones.
+Shapes: T rows, N heads, C latent and rotary columns, H indexer heads, I their columns, S
+tokens of a request, K selected ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from sylvan.kernels.api import AttentionLayer
 
-_MOST = 1 << 24  # approximate limit of numbers in an intermediate tensor
+_MAX_NUMBERS = 1 << 24  # approximate limit of numbers in an intermediate tensor
 
 
 def choose(
@@ -28,7 +28,7 @@ def choose(
         top_k: K.
     """
     keys, chosen = keys_SI.float().T, list[torch.Tensor]()
-    step = max(1, _MOST // (q_THI.shape[1] * len(keys_SI)))
+    step = max(1, _MAX_NUMBERS // (q_THI.shape[1] * len(keys_SI)))
     for start in range(0, len(q_THI), step):
         rows = slice(start, start + step)
         score_TS = torch.einsum("ths,th->ts", (q_THI[rows] @ keys).relu(), weights_TH[rows])
@@ -51,11 +51,11 @@ def choose_tokens(
     """`choose` for the last rows of a request, whose keys are the last columns of rows in pages.
 
     Args:
-        q_THI: Heads of the index.
+        q_THI: Queries of the indexer heads.
         weights_TH: Their weights.
         rows_PS1W: All pages of the layer.
-        pages_P: Those of the request.
-        length: Its tokens, those of the rows included.
+        pages_P: Page table of the request.
+        length: Tokens of the request, including these rows.
         top_k: K.
     """
     width = q_THI.shape[-1]
@@ -73,7 +73,7 @@ def attend_slots(
     """Attention of each row to the tokens in its slots, in float32. Shape: (T, N, value_dim)."""
     out = q_TNC.new_empty(*q_TNC.shape[:2], value_dim)
     kept, columns = rows_PS1C.flatten(0, 1)[:, 0], q_TNC.shape[-1]
-    step = max(1, _MOST // (slots_TK.shape[1] * columns))
+    step = max(1, _MAX_NUMBERS // (slots_TK.shape[1] * columns))
     for start in range(0, len(q_TNC), step):
         rows = slice(start, start + step)
         k_TKC = kept[slots_TK[rows], :columns].float()

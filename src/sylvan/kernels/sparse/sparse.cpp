@@ -1,8 +1,7 @@
-// Latent attention to tokens that an index chooses (DeepSeek V3.2): store, scores, choice,
-// attention.
+// Sparse latent attention (DeepSeek V3.2): stores rows, scores tokens, selects the best, attends.
 //
-// Chosen tokens are scattered, so cache rows are multiplied as they lie in memory: lanes are heads
-// for scores, and columns for values. Chunks of SPARSE_CHUNK chosen tokens are merged in order.
+// Selected tokens are scattered, so cache rows are multiplied as they are stored: lanes are heads
+// for scores, and columns for values. Chunks of SPARSE_CHUNK selected tokens are merged in order.
 #include "../paged/rope.h"
 #include <cmath>
 
@@ -232,7 +231,7 @@ template <class E> struct SparseTile {
     void attend(int count) {
         constant<2>(blocks, [&](auto N) { scores<N>(count); });
         float unit = op.scale * POWERS_OF_TWO;
-        for (int b = 0; b < blocks; b++) soften(count, b, unit);
+        for (int b = 0; b < blocks; b++) softmax_weights(count, b, unit);
         for (int i = count; i % E::ELEMENTS; i++)
             for (int h = 0; h < heads; h++) ws.weight[h][i] = 0;
         values(ceil_div(count, E::ELEMENTS));
@@ -255,7 +254,7 @@ template <class E> struct SparseTile {
                 __builtin_prefetch(reinterpret_cast<const char*>(row[i]) + d);
     }
     // Lanes are heads: computes their weights, and the factor that rescales earlier chunks.
-    void soften(int count, int b, float unit) {
+    void softmax_weights(int count, int b, float unit) {
         vf most = top[b], power = splat(unit), sum{};
         for (int i = 0; i < count; i++) most = max(most, load<vf>(ws.score[i] + b * LANES));
         fade[b] = exp2((top[b] - most) * power);

@@ -1,10 +1,10 @@
-"""Attention to chosen tokens on GPUs: scores of the index, and attention to slots.
+"""Sparse attention on GPUs: scores of the indexer, and attention to the selected slots.
 
-Scores read the keys of the index where they lie, at the end of the rows in pages. Attention is the
-decode kernel over pages of one token each: the slots of a row are its page table.
+Scores read index keys in place, at the end of the rows in pages. Attention is the decode kernel
+over pages of one token each: the slots of a row are its page table.
 
-Shapes: T rows, N heads, C latent and rotary columns, H heads of the index, I their columns, S
-tokens of a request, K chosen ones.
+Shapes: T rows, N heads, C latent and rotary columns, H indexer heads, I their columns, S
+tokens of a request, K selected ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sylvan.kernels.paged.pages import LayerKV
 from sylvan.kernels.paged.triton_attention import decode
 
 _TOKENS = 32  # scored by one program
-_LEAST = 16  # smallest block of a matrix unit
+_MIN_BLOCK = 16  # smallest block of a matrix unit
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def choose_tokens(
     score_TS = q_THI.new_empty(rows, length, dtype=torch.float32)
     arch = arch_of(q_THI)
     tokens = length if arch == "interpreter" else _TOKENS
-    block = max(_LEAST, power_of_two(tokens))
+    block = max(_MIN_BLOCK, power_of_two(tokens))
     launch(
         scores_kernel,
         (rows, ceil_div(length, block)),
@@ -96,8 +96,8 @@ def choose_tokens(
         HEADS=heads,
         WIDTH=width,
         PAGE=page,
-        HEAD_BLOCK=_LEAST,
-        WIDTH_BLOCK=max(_LEAST, power_of_two(width)),
+        HEAD_BLOCK=_MIN_BLOCK,
+        WIDTH_BLOCK=max(_MIN_BLOCK, power_of_two(width)),
         BLOCK=block,
         PRECISION="tf32x3" if arch.startswith("sm") else "ieee",
         num_warps=4,

@@ -19,12 +19,12 @@ Array: TypeAlias = jax.Array
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rows of one request each, in tiles; rows beyond the last of a request are number T.
+    """The rows of a step in tiles, each of one request; unused rows have index T.
 
     Attributes:
-        rows: Number of each row, int32 (N, B); None: tile n is row n.
-        places: Place of each row in its text, int32 (N, B).
-        ends: Each row sees tokens before this place, int32 (N, B).
+        rows: Index of each row, int32 (N, B); None: tile n is row n.
+        places: Position of each row in its request, int32 (N, B).
+        ends: Each row sees tokens before this position, int32 (N, B).
         tables: Pages of the tile's request, int32 (N, P).
     """
 
@@ -68,13 +68,13 @@ class HeadSpec:
 
 
 class Biases(NamedTuple):
-    """Numbers of heads that change scores, float32, or hide tokens; None: nothing.
+    """Numbers that change the scores of each head, float32; None: absent.
 
     Attributes:
         sinks: A logit of each head that takes part in the softmax but carries no value (H,).
         slopes: Amount by which a head's scores decrease per token of distance (H,).
         distances: Bias at distances 0 to E - 1; the last one also applies beyond (H, E).
-        shifts: Where `BlockPattern` shows far blocks, int32 (H,).
+        shifts: Shift of each head in a `BlockPattern`, int32 (H,).
     """
 
     sinks: Array | None = None
@@ -101,7 +101,7 @@ class Attend(Protocol):
             q_NBHD: Queries.
             keys: (pages, K, page_size, D).
             values: (pages, K, page_size, V); None: the first V columns of the keys.
-            tiles: Places of rows and pages.
+            tiles: Positions of rows, and their pages.
             spec: Definition of the layer.
             biases: Biases of its heads.
 
@@ -118,7 +118,7 @@ def attend(
     spec: HeadSpec,
     biases: Biases,
 ) -> Array:
-    """See `Attend`: gathers the pages of each tile, then computes scores of all tokens."""
+    """Implements `Attend`: gathers the pages of each tile, then computes scores of all tokens."""
     tiles_N, rows_B = q_NBHD.shape[:2]
     kv, group = spec.num_kv_heads, spec.group
     k_NKLD = _gathered(keys, tiles.tables)
@@ -159,9 +159,9 @@ def _of_distance(biases_KGE: Array, distance_NBL: Array) -> Array:
 
 
 def sees(places: tuple[Any, Any], ends: Any, spec: HeadSpec, shifts: Array | None) -> Array:
-    """Whether a row sees a token; `places` are those of the token and of the row.
+    """Whether a row sees a token; `places` are the positions of the token and of the row.
 
-    Kernels divide by `lax`: for the signs of `//`, Pallas must know the chip.
+    Divides by `lax`, because Pallas cannot lower `//` without knowing the chip.
     """
     div, (key, own) = jax.lax.div, places
     seen = key < ends

@@ -55,7 +55,7 @@ def _of_best_groups(rank_TE: Array, op: Route) -> Array:
 
 
 def _mixed(logits: Array, op: Route) -> tuple[Array, Array]:
-    """The best, then the best of the rest, each weighted against those close to it."""
+    """SparseMixer: pick the best expert, then the next; weigh each against scores close to it."""
     rank, found = logits, []
     for _ in range(op.top_k):
         best = jnp.argmax(rank, -1)[:, None]

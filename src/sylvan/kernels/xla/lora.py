@@ -27,7 +27,7 @@ Array: TypeAlias = jax.Array
 
 @dataclass(frozen=True, slots=True)
 class PairSlots:
-    """Pairs of a row and an expert, by expert: rows of each expert int32 (E,), adapters (T K,)."""
+    """Pairs of a row and an expert, sorted by expert: pairs per expert (E,), adapters (T K,)."""
 
     sizes: Array
     slots: Array
@@ -65,7 +65,7 @@ def shrink(x: Array, stack: LoraStack, slots: Array, sizes: Array | None = None)
 
 
 def lora_lookup(v: Values, op: LoraLookup) -> None:
-    """The first matrices are tables of ids."""
+    """`lora_shrink` for ids: the first matrices are tables."""
     slots, sizes = _slots(v, op.tables, op.rows)
     stack, ids = v.adapters[~op.tables.factors], v.step.sources[Source.IDS]
 
@@ -101,7 +101,7 @@ def expand(parts: Sequence[Array], stack: LoraStack, inner: Inner) -> tuple[Arra
 
 
 def _slots(v: Values, tables: LoraTables, rows: str) -> tuple[Array, Array | None]:
-    """The adapter of each row, and of pairs how many rows each expert has."""
+    """Return the adapter of each row; for pairs, also the rows of each expert."""
     if tables.slot_rows >= 0:
         pairs = v.buffers[tables.slot_rows]
         assert isinstance(pairs, PairSlots)

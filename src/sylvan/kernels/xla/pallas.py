@@ -1,9 +1,8 @@
 """Attention over pages as Pallas kernels: one for decoding, one for rows of prompts.
 
-A step of the grid is a tile of rows, a key head and a page: the page numbers are known before the
-grid runs, so that the next page is fetched while one is computed. The softmax is computed page by
-page, in memory that is kept between steps of the grid. Pages that a tile does not see are neither
-fetched nor computed.
+The grid runs over tiles of rows, key heads and pages. Page numbers are prefetched scalars, so the
+next page is copied while one is computed. The online softmax keeps its sums in scratch memory
+between the pages of a tile. Pages that a tile does not see are neither copied nor computed.
 
 Shapes: N tiles, K key heads, R rows of a tile times query heads of a key head, P pages.
 """
@@ -21,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from sylvan.kernels.xla.attention import Biases, HeadSpec, Tiles, attend, biased, sees
 
 Array: TypeAlias = jax.Array
-_LEAST = -1e30
+_MASKED = -1e30
 """Used instead of minus infinity, whose differences are NaN."""
 
 
@@ -51,7 +50,7 @@ def _kernel(
     @pl.when(page == 0)
     def _begin() -> None:
         top_ref[...] = sinks_ref[0]
-        total_ref[...] = jnp.where(sinks_ref[0] > _LEAST, 1.0, 0.0)
+        total_ref[...] = jnp.where(sinks_ref[0] > _MASKED, 1.0, 0.0)
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
     first, last = spans[tile, 0], spans[tile, 1]
@@ -67,7 +66,7 @@ def _kernel(
         key = page * page_size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         scores = biased(scores * spec.scale, (key, own), spec, slopes_ref[0])
         seen = sees((key, own), ends, spec, shifts_ref[0])
-        scores = jnp.where(seen, scores, _LEAST)
+        scores = jnp.where(seen, scores, _MASKED)
         before = top_ref[...]
         top = jnp.maximum(before, scores.max(-1, keepdims=True))
         weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
@@ -127,7 +126,7 @@ class PallasAttend:
         spec: HeadSpec,
         biases: Biases,
     ) -> Array:
-        if biases.distances is not None:  # gathered, which kernels cannot do
+        if biases.distances is not None:  # they are gathered, which Pallas kernels cannot do
             return attend(q_NBHD, keys, values, tiles, spec, biases)
         pages = keys, values
         if q_NBHD.shape[1] > 1:
@@ -146,14 +145,14 @@ def _attend(
 ) -> Array:
     keys, values = pages
     count, heads, rows, _ = q_NKRD.shape
-    page_size, most = keys.shape[2], tiles.tables.shape[1]
+    page_size, num_pages = keys.shape[2], tiles.tables.shape[1]
     repeated = (jnp.repeat(x, spec.group, axis=1)[..., None] for x in (tiles.places, tiles.ends))
     by_row = (
-        _of_rows(biases.sinks, spec, rows, jnp.float32(_LEAST)),
+        _of_rows(biases.sinks, spec, rows, jnp.float32(_MASKED)),
         _of_rows(biases.slopes, spec, rows, jnp.float32(0)),
         _of_rows(biases.shifts, spec, rows, jnp.int32(0)),
     )
-    index = _Index(most)
+    index = _Index()
     page = pl.BlockSpec((1, 1, page_size, keys.shape[3]), index.page)
     in_specs = [pl.BlockSpec((1, 1, rows, spec.head_dim), index.tile), page]
     given = [q_NKRD, keys]
@@ -169,7 +168,7 @@ def _attend(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(count, heads, most),
+            grid=(count, heads, num_pages),
             in_specs=in_specs,
             out_specs=pl.BlockSpec((1, 1, rows, spec.value_dim), index.tile),
             scratch_shapes=[
@@ -185,10 +184,7 @@ def _attend(
 
 
 class _Index:
-    """Index map: the block that each grid step reads, by tile n, key head k and page p."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
+    """Index maps: the block that each grid step reads, by tile n, key head k and page p."""
 
     def tile(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
         """Rows of queries and results."""
@@ -200,11 +196,11 @@ class _Index:
         return tables[n, jnp.clip(p, jnp.minimum(spans[n, 0], last), last)], k, 0, 0
 
     def row(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
-        """Places of rows."""
+        """Positions of rows."""
         return n, 0, 0
 
     def head(self, n: Any, k: Any, p: Any, tables: Any, spans: Any) -> tuple[Any, ...]:
-        """Numbers of heads."""
+        """Biases of heads."""
         return k, 0, 0
 
 

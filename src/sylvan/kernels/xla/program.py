@@ -76,7 +76,7 @@ LOWERINGS: Mapping[type[Op], Lowering] = MappingProxyType(
         HostCall: rows.host_call,
     }
 )
-"""By op; the ops of quantised weights and of ranks have none."""
+"""Lowering of each op; ops of quantised weights and of several ranks have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Outputs:
 
     Attributes:
         logits: Float32 (S, V).
-        hidden: After the final norm, float32 (T, D).
+        hidden: Hidden vectors after the final norm, float32 (T, D).
         layers: Outputs of the layers that are kept, float32 (T, D).
         loads: Rows of each expert, int32 (E,), by the order of `LoweredProgram.loads`.
     """
@@ -98,7 +98,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Vectors replace rows of a buffer, or are added to them, before a segment begins."""
+    """A buffer whose rows given vectors replace or are added to, before a segment begins."""
 
     buffer: int
     segment: int
@@ -134,7 +134,7 @@ class ReadArrays:
     """Inputs that a step reads and does not change.
 
     Attributes:
-        adapters: By the number of the constant that describes a layer's adapters.
+        adapters: Adapters of the layers, by the number of the constant that describes them.
         items: Keys and values of encoded items, by layer of the model; an item is a page.
     """
 
@@ -146,7 +146,7 @@ class LoweredProgram:
     """A graph whose ops all have a lowering.
 
     Args:
-        graph: Traced, its weights not packed.
+        graph: The traced graph, whose weights are not packed.
         layers: Attention layer of each constant of keys, by its number.
         ends: See `OutputBuffers`.
         attend: Attention over pages.
@@ -157,7 +157,7 @@ class LoweredProgram:
         loads: Constants that count rows of experts, in the order in which `Outputs` has them.
 
     Raises:
-        Unsupported: an op has no lowering; names it.
+        Unsupported: an op has no lowering; the message names it.
     """
 
     def __init__(

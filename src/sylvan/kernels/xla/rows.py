@@ -69,7 +69,7 @@ def rms_norm(v: Values, op: RmsNorm) -> None:
 
 
 def layer_norm(v: Values, op: LayerNorm) -> None:
-    """Rows less their mean over their deviation, times a weight, plus a bias."""
+    """Rows minus their mean, over their standard deviation, times a weight, plus a bias."""
     total = _normed(v, op.stream)
     centred = total - total.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + op.eps)
@@ -155,7 +155,7 @@ def xielu(v: Values, op: Xielu) -> None:
 
 
 def take_rows(v: Values, op: TakeRows) -> None:
-    """The rows whose logits are wanted."""
+    """Select the rows that need logits."""
     v.put(op.out, v.rows(op.x)[v.step.sample_rows], op)
 
 
@@ -190,7 +190,7 @@ def scale_rows(v: Values, op: ScaleRows) -> None:
 
 
 def host_call(v: Values, op: HostCall) -> None:
-    """A module of PyTorch, whose functions become those of JAX."""
-    assert v.call is not None, "a graph with host calls, lowered without their modules"
+    """Run a PyTorch module whose functions are lowered to JAX."""
+    assert v.call is not None, "a graph with host calls was lowered without their modules"
     x = v.wide(op.x) if op.x_f32 else v.rows(op.x)
     v.put(op.out, v.call(v, op.function, x[:, : op.cols]), op)

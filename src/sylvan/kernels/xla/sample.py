@@ -70,13 +70,13 @@ def _words(x: Array) -> tuple[Array, Array]:
 
 
 def greedy(logits_RV: Array) -> Array:
-    """The best id of each row, int32 (R,); -1 where no token is possible."""
+    """The best id of each row, int32 (R,); -1 where no token is valid."""
     clean = _cleaned(logits_RV)
     return _possible(clean, jnp.argmax(clean, -1).astype(jnp.int32))
 
 
 def draw(logits_RV: Array, rows: DrawRows) -> Array:
-    """Ids int32 (R,), -1 where no token is possible."""
+    """Ids int32 (R,), -1 where no token is valid."""
     clean = _cleaned(logits_RV)
     best = jnp.argmax(clean, -1)
     ids = jnp.where(rows.greedy, best, _random(clean, rows))
@@ -84,7 +84,7 @@ def draw(logits_RV: Array, rows: DrawRows) -> Array:
 
 
 def _cleaned(logits_RV: Array) -> Array:
-    """NaN can never win; infinities become the largest finite numbers."""
+    """Replace NaN by minus infinity, and infinity by the largest finite number."""
     most = float(jnp.finfo(jnp.float32).max)
     return jnp.nan_to_num(logits_RV, nan=-jnp.inf, posinf=most, neginf=-jnp.inf)
 
@@ -97,7 +97,7 @@ def _random(clean_RV: Array, rows: DrawRows) -> Array:
     lowest = float(jnp.finfo(jnp.float32).min)
     best = jnp.maximum(clean_RV.max(-1, keepdims=True), lowest)
     probs_RV = jax.nn.softmax((clean_RV - best) / rows.temperature[:, None], -1)
-    order = jnp.argsort(-clean_RV, -1, stable=True)  # equals by rising id
+    order = jnp.argsort(-clean_RV, -1, stable=True)  # ties by ascending id
     kept = _kept(jnp.take_along_axis(probs_RV, order, -1), rows)
     places = jnp.arange(order.shape[0])[:, None], order
     is_kept = jnp.zeros(kept.shape, jnp.bool_).at[places].set(kept)
@@ -110,7 +110,7 @@ def _random(clean_RV: Array, rows: DrawRows) -> Array:
 
 
 def _kept(sorted_RV: Array, rows: DrawRows) -> Array:
-    """Which of the sorted ids a row may draw; all of them without a filter."""
+    """Mask of the sorted ids that top-k, top-p and min-p keep."""
     top_k, top_p, min_p = (x[:, None] for x in (rows.top_k, rows.top_p, rows.min_p))
     p = sorted_RV.astype(jnp.float64)
     first_k = jnp.arange(p.shape[1], dtype=jnp.int32) < top_k

@@ -51,7 +51,7 @@ class ShardedAttend:
         ) -> Array:
             return self._inner(q, k, v, Tiles(*numbers), own, extra)
 
-        around = jax.sharding.get_abstract_mesh()  # of groups of devices with requests of their own
+        around = jax.sharding.get_abstract_mesh()  # set where device groups have different requests
         mapped = jax.shard_map(
             run,
             mesh=self._mesh if around.empty else around,

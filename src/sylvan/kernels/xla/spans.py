@@ -22,11 +22,11 @@ Array: TypeAlias = jax.Array
 
 
 class XlaSpans:
-    """Stands for `kernels.scan.Spans` while JAX traces a step.
+    """Replaces `kernels.scan.Spans` while JAX traces a step.
 
     Args:
-        rows: Of the step.
-        value: The JAX value of any tensor.
+        rows: Rows of the step.
+        value: Returns the JAX value of a tensor.
     """
 
     def __init__(self, rows: StateRows, value: Callable[[torch.Tensor], Array]) -> None:

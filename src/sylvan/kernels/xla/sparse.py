@@ -1,6 +1,6 @@
 """Lowerings of attention to tokens selected by an indexer.
 
-A page holds a row for each token: its latent columns, then its key of the index.
+A page holds a row for each token: its latent columns, then its index key.
 
 Shapes: T rows, N tiles, B rows of a tile, H heads, C latent and rotary columns, I columns of a
 head of the index, G its heads, L tokens of the pages of a request, K chosen tokens, P pages.
@@ -25,13 +25,13 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """By tile and row, places of tokens in their text, int32 (N, B, K); -1: none."""
+    """Positions of the selected tokens by tile and row, int32 (N, B, K); -1: none."""
 
     places: Array
 
 
 def token_store(v: Values, op: TokenStore) -> None:
-    """Stores the latent of each row and its rotated key of the index; rotates its queries."""
+    """Store the latent of each row and its rotated index key; rotate the indexer's queries."""
     heads, cols = op.num_heads, op.pages.cols
     key = v.rows(op.qkv)[:, heads * cols : (heads + 1) * cols]
     kind = key.dtype
@@ -50,7 +50,7 @@ def token_store(v: Values, op: TokenStore) -> None:
 
 
 def index_choice(v: Values, op: IndexChoice) -> None:
-    """The best tokens of each row, or all if it sees at most K; ties go to earlier tokens."""
+    """Select the best tokens of each row, or all if it sees at most K; ties: the earlier token."""
     tiles = v.step.tiles[op.pages.table]
     size = op.pages.key_cols
     q_NBGI = tiles.gather(v.wide(op.q)).reshape(*tiles.places.shape, op.index_heads, size)

@@ -1,8 +1,8 @@
-"""PyTorch tensors whose numbers are JAX values: runs a module's own Python while JAX traces a step.
+"""Runs PyTorch modules on JAX values, while JAX traces a step.
 
-A step program lowers typed ops. Modules that compute with PyTorch's functions instead (recurrent
-mixers, gated attention) run inside `TorchLowering`: it takes every call of PyTorch, and makes it a
-call of `jax.numpy` (`sylvan.kernels.xla.aten`).
+Modules without ops (recurrent mixers, gated attention) call PyTorch's functions. Inside
+`TorchLowering` these calls are intercepted and become calls of `jax.numpy`
+(`sylvan.kernels.xla.aten`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JaxTensor(torch.Tensor):
 
     Attributes:
         value: The numbers; functions that write in place replace it.
-        has_views: Whether another tensor would share its memory in PyTorch.
+        has_views: Whether another tensor shares its memory in PyTorch.
     """
 
     value: Array

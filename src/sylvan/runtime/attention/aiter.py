@@ -1,4 +1,4 @@
-"""Attention by AMD's aiter, a package of its own. Plans on the host, every step.
+"""Attention by AMD's aiter, an optional package. Plans on the host in every step.
 
 Source: `mha_batch_prefill_func` of https://github.com/ROCm/aiter, whose pages are single tokens.
 """
@@ -20,7 +20,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 @dataclass(frozen=True, slots=True)
 class TokenIndex:
-    """Where the tokens lie that requests see, on the device: int32 tensors.
+    """KV slots of the tokens that requests attend to, on the device: int32 tensors.
 
     Request r has rows q_starts[r] to q_starts[r + 1] and slots[starts[r]] to slots[starts[r + 1]].
     """
@@ -28,12 +28,12 @@ class TokenIndex:
     q_starts: torch.Tensor
     starts: torch.Tensor
     slots: torch.Tensor
-    most_rows: int
-    most_tokens: int
+    max_rows: int
+    max_tokens: int
 
 
 def token_index(batch: ForwardBatch, group: int = 0, window: int | None = None) -> TokenIndex:
-    """Build it from host arrays; tokens of each request start at the page of its window.
+    """Build the index from host arrays; a request's tokens start at the first page of its window.
 
     Args:
         batch: The step.
@@ -56,8 +56,8 @@ def token_index(batch: ForwardBatch, group: int = 0, window: int | None = None) 
     parts = (q_starts.copy(), starts, slots)
     return TokenIndex(
         *(torch.from_numpy(x.astype(np.int32)).to(device) for x in parts),
-        most_rows=int(rows.max(initial=1)),
-        most_tokens=int(seen.max(initial=1)),
+        max_rows=int(rows.max(initial=1)),
+        max_tokens=int(seen.max(initial=1)),
     )
 
 
@@ -71,10 +71,10 @@ class AiterAttention:
     )
 
     def __init__(self, library: ModuleType | None = None) -> None:
-        """`library` stands for the installed package, in tests.
+        """`library`: replaces the installed package in tests.
 
         Raises:
-            ConfigError: it is not installed, or another package of that name is.
+            ConfigError: aiter is not installed, or another package of that name is.
         """
         if library is None and importlib.util.find_spec("aiter") is None:
             raise ConfigError(
@@ -90,7 +90,7 @@ class AiterAttention:
         self._indices: dict[tuple[int, int | None], TokenIndex] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Forget the last step; layers look requests up when they run."""
+        """Drop the indices of the last step; layers build theirs when they run."""
         self._indices.clear()
 
     def run(
@@ -116,8 +116,8 @@ class AiterAttention:
             index.q_starts,
             index.starts,
             index.slots,
-            index.most_rows,
-            index.most_tokens,
+            index.max_rows,
+            index.max_tokens,
             softmax_scale=spec.scale,
             logits_soft_cap=spec.softcap or 0.0,
             causal=spec.causal,

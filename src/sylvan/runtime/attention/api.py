@@ -1,6 +1,6 @@
-"""The interface of attention backends, gathered where a backend's author looks for it.
+"""The interface of attention backends, in one place for their authors.
 
-The definitions live in lower packages, because a batch names its backend and a layer its spec.
+The definitions are in lower packages, because `ForwardBatch` refers to its backend.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = [
 
 
 def first_seen(layer: AttentionLayer, position: int) -> int:
-    """The first token that a query at `position` sees; pages before its page are not to be read."""
+    """The first token that a query at `position` attends to; earlier pages must not be read."""
     return 0 if layer.window is None else max(0, position - layer.window + 1)
 
 
 def ends_of(
     batch: ForwardBatch, layer: AttentionLayer, rows: slice, first: int
 ) -> torch.Tensor | None:
-    """`ForwardBatch.row_ends` of some rows, counted from token `first` of their request."""
+    """Return `ForwardBatch.row_ends` of some rows, relative to token `first` of their request."""
     ends_T = batch.ends(layer)
     return None if ends_T is None else ends_T[rows] - first

@@ -1,7 +1,7 @@
-"""Attention in PyTorch that never waits for a device, so graphs can capture it.
+"""Attention in PyTorch that never waits for the device, so graphs can capture it.
 
-Every row is compared with all pages its request could have, so it is slow and needs memory for rows
-times the longest context; for tests, and devices without kernels.
+Every row is compared with all pages that its request could have. So it is slow, and needs memory
+for rows times the longest context. For tests, and devices without attention kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BLOCK_BYTES = 64 << 20  # of gathered keys at once
 
 
 class DenseAttention:
-    """Lengths and pages are read on the device only. Rows of no request give zeros."""
+    """Reads lengths and pages on the device only. Rows without a request give zeros."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
@@ -27,7 +27,7 @@ class DenseAttention:
     )
 
     def plan(self, batch: ForwardBatch) -> None:
-        """All is found where it is used."""
+        """Do nothing: lengths and pages are read by each layer."""
 
     def run(
         self,
@@ -50,7 +50,7 @@ class DenseAttention:
 def _block(
     spec: AttentionLayer, q_TNH: torch.Tensor, start: int, batch: ForwardBatch
 ) -> torch.Tensor:
-    """Rows from `start` on. Shapes: L tokens of the longest context, G queries a key head."""
+    """Attend for a block of rows. Shapes: L tokens of the longest context, G = N / K."""
     row_T = torch.arange(start, start + len(q_TNH), device=q_TNH.device)
     starts = batch.q_starts_R.contiguous()
     req_T = torch.searchsorted(starts, row_T.to(starts.dtype), right=True) - 1
@@ -80,7 +80,7 @@ def _seen(
     last_T: torch.Tensor,
     longest: int,
 ) -> torch.Tensor:
-    """Which positions a row at `own` of a request of `len` tokens sees, up to `last`: (T, L)."""
+    """Attention mask (T, L): row at position `own` of a request of `len` tokens, up to `last`."""
     position = torch.arange(longest, device=len_T.device)
     seen = position < len_T[:, None]
     if spec.causal:

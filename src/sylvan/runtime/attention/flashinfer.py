@@ -1,4 +1,4 @@
-"""Attention by FlashInfer (arXiv:2501.01005), an optional extra. Plans on the host, every step."""
+"""Attention by FlashInfer (arXiv:2501.01005), an optional extra. Plans on the host in each step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PagedIndex:
 
 
 def paged_index(batch: ForwardBatch, group: int = 0, window: int | None = None) -> PagedIndex:
-    """Build it from host arrays; pages of each request start at its window.
+    """Build the index from host arrays; a request's pages start at its window.
 
     Args:
         batch: The step.
@@ -60,7 +60,7 @@ def paged_index(batch: ForwardBatch, group: int = 0, window: int | None = None) 
 
 
 class FlashInferAttention:
-    """One planned wrapper for each kind of layer (window, cap, scale), reused from step to step."""
+    """One FlashInfer wrapper per kind of layer (window, softcap, scale), reused in all steps."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda"}),
@@ -70,10 +70,10 @@ class FlashInferAttention:
     )
 
     def __init__(self, library: ModuleType | None = None, device: str = "cuda") -> None:
-        """`library` stands for the installed package, in tests.
+        """`library`: replaces the installed package in tests.
 
         Raises:
-            ConfigError: it is not installed.
+            ConfigError: FlashInfer is not installed.
         """
         if library is None and importlib.util.find_spec("flashinfer") is None:
             raise ConfigError(
@@ -87,7 +87,7 @@ class FlashInferAttention:
         self._indices: dict[tuple[int, int | None], PagedIndex] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Reset; each layer plans when it runs."""
+        """Drop the plans of the last step; each kind of layer plans when it first runs."""
         self._indices.clear()
         self._planned.clear()
 

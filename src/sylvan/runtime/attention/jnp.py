@@ -1,6 +1,6 @@
 """Attention in plain `jax.numpy`, as part of step programs on JAX: for CPUs, and as the reference.
 
-Nothing here imports JAX: the program has its own lowering (`sylvan.kernels.xla.attention`).
+The implementation is the lowering `sylvan.kernels.xla.attention`; this module imports no JAX.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 
 class JnpAttention:
-    """A placeholder in a program's batch: declares capabilities only, and never attends."""
+    """Declares what the lowering supports; step programs attend by themselves."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"jax", "tpu"}),
@@ -23,7 +23,7 @@ class JnpAttention:
     )
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Programs plan by themselves."""
+        """Do nothing: step programs plan by themselves."""
 
     def run(
         self,
@@ -33,7 +33,7 @@ class JnpAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Not offered on tensors."""
+        """Not supported on tensors."""
         raise NotImplementedError("attention on JAX is part of step programs")
 
 

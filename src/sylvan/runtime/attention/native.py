@@ -1,6 +1,7 @@
-"""Attention by C++ kernels over pages in their own order.
+"""Attention by C++ kernels, over pages in kernel order.
 
-In a step program it is part of the program. A model that cannot be traced calls it with tensors.
+In step programs it consists of ops of the program (`NativeAttention` only declares capabilities).
+Models that cannot be traced call it on tensors (`NativeTensorAttention`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 
 class NativeAttention:
-    """A placeholder in a program's batch: declares capabilities only, and never attends."""
+    """Declares what the kernels support; step programs attend by themselves."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu"}),
@@ -32,7 +33,7 @@ class NativeAttention:
     )
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Programs plan by themselves."""
+        """Do nothing: step programs plan by themselves."""
 
     def run(
         self,
@@ -42,12 +43,12 @@ class NativeAttention:
         v_TKH: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Not offered on tensors."""
+        """Not supported on tensors; see `NativeTensorAttention`."""
         raise NotImplementedError("native attention is part of step programs")
 
 
-class NativeCalls:
-    """The same kernels, called once a layer; the batch's pool is that of `attention`."""
+class NativeTensorAttention:
+    """The same kernels, called once per layer on tensors, over the pages of `attention`."""
 
     caps: ClassVar = replace(
         NativeAttention.caps,
@@ -59,17 +60,17 @@ class NativeCalls:
     def __init__(self, attention: NativePagedAttention) -> None:
         self._attention = attention
         self._step = StepRun()
-        self._positioned = StepRun()  # the same, with the positions of tokens for those of rows
-        self._causal: tuple[StepRun, StepRun] = (self._step, self._positioned)  # no row ends
-        self._arrays: list[torch.Tensor] = []  # which the steps point at
-        self._rows = torch.zeros(0, dtype=torch.int32)  # their own numbers
+        self._positioned = StepRun()  # the same step, with token positions instead of row numbers
+        self._causal: tuple[StepRun, StepRun] = (self._step, self._positioned)  # without row ends
+        self._arrays: list[torch.Tensor] = []  # keeps the arrays alive that the steps point at
+        self._rows = torch.zeros(0, dtype=torch.int32)  # row numbers 0, 1, 2, ...
 
-    def forget(self) -> None:
-        """Norms of heads and sinks of the model have other contents now."""
-        self._attention.forget()
+    def clear_cache(self) -> None:
+        """Drop compiled programs, because norms and sinks of the model have changed."""
+        self._attention.clear_cache()
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Find out where requests lie."""
+        """Set the step's pointers to the rows and pages of its requests."""
         given = (
             batch.slot_mappings,
             batch.q_starts_R,

@@ -10,7 +10,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 
 class NullAttention:
-    """Stores nothing and returns zeros; its answers are nonsense by design."""
+    """Stores nothing and returns zeros, so generated text is meaningless."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
@@ -20,7 +20,7 @@ class NullAttention:
     )
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing to plan."""
+        """Do nothing."""
 
     def run(
         self,

@@ -1,6 +1,6 @@
 """Attention by Pallas kernels, as part of step programs on JAX: for TPUs.
 
-Nothing here imports JAX: the program has its own lowering (`sylvan.kernels.xla.pallas`).
+The implementation is the lowering `sylvan.kernels.xla.pallas`; this module imports no JAX.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sylvan.runtime.attention.jnp import JnpAttention
 
 
 class PallasAttention(JnpAttention):
-    """The same placeholder. On CPUs the kernels are interpreted, very slowly."""
+    """Declares what the Pallas kernels support. On CPUs they are interpreted, very slowly."""
 
     caps: ClassVar[AttentionCaps] = JnpAttention.caps
 

@@ -1,4 +1,4 @@
-"""The definition of correct: plain PyTorch on any device. Other backends are tested against it."""
+"""Reference attention in plain PyTorch, on any device: all other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReferenceAttention:
     )
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing is shared between layers."""
+        """Do nothing: layers share no work."""
 
     def run(
         self,
@@ -68,7 +68,7 @@ def _attend_tree(
     spec: AttentionLayer,
     draft: DraftRows,
 ) -> torch.Tensor:
-    """Each guess attends to the known tokens, to the guesses that lead to it, and to itself."""
+    """Attend for a draft tree: a guess sees the known tokens, its ancestors, and itself."""
     count = len(draft.parents)
     known = len(k_SKH) - count
     first = len(q_TNH) - count

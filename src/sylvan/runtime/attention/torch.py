@@ -1,7 +1,7 @@
 """Attention by PyTorch's fused kernels: the fallback on every device.
 
-Request by request; on GPUs many requests in one call, where PyTorch has that. Each step waits for
-the device once, to learn where requests lie.
+Attends request by request; on GPUs for many requests in one call, if this PyTorch can. Each step
+waits for the device once, to read the rows and lengths of its requests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sylvan.runtime.attention.api import (
     first_seen,
 )
 
-_PACKED_TOKENS = 1 << 16  # whose keys and values are gathered at once
+_PACKED_TOKENS = 1 << 16  # tokens whose keys and values are gathered at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Its rows of the step, its row of the page tables, and its length with KV."""
+    """Rows of a request in the step, its row of the page tables, and its tokens with KV."""
 
     rows: slice
     slot: int
@@ -37,16 +37,16 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The visible part of a request for layers of one window and KV group: rows, pages, tokens."""
+    """The tokens of a request that layers with one window and KV group attend to."""
 
     rows: slice
     pages: torch.Tensor  # int64 (pages,)
     kv_len: int
-    first: int  # token
+    first: int  # first token of these pages
 
 
 class TorchAttention:
-    """Gather the pages of a layer, then `varlen_attn` or `scaled_dot_product_attention`."""
+    """Gathers the pages of a layer, and calls `varlen_attn` or `scaled_dot_product_attention`."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cpu", "cuda", "rocm", "xpu"}),
@@ -55,17 +55,17 @@ class TorchAttention:
     )
 
     def __init__(self, varlen: Any = None) -> None:
-        """`varlen` stands for PyTorch's function, in tests; without it GPUs get the real one."""
+        """`varlen`: replaces PyTorch's function in tests; None: use it on GPUs if available."""
         self._given = varlen
         self._varlen: Any = None
         self._requests: list[_Request] = []
-        # By KV group and window, made when the first such layer comes.
+        # By KV group and window; filled by the first such layer of a step.
         self._packs: dict[tuple[int, int | None], list[Packed]] = {}
         self._spans: dict[tuple[int, int | None], list[_Span]] = {}
         self._masks: dict[tuple[int, int, int | None, bool], torch.Tensor] = {}
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Find each request's rows; layers find pages and masks, once for all that share them."""
+        """Read each request's rows. Layers find pages and masks, and share them within the step."""
         self._masks.clear()
         self._spans.clear()
         self._packs.clear()
@@ -109,7 +109,7 @@ class TorchAttention:
         return out_TNH
 
     def _spans_of(self, spec: AttentionLayer, batch: ForwardBatch) -> list[_Span]:
-        """Requests from the first page on that the layer sees anything of."""
+        """Return the visible part of each request, from its first page with a visible token on."""
         key = batch.kv.layer_groups[spec.index], spec.window
         if key not in self._spans:
             table_SP, size = batch.table_of(spec.index), batch.kv.page_size
@@ -135,7 +135,7 @@ class TorchAttention:
     def _mask(
         self, rows: int, kv_len: int, spec: AttentionLayer, device: torch.device
     ) -> torch.Tensor | None:
-        """True where a query may look; None if everywhere."""
+        """Attention mask, True where a query may attend; None: everywhere."""
         sees_all = not spec.causal or rows == 1
         if sees_all and (spec.window is None or spec.window >= kv_len):
             return None
@@ -158,7 +158,7 @@ def _seen(request: _Request, spec: AttentionLayer, table_SP: torch.Tensor, size:
 
 
 def _pack(spans: list[_Span], page_size: int) -> list[Packed]:
-    """Group neighbouring requests, as many as fit the memory limit."""
+    """Group neighbouring requests, as many as the memory limit allows."""
     packs: list[Packed] = []
     some: list[_Span] = []
     for span in spans:
@@ -181,8 +181,8 @@ def _packed(spans: list[_Span], page_size: int) -> Packed:
         slots_S=torch.cat(places),
         q_starts_R1=torch.tensor(q_starts, dtype=torch.int32, device=device),
         k_starts_R1=torch.tensor(k_starts, dtype=torch.int32, device=device),
-        most_rows=max(s.rows.stop - s.rows.start for s in spans),
-        most_tokens=max(s.kv_len for s in spans),
+        max_rows=max(s.rows.stop - s.rows.start for s in spans),
+        max_tokens=max(s.kv_len for s in spans),
     )
 
 

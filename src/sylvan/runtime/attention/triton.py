@@ -14,7 +14,7 @@ from sylvan.runtime.attention.api import AttentionCaps, AttentionLayer, ForwardB
 
 
 class TritonAttention:
-    """Decoding steps by the split-KV kernel, all others by the one for prompts with a prefix."""
+    """Runs decoding steps by the split-KV kernel, and all others by the prefill kernel."""
 
     caps: ClassVar = AttentionCaps(
         devices=frozenset({"cuda", "rocm"}),
@@ -34,14 +34,14 @@ class TritonAttention:
                 "attention=triton: triton is not installed; pip install 'sylvan[gpu]', or choose "
                 "attention=torch"
             )
-        # Here because Triton is imported only where it is used.
+        # Imported here, because Triton is optional.
         from sylvan.kernels.paged import triton_attention, triton_heads, triton_scaled
 
         self._attention, self._heads = triton_attention, triton_heads
         self._rotate = triton_scaled.rotate_heads
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Nothing: lengths and pages stay on the device."""
+        """Do nothing: lengths and pages stay on the device."""
 
     def run(
         self,
@@ -62,7 +62,7 @@ class TritonAttention:
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Norms, positions and the store are one kernel."""
+        """Run head norms, rotary positions and the KV store as one kernel, then attend."""
         rotary = Rotary(rope, *norms)
         cache = self._cache(spec, batch)
         q_TNH = self._heads.store_heads(qkv, spec, batch.positions_T, rotary, cache)
@@ -87,7 +87,7 @@ class TritonAttention:
         )
         rotated = keys.dtype == NIBBLES
         q_TNH = self._rotate(q_TNH) if rotated else q_TNH
-        if batch.num_tokens == batch.num_reqs:  # one each
+        if batch.num_tokens == batch.num_reqs:  # one token per request
             out = self._attention.decode(q_TNH, pages, spec)
         else:
             ends_T = batch.ends(spec)
@@ -96,7 +96,7 @@ class TritonAttention:
 
 
 def _scales(spec: AttentionLayer, side: torch.Tensor) -> KVScales | None:
-    """Those of the checkpoint, where pages hold 8-bit floats."""
+    """Scales of keys or values from the checkpoint, if pages hold 8-bit floats."""
     return spec.kv_scales if side.dtype.is_floating_point and side.dtype.itemsize == 1 else None
 
 

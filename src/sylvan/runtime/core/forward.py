@@ -1,4 +1,4 @@
-"""One step as the model sees it: flat arrays over all requests of the batch, and what attends.
+"""One step as the model sees it: flat arrays over all requests, the KV pool, the attention backend.
 
 Shapes: T tokens of this step, R requests of this step, P pages of the longest request, S request
 slots (rows of a page table), G groups of layers with pages of their own, N query heads, K key/value
@@ -118,7 +118,7 @@ class AttentionBackend(Protocol):
 
 
 class FusedAttention(AttentionBackend, Protocol):
-    """A backend that also norms and turns heads by itself."""
+    """A backend that also applies head norms and rotary positions."""
 
     def run_fused(
         self,
@@ -128,12 +128,12 @@ class FusedAttention(AttentionBackend, Protocol):
         norms: tuple[HeadNorm | None, HeadNorm | None],
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """`run`, from the rows (T, (N + 2 K) H) of the fused projection on."""
+        """Like `run`, but from the rows of the fused projection, (T, (N + 2 K) H)."""
         ...
 
 
 class RotaryAttention(AttentionBackend, Protocol):
-    """A backend that also turns heads by itself."""
+    """A backend that also rotates queries and keys by a given table."""
 
     def run_rotated(
         self,
@@ -144,16 +144,16 @@ class RotaryAttention(AttentionBackend, Protocol):
         batch: ForwardBatch,
         table_TR: torch.Tensor,
     ) -> torch.Tensor:
-        """Like `run`, but first rotate queries and keys (RoPE) by their row of a float32 table.
+        """Like `run`, but first rotate queries and keys by a float32 table with a row for each.
 
-        Cosines are its first half, sines the other; see `Rope`.
+        A row has cosines, then sines; see `Rope`.
         """
         ...
 
 
 @dataclass(slots=True, eq=False)
 class CrossMemory:
-    """Encoder output of an item, for cross-attention layers.
+    """Encoder output of a media item, for cross-attention layers.
 
     Attributes:
         vectors_ND: The encoder's output vectors.
@@ -166,40 +166,41 @@ class CrossMemory:
 
 
 @dataclass(slots=True, eq=False)
-class CrossWatch:
-    """Collects what the rows of a request attend to, in chosen heads of cross-attention layers.
+class CrossAttentionRecorder:
+    """Records the attention weights of a request in chosen heads of cross-attention layers.
 
     Attributes:
-        heads: Layer -> its chosen heads.
-        most: Only the first vectors of the item count.
-        weights: By layer, for each slice in order: float32 (heads, rows, `most`), rows sum to 1.
+        heads: The heads to record, by layer.
+        num_vectors: Number of the item's vectors that count, from the first on.
+        weights: Weights of each slice in order, by layer: float32 (heads, rows, num_vectors); rows
+            sum to 1.
     """
 
     heads: Mapping[int, tuple[int, ...]]
-    most: int
+    num_vectors: int
     weights: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
-    def see(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
-        """Add the rows of a slice in one layer: their queries, and the item's keys."""
+    def record(self, layer: int, q_TNH: torch.Tensor, k_NSH: torch.Tensor, scale: float) -> None:
+        """Record a slice's weights in one layer, from its queries and the item's keys."""
         chosen = list(self.heads.get(layer, ()))
         if chosen:
             q_NTH = q_TNH[:, chosen].float().transpose(0, 1)
-            scores_NTS = q_NTH @ k_NSH[chosen, : self.most].float().mT * scale
+            scores_NTS = q_NTH @ k_NSH[chosen, : self.num_vectors].float().mT * scale
             self.weights.setdefault(layer, []).append(scores_NTS.softmax(-1))
 
 
 @dataclass(frozen=True, slots=True)
 class CrossSpan:
-    """Rows of a step that attend to the vectors of these items; `watch`: who wants to know."""
+    """Rows of a step that attend to the vectors of these items; `recorder` gets their weights."""
 
     rows: slice
     memories: tuple[CrossMemory, ...]
-    watch: CrossWatch | None = None
+    recorder: CrossAttentionRecorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowVectors:
-    """`InputEmbeds` in the memory of the device."""
+    """`InputEmbeds` in device memory."""
 
     row: int
     layer: int
@@ -211,7 +212,7 @@ class StepEdits:
     """Changes by capabilities in one step that is queued on a device.
 
     Attributes:
-        vectors: Vectors in place of embeddings, or added to the outputs of layers.
+        vectors: Vectors that replace embeddings, or are added to the outputs of layers.
         ends_T: `ForwardBatch.row_ends` on the device; None: causal.
         cross: `ForwardBatch.cross`.
     """
@@ -225,39 +226,48 @@ NO_EDITS = StepEdits()
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRows:
-    """The requests of a step whose KV this rank has, where ranks have different ones.
+class LocalRows:
+    """The requests of a step whose KV this rank holds (attention data parallelism).
 
     Attributes:
-        batch: The same step with these requests alone; nothing of it is sampled.
-        rows: Their rows in the whole step, int64.
-        most_rows: Rows of the group of ranks that has the most.
-        places_T: Where each row of the step lies among those of all groups, which are padded to
-            `most_rows` each; int64.
+        batch: A batch of these requests only, for attention layers; samples nothing.
+        rows: Rows of these requests in the whole step, int64.
+        max_rows: Largest number of rows of a group of ranks.
+        places_T: Index of each row of the step in the gathered rows of all groups, which are padded
+            to `max_rows` each; int64.
     """
 
     batch: ForwardBatch
     rows: torch.Tensor
-    most_rows: int
+    max_rows: int
     places_T: torch.Tensor
 
 
 class ForwardBatch:
     """Inputs of one forward pass: persistent buffers that a step updates in place.
 
-    `host` are the numpy arrays. Tensors with shape suffixes are views of the part used by this
-    step; on the CPU they alias `host`, elsewhere `ready` copies it to the device. Request r has
-    rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, kv_lens_R[r] tokens of KV once they are
-    stored, and its pages in page_tables[g][req_slots_R[r]], where g is the layer's KV group;
-    slot_mappings[g] (T,) are the slots where its layers store the rows. q_starts_R has R + 1
-    entries; `sample_rows` (S,) are the rows that need logits. Models with recurrent layers have
-    `states`, and `state_work` is this step's work on them, or `state_spans` in the memory of a
-    device, for graphs. `input_embeds` replace token embeddings; `drafts` are the slices whose last
-    rows are guesses. `rotary_positions` (T,) override the default positions; None: no override. A
-    row attends to tokens of its request before `row_ends` (T,), at least up to itself; None:
-    causal. `cross` are the rows that attend to items in layers of cross-attention. Where steps are
-    queued, `edits` are those of the step that runs, while the fields of the host may belong to a
-    later one already. `own` are the requests that this rank attends for; None: all of them.
+    `host` has the numpy arrays. Tensors with shape suffixes are views of the part used by this
+    step; on the CPU they alias `host`, elsewhere `ready` copies it to the device.
+
+    Request r has rows q_starts_R[r] to q_starts_R[r + 1] of the T rows, and kv_lens_R[r] tokens
+    with KV once these rows are stored. Its pages are page_tables[g][req_slots_R[r]], where g is the
+    layer's KV group; slot_mappings[g] (T,) are the slots in which layers of the group store the
+    rows. q_starts_R has R + 1 entries.
+
+    Attributes:
+        sample_rows: Rows that need logits, (S,).
+        states: Recurrent states, in models with recurrent layers.
+        state_work: This step's work on the recurrent states.
+        state_spans: The same in device memory, for captured graphs.
+        input_embeds: Vectors that replace token embeddings.
+        drafts: Slices whose last rows are guesses.
+        rotary_positions: Positions of the rows, (T,), if they differ from the default.
+        row_ends: Each row attends to tokens of its request before its end, (T,), and at least up to
+            itself; None: causal.
+        cross: Rows that attend to media items in cross-attention layers.
+        edits: Edits of the step that runs. On a device with queued steps, the host fields may
+            already belong to a later step.
+        local: The requests that this rank attends for; None: all of them.
     """
 
     def __init__(
@@ -269,7 +279,7 @@ class ForwardBatch:
         states: StatePool | None = None,
         host: HostArrays | None = None,
     ) -> None:
-        """`host`: the arrays to use, with what is in them; None: new ones."""
+        """`host`: existing arrays to use, contents included; None: allocate new ones."""
         self.limits = limits
         self.kv = kv
         self.attention = attention
@@ -282,7 +292,7 @@ class ForwardBatch:
         self.cross: tuple[CrossSpan, ...] = ()
         self.edits: StepEdits | None = None
         self.drafts: tuple[DraftRows, ...] = ()
-        self.own: OwnRows | None = None
+        self.local: LocalRows | None = None
         self.host = host or HostArrays(limits, len(kv.groups))
         self.num_tokens = 0
         self.num_reqs = 0
@@ -295,8 +305,8 @@ class ForwardBatch:
         self.ready(0, 0, 0)
 
     def plan_attention(self) -> None:
-        """Let the attention backend prepare the rows that this rank attends for, if it has any."""
-        attending = self if self.own is None else self.own.batch
+        """Let the attention backend plan for the rows that this rank attends for, if any."""
+        attending = self if self.local is None else self.local.batch
         if attending.num_tokens:
             self.attention.plan(attending)
 
@@ -307,7 +317,7 @@ class ForwardBatch:
 
     @property
     def spans(self) -> Spans:
-        """Rows and state slots of the step, for recurrent layers; in a graph it waits for these."""
+        """Rows and state slots of the step, for recurrent layers; in a graph this waits."""
         if self.state_spans is not None:
             return self.state_spans.on_host()
         work = self.state_work
@@ -317,11 +327,11 @@ class ForwardBatch:
         return Spans(tuple(on_host[: len(starts)]), tuple(work.slots.tolist()), work.saves)
 
     def table_of(self, layer: int) -> torch.Tensor:
-        """The page table (S, P) that the attention layer of this index reads."""
+        """The page table (S, P) of an attention layer, by its index."""
         return self.page_tables[self.kv.layer_groups[layer]]
 
     def slots_of(self, layer: int) -> torch.Tensor:
-        """Where the attention layer of this index stores the rows, (T,)."""
+        """The slots (T,) in which an attention layer stores the rows, by its index."""
         return self.slot_mappings[self.kv.layer_groups[layer]]
 
     def ready(self, num_tokens: int, num_reqs: int, num_samples: int) -> None:
@@ -353,7 +363,7 @@ class ForwardBatch:
         self.sample_rows = full["sample_rows"][:num_samples]
 
     def ends(self, layer: AttentionLayer) -> torch.Tensor | None:
-        """`row_ends` on the device, as far as `layer` heeds them, (T,); None: causal."""
+        """`row_ends` on the device, (T,), if `layer` uses them; None: causal."""
         if not layer.row_ends:
             return None
         if self.edits is not None:
@@ -364,11 +374,11 @@ class ForwardBatch:
 
     @property
     def memories(self) -> tuple[CrossSpan, ...]:
-        """`cross` of the step that runs."""
+        """`cross` of the step that runs; see `edits`."""
         return self.cross if self.edits is None else self.edits.cross
 
     def vectors(self, layer: int, like_TD: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Return rows and what `input_embeds` say of them for a layer, in the type of `like_TD`."""
+        """Yield rows and their `input_embeds` for a layer, in the type of `like_TD`."""
         if self.edits is not None:
             parts = [(p.row, p.vectors_ND) for p in self.edits.vectors if p.layer == layer]
         else:
@@ -378,7 +388,7 @@ class ForwardBatch:
             yield slice(row, row + len(vectors_ND)), vectors_ND.to(like_TD)
 
     def edited(self, layer: int, x_TD: X) -> X:
-        """The output of a layer, with what `input_embeds` add to it; changed in place."""
+        """Add the `input_embeds` of a layer to its output, in place; return the output."""
         assert isinstance(x_TD, torch.Tensor)
         for rows, vectors_ND in self.vectors(layer, x_TD):
             x_TD[rows] += vectors_ND

@@ -27,8 +27,8 @@ class BatchLimits:
     max_paths: int = 0
 
     @property
-    def most_samples(self) -> int:
-        """Most rows with logits in one step."""
+    def max_sampled_rows(self) -> int:
+        """Maximum rows with logits in one step."""
         return max(self.max_samples, self.max_reqs)
 
 
@@ -68,11 +68,11 @@ class HostArrays:
         return self.slot_mappings[0]
 
     def map_slots(self, req_slots_T: IntArray, positions_T: IntArray, page_size: int) -> None:
-        """Find where each row's KV goes, in every group, by the page tables.
+        """Set `slot_mappings` of all KV groups: where each row's KV is stored.
 
         Args:
             req_slots_T: Request slot of each row.
-            positions_T: Its place in its request.
+            positions_T: Position of each row in its request.
             page_size: Tokens of a page.
         """
         pages, offsets = np.divmod(positions_T, page_size)

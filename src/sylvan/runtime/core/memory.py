@@ -17,10 +17,10 @@ Checksums = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes of one page in one piece: `num_bytes` from `address` on, in the pool's address space.
+    """A contiguous part of one page: `num_bytes` bytes at `address`, in the pool's address space.
 
-    The same piece of the next page is `stride` bytes further, so that the regions of page 0
-    describe all pages.
+    The same part of the next page is `stride` bytes further, so the regions of page 0 describe all
+    pages.
     """
 
     address: int
@@ -42,7 +42,7 @@ class Transfer(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why it failed, once it is over."""
+        """Why the transfer failed; None: it succeeded, or is still running."""
         ...
 
     @property
@@ -51,11 +51,11 @@ class Transfer(Protocol):
         ...
 
     def done(self) -> bool:
-        """Whether it is over, well or not; never blocks."""
+        """Whether the transfer has succeeded or failed; never blocks."""
         ...
 
     def wait(self) -> None:
-        """Block until it is over."""
+        """Block until the transfer has succeeded or failed."""
         ...
 
 

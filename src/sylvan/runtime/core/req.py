@@ -1,4 +1,4 @@
-"""Nouns of the control plane: one request, and one step's work. No tensors."""
+"""Types of the control plane: a request, and one step's work, as the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sylvan.protocol.arrays import EMPTY_IDS, IntArray
 from sylvan.protocol.messages import DraftCounts, Finish
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.types import CacheKey, KVHandle
-from sylvan.runtime.core.held import Held
+from sylvan.runtime.core.review import ReviewState
 from sylvan.runtime.core.step import PageCopy, chain
 
 NEVER = sys.maxsize
-"""More tokens than there can be."""
+"""A number of tokens that no request reaches."""
 
 
 class TokenBuffer:
@@ -32,7 +32,7 @@ class TokenBuffer:
         self._room = len(ids) + room
         self._ids = np.empty(self._room, np.int32)
         self._ids[: len(ids)] = ids
-        self._cells = self._ids.data  # which writes one number in half the time
+        self._cells = self._ids.data  # a memoryview writes one number in half the time
 
     def __len__(self) -> int:
         return self.length
@@ -63,7 +63,7 @@ class TokenBuffer:
         return self._ids[start:stop]
 
     def truncate(self, length: int) -> None:
-        """Forget all ids from `length` on."""
+        """Drop all ids from `length` on."""
         if length < self.length:
             self.length = length
             self.last = int(self._ids[length - 1]) if length else -1
@@ -109,16 +109,16 @@ class Req:
     computed: int = 0  # tokens whose KV exists once all steps in flight have completed
     pending: int = 0  # tokens being sampled by steps in flight; their ids are not known here yet
     kv: KVHandle | None = None
-    decode: Slice | None = None  # the planner's, used again at each step
-    slot: int = -1  # the plan builder's: its slot in the executor; -1 without one
+    decode: Slice | None = None  # owned by the planner: the slice of plain decoding steps, reused
+    slot: int = -1  # owned by the plan builder: request slot in the executor; -1: none
     key: CacheKey | None = None  # key at the last cache lookup
     cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first start
     loaded_tokens: int = 0  # of these, tokens loaded from a store
     host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
     drafts: DraftCounts | None = None
-    held: Held | None = None  # its tokens are reviewed before the client gets them
-    # number of `tokens` that were sent to the client, or that it knows
+    review: ReviewState | None = None  # set if tokens are reviewed before the client gets them
+    # number of `tokens` that the client has
     num_emitted: int = field(init=False)
     emit_at: int = field(init=False)  # number of tokens at which the next output is emitted
     emit_interval: int = 1  # tokens between outputs after that

@@ -30,7 +30,7 @@ class StatePool(Protocol):
     Slot 0 is zero: the initial state.
 
     Attributes:
-        num_slots: Of requests and cached prefixes.
+        num_slots: Slots for requests and cached prefixes.
         num_branches: Extra slots after those, for the states between the guesses of one step.
     """
 

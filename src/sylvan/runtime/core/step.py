@@ -22,7 +22,7 @@ from sylvan.protocol.messages import TokenLogprobs
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 
 STEP_FORMAT = 2
-"""Changes whenever a field of the contract does."""
+"""Format number of plans and results; it changes with every field."""
 
 NO_PAGES: IntArray = np.empty((4, 0), np.int32)
 """No page table changes; see `StepPlan.pages`."""
@@ -149,7 +149,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def sample_positions(self) -> NDArray[np.int64]:
-        """Rows whose input id the previous step samples, (F,)."""
+        """Sequence position of each sampled token, (S,)."""
         if self.sample_rows is None:
             return self.stops[self.samples].astype(np.int64)
         return self.row_positions()[self.sample_rows].astype(np.int64) + 1
@@ -161,12 +161,12 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def in_flight_slots(self) -> IntArray:
-        """Request slots whose newest token those rows read, (F,)."""
+        """Request slots whose newest token the rows in flight read, (F,)."""
         return self.numbers[-self.num_tokens - self.num_in_flight :][: self.num_in_flight]
 
     @property
     def input_ids(self) -> IntArray:
-        """Ids, (T,)."""
+        """Token ids, (T,); undefined for rows in flight."""
         return self.numbers[len(self.numbers) - self.num_tokens :]
 
     @property
@@ -187,7 +187,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
 
 def ancestors(parents: Sequence[int], guess: int) -> list[int]:
-    """The guesses that lead to `guess`, oldest first, and itself."""
+    """The ancestors of `guess`, oldest first, then itself."""
     path: list[int] = []
     while guess >= 0:
         path.append(guess)
@@ -206,11 +206,15 @@ def depths(draft: DraftRows) -> IntArray:
 class SliceOutput(msgspec.Struct):
     """The result of one slice.
 
-    `token_ids` is empty where the slice samples none, one id, or several when guesses were
-    accepted, or when what follows the first was certain without asking the model: the KV of those
-    is lacking, and later steps in flight sample none for this request. `ended`: the output is
-    complete with `token_ids`. `error` fails this request only, with `status`. `accepted`: guesses
-    that were right, whose KV stays; None: those before the last of `token_ids`.
+    Attributes:
+        token_ids: Empty if the slice samples nothing; several ids if guesses were accepted, or if a
+            grammar forces the ids after the first. Forced ids lack KV, and later steps in flight
+            sample nothing for this request.
+        logprobs: Log probabilities of `token_ids`.
+        ended: Whether the output is complete with `token_ids`.
+        error: Fails this request only, with `status`.
+        accepted: Number of accepted guesses, whose KV is kept; None: all of `token_ids` but the
+            last.
     """
 
     token_ids: Sequence[int] = ()
@@ -250,7 +254,7 @@ class StepResult(msgspec.Struct):
 
     @property
     def outputs(self) -> list[SliceOutput]:
-        """Slice by slice."""
+        """The outputs of all slices, in order."""
         others = self.others
         return [others.get(i) or SliceOutput((t,)) for i, t in enumerate(self.tokens)]
 

@@ -24,8 +24,8 @@ class StepCodec:
     """Encodes and decodes both directions of the step contract, and of commands between steps.
 
     Args:
-        work_types: Of `StepPlan.work`, by capability.
-        report_types: Of `StepResult.reports`, by capability.
+        work_types: Types of the entries of `StepPlan.work`, by capability.
+        report_types: Types of the entries of `StepResult.reports`, by capability.
     """
 
     def __init__(self, work_types: Mapping[str, Any], report_types: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ from sylvan.runtime.executor.options import ExecutorParts, LocalOptions, ModelCo
 from sylvan.runtime.features.diffusion.build import (
     diffusion_control,
     diffusion_worker,
-    most_rows,
+    max_rows,
 )
 from sylvan.runtime.features.disagg.build import DisaggParts
 from sylvan.runtime.features.grammar.build import Grammar, with_worker
@@ -450,7 +450,7 @@ def _options(config: Config) -> LocalOptions:
         data_groups=config.parallel.attention_groups if config.device in ON_JAX else 1,
         kv_dtype=config.cache.dtype,
         fill=config.device != "cpu" and config.cache.memory == "auto",
-        most_pages=useful_tokens(number(config.context_len), running, size) // size + 1,
+        max_pages=useful_tokens(number(config.context_len), running, size) // size + 1,
         # with `auto`, the executor falls back where the step program does not support something
         attention="auto" if may_fall_back else config.attention,
         runner="auto" if may_fall_back else config.runner,
@@ -460,8 +460,8 @@ def _options(config: Config) -> LocalOptions:
         quantization=config.quantization,
         fp8_activations=config.fp8_activations,
         overlap=config.scheduler.overlap == "on" or config.parallel.pp > 1,
-        max_samples=_most_samples(config, running),
-        tree_paths=config.speculative.most_paths(running) if config.speculative else 0,
+        max_samples=_max_sampled_rows(config, running),
+        tree_paths=config.speculative.max_paths(running) if config.speculative else 0,
         tree_depth=number(config.speculative.num_steps) if config.speculative else 0,
         num_states=number(config.cache.max_states),
         embed=_pooling_override(config),
@@ -472,11 +472,11 @@ def _options(config: Config) -> LocalOptions:
     )
 
 
-def _most_samples(config: Config, running: int) -> int:
+def _max_sampled_rows(config: Config, running: int) -> int:
     if config.speculative:
-        return config.speculative.most_samples(running)
+        return config.speculative.max_sampled_rows(running)
     model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
-    return most_rows(model, config.diffusion, running)
+    return max_rows(model, config.diffusion, running)
 
 
 def _bucket_counts(model: LoadedModelInfo) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ from sylvan.config.resolve import resolve
 from sylvan.config.tree import CacheConfig, Config, LoraConfig, ParallelConfig, SpeculativeConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine.facts import ATTENTION, attention_of
-from sylvan.runtime.platform.facts import Kind
+from sylvan.runtime.platform.facts import DeviceKind
 from sylvan.runtime.platform.find import load_kinds
 
 FORMATS = ("w8a8", "w4a8", "w4a16", "fp8")
@@ -96,21 +96,23 @@ COLUMNS = (
 )
 
 
-def chip_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[ChipRow]:
+def chip_rows(kinds: Mapping[str, DeviceKind] | None = None) -> Sequence[ChipRow]:
     """Return a row for each kind of device, CPUs first; `kinds` replaces the installed ones."""
     known = load_kinds() if kinds is None else kinds
     names = sorted(known, key=lambda name: (name != "cpu", name))
     return [_row(known[name], known) for name in names]
 
 
-def attention_rows(kinds: Mapping[str, Kind] | None = None) -> Sequence[AttentionRow]:
+def attention_rows(kinds: Mapping[str, DeviceKind] | None = None) -> Sequence[AttentionRow]:
     """Return a row for each attention backend, with what it supports on some device."""
     known = load_kinds() if kinds is None else kinds
     found = {name: attention_of(name, about, known.values()) for name, about in ATTENTION.items()}
     return [AttentionRow(name, _of_backend(name, about, known)) for name, about in found.items()]
 
 
-def _of_backend(name: str, about: AttentionFacts, kinds: Mapping[str, Kind]) -> Mapping[str, str]:
+def _of_backend(
+    name: str, about: AttentionFacts, kinds: Mapping[str, DeviceKind]
+) -> Mapping[str, str]:
     cases = [_Case(device, _facts(kinds[device], kinds)) for device in about.devices & {*kinds}]
     latent = [case.with_heads(_LATENT_HEAD) for case in cases]
 
@@ -141,7 +143,7 @@ def _speculative(algorithm: str) -> SpeculativeConfig:
     return convert({"algorithm": algorithm, "draft_model": "heads"}, SpeculativeConfig)
 
 
-def _row(kind: Kind, kinds: Mapping[str, Kind]) -> ChipRow:
+def _row(kind: DeviceKind, kinds: Mapping[str, DeviceKind]) -> ChipRow:
     case = _Case(kind.facts.name, _facts(kind, kinds))
     cells = {
         "dtypes": _joined(name for name in _DTYPES if case.takes({"dtype": name})),
@@ -205,7 +207,7 @@ class _Case:
         return self.takes({"cache": convert({"dtype": dtype}, CacheConfig)})
 
 
-def _facts(kind: Kind, kinds: Mapping[str, Kind]) -> Facts:
+def _facts(kind: DeviceKind, kinds: Mapping[str, DeviceKind]) -> Facts:
     facts = kind.facts
     exact = frozenset({"program"}) if facts.name == "cpu" else frozenset[str]()
     device = DeviceFacts(

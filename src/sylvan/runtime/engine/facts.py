@@ -29,7 +29,7 @@ from sylvan.config.load_cache import default_directory
 from sylvan.config.tree import DRAFT_HEADS, Config
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.features.grammar.libraries import installed_backends
-from sylvan.runtime.platform.facts import Kind
+from sylvan.runtime.platform.facts import DeviceKind
 from sylvan.runtime.platform.find import load_kinds, open_platform
 from sylvan.utils import plugins
 from sylvan.utils.machine import inspect_machine
@@ -210,11 +210,13 @@ def _vocabulary(tokenizer: Path) -> object:
     return table.get("model", {}).get("vocab"), added
 
 
-def _wanted(kind: Kind, device: str) -> bool:
+def _wanted(kind: DeviceKind, device: str) -> bool:
     return device == kind.facts.name or (device == "auto" and kind.facts.automatic)
 
 
-def attention_of(name: str, attention: AttentionFacts, kinds: Iterable[Kind]) -> AttentionFacts:
+def attention_of(
+    name: str, attention: AttentionFacts, kinds: Iterable[DeviceKind]
+) -> AttentionFacts:
     """Return the backends that plug-in devices support, as they report."""
     also = {kind.facts.name for kind in kinds if name in kind.facts.attention}
     return replace(attention, devices=attention.devices | also)
@@ -226,7 +228,7 @@ def _usable(attention: AttentionFacts, *, compiled: bool) -> bool:
     return compiled or "eager" in attention.runners or "cpu" not in attention.devices
 
 
-def _device(kind: Kind) -> DeviceFacts:
+def _device(kind: DeviceKind) -> DeviceFacts:
     """Return a usable device; it is opened only if its driver does not report its memory."""
     memory = kind.memory()
     if memory is None:

@@ -29,9 +29,9 @@ class ExecutorCaps:
     kv_groups: tuple[KVGroup, ...] = ()
     lockstep: bool = False
     bidirectional: bool = False  # bidirectional attention: prompts are neither chunked nor cached
-    makes_vectors: bool = False  # serves `EmbedRequest`
+    makes_vectors: bool = False  # computes embeddings or scores (`EmbedRequest`)
     pools_all: bool = False  # pooling reads all tokens, so none may come from the cache
-    fills: bool = False  # blocks are filled by diffusion; prompts are not cached
+    fills: bool = False  # generates by block diffusion; prompts are not cached
     max_samples: int = 0
     draft_chains: bool = False
     draft_trees: bool = False
@@ -102,5 +102,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop helpers and free memory. Launch nothing afterwards."""
+        """Stop threads and processes, and free memory. Launch nothing afterwards."""
         ...

@@ -57,7 +57,7 @@ class StepBackend(Protocol):
     ) -> None:
         """Call `work` with the arrays on the model's device, before the model runs.
 
-        A device does so in the order of its steps; `work` must not wait for it.
+        On a device the call is queued with the step, so `work` must not wait for results.
         """
         ...
 
@@ -82,17 +82,17 @@ class StepBackend(Protocol):
 
         Args:
             rows: Indices into the sampled rows.
-            batch: Of these rows.
-            masks: Of these rows.
+            batch: Sampling parameters of these rows.
+            masks: Token masks of these rows.
         """
         ...
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """Move the KV of right guesses to their final positions; immediate backends only.
+        """Move the KV of accepted guesses to their final positions; immediate backends only.
 
         Args:
-            paths: Slice index -> its right guesses, in order of depth.
-            newest: Request slot -> the token that a step in flight may feed.
+            paths: Slice index -> its accepted guesses, in order of depth.
+            newest: Request slot -> its newest token, which the next step may read as input.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""From a model directory to an executor that serves it."""
+"""Builds the executor of a model: loads the weights, chooses a runner, sizes the KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.paged.pages import SCALED
 from sylvan.protocol.commands import MemoryTag
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.attention.native import NativeAttention, NativeCalls
+from sylvan.runtime.attention.native import NativeAttention, NativeTensorAttention
 from sylvan.runtime.attention.null import NullAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch, KVCachePool
 from sylvan.runtime.core.memory import PageMemory
@@ -54,11 +54,11 @@ from sylvan.runtime.executor.pools import (
     pool_bytes,
     program_pool,
     tensor_pool,
-    with_pages_beside,
+    with_mirrored_pages,
     with_paths,
 )
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.saved import saver
+from sylvan.runtime.executor.save_program import saver
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths, pages_of_path
 from sylvan.runtime.executor.worker_halves import DeferredParts, adapter_of, worker_halves
@@ -69,7 +69,7 @@ from sylvan.runtime.models.checkpoint import (
     load_deferred,
 )
 from sylvan.runtime.models.config import ModelConfig
-from sylvan.runtime.models.encoder_config import with_words
+from sylvan.runtime.models.encoder_config import with_mlm_head
 from sylvan.runtime.models.holders import with_tensors
 from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.pooling import PoolingOverride, read_pooling
@@ -103,8 +103,8 @@ def build_executor(
     Args:
         model_dir: Model directory.
         options: How to serve the model.
-        progress: Called with the number of bytes loaded.
-        parts: Parts that capabilities add.
+        progress: Called with the number of bytes loaded so far.
+        parts: Worker halves of capabilities, logits processors, and memory to continue with.
         platform: Overrides the platform of `options.device`.
         mesh: The ranks that share the model; each of them calls this.
 
@@ -118,8 +118,8 @@ def build_executor(
     pooling = None
     if options.embed is not None or config.head != "lm":
         pooling = read_pooling(model_dir, config, options.embed or PoolingOverride())
-        if pooling.reads_words:
-            config = with_words(config)
+        if pooling.pools_logits:
+            config = with_mlm_head(config)
             facts = facts_of(config, model_dir, options.dtype, options.quantization)
     context = options.context_len or facts.context_len
     if platform is None and options.device != "cpu":
@@ -169,7 +169,7 @@ def build_executor(
 
 
 def _states(plan: ModelPlan) -> KeptStates | None:
-    """Return the recurrent states of a model that no program keeps; None: it has none."""
+    """Allocate the recurrent states of a model without a step program; None: it has none."""
     return None if plan.states is None else plan.states.tensors(plan.build.device)
 
 
@@ -184,8 +184,8 @@ def _in_memory(
 ) -> tuple[Executor, LoadedModelInfo]:
     """Build the executor of a model in host memory: overlapped, or on the caller's thread."""
     options, config, pooling = plan.options, plan.config, plan.pooling
-    late = DeferredParts()
-    workers = worker_halves(plan, parts, late)
+    deferred = DeferredParts()
+    workers = worker_halves(plan, parts, deferred)
     plan = replace(
         plan,
         hidden_layers=tuple(layer for w in workers for layer in w.hidden_layers),
@@ -198,28 +198,32 @@ def _in_memory(
         assert plan.memory is None, "the executor before had a step program"
         made = _with_tensors(plan)
     states = made.states or _states(plan)
-    beside = [worker.beside for worker in workers if worker.beside is not None]
-    late.pages = [
-        *with_pages_beside(made.pool.groups, beside),
+    mirrored = [worker.mirrored_pages for worker in workers if worker.mirrored_pages is not None]
+    deferred.pages = [
+        *with_mirrored_pages(made.pool.groups, mirrored),
         *([states.pages] if states else []),
     ]
     host = plan.memory.host if plan.memory else None
     batch = ForwardBatch(plan.limits, made.pool, made.attention, plan.build.device, states, host)
     slots = plan.memory.slots if plan.memory else _slots(plan)
-    late.batch = batch
-    late.runner, late.sampler, late.params = made.runner, _sampler(made, parts), slots.params
+    deferred.batch = batch
+    deferred.runner, deferred.sampler, deferred.params = (
+        made.runner,
+        _sampler(made, parts),
+        slots.params,
+    )
     shape = pages_shape(plan.paged_config, plan.kv_shape, options)
     trees = _tree_paths(batch, shape, options)
     sampler, stage = _sampler(made, parts), plan.stage
     backend = ImmediateBackend(made.runner, batch, sampler, slots, trees, stage)
-    ahead = PagePrefaulter(_host_groups(made.pool))
-    control = _control(plan, made, states, beside, ahead)
+    prefaulter = PagePrefaulter(_host_groups(made.pool))
+    control = _control(plan, made, states, mirrored, prefaulter)
     control.extend(workers)
     control.finish_first(writes := BackgroundWrites())
     if made.kept is not None and made.kept.unwritten:
         writes.add(made.kept.write)
     mesh = plan.build.mesh
-    worker = plan_worker(mesh, backend, slots, workers, control.gate, ahead)
+    worker = plan_worker(mesh, backend, slots, workers, control.gate, prefaulter)
     chains = made.runner.verifies_drafts and (not config.states or config.path == "native")
     chains = chains and (stage.count == 1 or not config.states) and options.data_groups == 1
     masked = made.attention.caps.tree_mask and not config.states
@@ -233,14 +237,14 @@ def _in_memory(
         makes_vectors=pooling is not None,
         pools_all=pooling is not None and pooling.reads_all,
         fills=config.diffusion is not None,
-        max_samples=plan.limits.most_samples,
+        max_samples=plan.limits.max_sampled_rows,
         draft_chains=chains,
         draft_trees=branching,
         tree_paths=options.tree_paths,
         stages=stage.count,
         attention_dp=mesh.attention_dp * options.data_groups,
     )
-    late.groups = caps.kv_groups
+    deferred.groups = caps.kv_groups
     facts = replace(
         facts,
         runner=made.name,
@@ -253,7 +257,7 @@ def _in_memory(
     )
     if pooling is not None:
         facts = replace(facts, vector_size=pooling.size, forms=pooling.forms)
-    ahead.start()
+    prefaulter.start()
     return LocalExecutor(worker, caps, control, overlap=options.overlap), facts
 
 
@@ -261,24 +265,24 @@ def _control(
     plan: ModelPlan,
     made: BuiltModel,
     states: KeptStates | None,
-    beside: Sequence[PagedBuffer],
-    ahead: PagePrefaulter,
+    mirrored: Sequence[PagedBuffer],
+    prefaulter: PagePrefaulter,
 ) -> ExecutorControl:
     """Build the control object for commands between steps."""
     kept = [group.memory for group in made.pool.groups if isinstance(group, PagedBuffer)]
-    kept += [pages.memory for pages in beside]
+    kept += [pages.memory for pages in mirrored]
     kept += states.parts if states else ()
     graphs = TensorMemory(made.buffers)
-    pages = PrefaultedMemory(TensorMemory(kept), ahead)
+    pages = PrefaultedMemory(TensorMemory(kept), prefaulter)
     memory: dict[MemoryTag, ReleasableMemory] = {"kv_cache": pages, "graphs": graphs}
     if not _host_groups(made.pool):
         memory = {}  # a device owns the memory; we cannot release it
     if isinstance(made.weights, LiveWeights):
         memory["weights"] = TensorMemory(made.weights.memory)
     control = ExecutorControl(made.weights, memory, made.pool.groups, plan.checkpoints)
-    if plan.spreads and isinstance(live := made.weights, LiveWeights):
-        mesh, spreads = plan.build.mesh, plan.spreads
-        control.move_experts(lambda files: ExpertMover(mesh, spreads, live, files).run)
+    if plan.expert_layers and isinstance(live := made.weights, LiveWeights):
+        mesh, layers = plan.build.mesh, plan.expert_layers
+        control.move_experts(lambda files: ExpertMover(mesh, layers, live, files).run)
     if isinstance(made.runner, ProgramRunner):
         control.measure(made.runner)
     return control
@@ -292,7 +296,7 @@ def _tree_paths(batch: ForwardBatch, shape: KVShape, options: LocalOptions) -> T
 
 
 def _sampler(made: BuiltModel, parts: ExecutorParts) -> TokenSampler:
-    """Use Python sampling for custom processors, or if nothing is compiled."""
+    """Choose the native sampler; PyTorch's for custom processors, or if nothing is compiled."""
     if parts.custom or made.library is None:
         return Sampler(parts.custom)
     return NativeSampler(made.library)
@@ -342,15 +346,15 @@ def _with_program(plan: ModelPlan) -> BuiltModel | None:
 
 def _with_traced(plan: ModelPlan) -> BuiltModel:
     if plan.options.runner == "eager":
-        raise Unsupported("runner eager was asked for")
+        raise Unsupported("runner is set to eager")
     if plan.platform is not None:
         raise Unsupported(f"step programs run on the CPU, not on {plan.build.device}")
     if plan.options.attention not in ("auto", "native"):
-        raise Unsupported(f"attention {plan.options.attention!r} was asked for")
+        raise Unsupported(f"attention is set to {plan.options.attention!r}")
     if plan.config.path == "transformers":
         raise Unsupported("the model runs through transformers")
     if not plan.config.causal and plan.options.kv_dtype != "model":
-        raise Unsupported(f"keys and values of {plan.options.kv_dtype}: the model keeps none")
+        raise Unsupported(f"cache.dtype={plan.options.kv_dtype}: the model has no KV cache")
     library = load_library()
     shape = pages_shape(plan.paged_config, plan.kv_shape, plan.options)
     pool = program_pool(
@@ -385,8 +389,10 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
     )
     attention, name, changed = NativeAttention(), f"program ({library.variant})", _nothing
     if runner.host_calls:
-        attention = NativeCalls(NativePagedAttention(library, plan.build.dtype, pool.layers))
-        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.forget
+        attention = NativeTensorAttention(
+            NativePagedAttention(library, plan.build.dtype, pool.layers)
+        )
+        name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
     return BuiltModel(
         name,
         runner,
@@ -452,7 +458,7 @@ def _with_kernels(plan: ModelPlan) -> tuple[Any, NativeKernels | None, LiveWeigh
     load_deferred(model)
     if native is None:
         return model, None, plan.live(model, names)
-    return model, native, plan.live(model, names, native.copies, native.forget)
+    return model, native, plan.live(model, names, native.copies, native.clear_cache)
 
 
 def _with_kernels_inside(
@@ -470,24 +476,24 @@ def _with_kernels_inside(
         return model, None, plan.live(model, plan.names(model))
     packed = origins.holders(native.copies)
     holders = with_tensors(model, slots(plan.skeleton()), packed, origins.lost)
-    return model, native, plan.live_in(holders, native.forget)
+    return model, native, plan.live_in(holders, native.clear_cache)
 
 
 def _open(device: str) -> Platform:
     kinds = load_kinds()
     if device not in kinds:
-        raise ConfigError(f"device={device}: there is {', '.join(kinds)}")
+        raise ConfigError(f"device={device} is unknown; choose one of {', '.join(kinds)}")
     return open_platform(kinds[device])
 
 
 def _on_device(
     plan: ModelPlan, platform: Platform, parts: ExecutorParts, facts: LoadedModelInfo
 ) -> tuple[Executor, LoadedModelInfo]:
-    """Build the executor of a device: steps are queued, and decoding replays graphs if it can."""
+    """Build the executor of a device: steps are queued, and decoding replays captured graphs."""
     from sylvan.runtime.executor.device.build import DevicePlan, build_device  # not on a CPU
 
     options = plan.options
-    late = DeferredParts()
+    deferred = DeferredParts()
     attention = choose_attention(plan, platform)
     if options.kv_dtype not in attention.caps.kv_dtypes:
         raise ConfigError(
@@ -500,7 +506,7 @@ def _on_device(
 
     def make_pool(pages: int) -> KVCachePool:
         pool = tensor_pool(plan.config, shape_of(pages), plan.build, plan.kv_type, platform)
-        late.pages = pool.groups  # the pool that is used
+        deferred.pages = pool.groups  # the pool that is used
         return pool
 
     platform.trim()
@@ -515,7 +521,7 @@ def _on_device(
     try:
         model = loaded_model(plan)
         weights = plan.live(model, plan.names(model))
-        workers = worker_halves(plan, parts, late)
+        workers = worker_halves(plan, parts, deferred)
         adapter_of(workers)(model)
         states, holds = device_states(plan)
         num_states = states.num_slots if states else 0
@@ -532,7 +538,7 @@ def _on_device(
                 states=states,
                 page_bytes=_page_bytes(plan),
                 num_pages=None if options.fill else options.num_pages,
-                most_pages=options.most_pages,
+                max_pages=options.max_pages,
                 vocab_size=plan.config.vocab_size,
                 table_rows=plan.config.table_rows,
                 media_ids=plan.config.media_ids,
@@ -541,7 +547,7 @@ def _on_device(
                 custom=tuple(parts.custom),
                 weights=weights,
                 checkpoints=plan.checkpoints,
-                on_built=late.built,
+                on_built=deferred.built,
                 ranks=plan.build.mesh.tp,
             )
         )
@@ -553,7 +559,7 @@ def _on_device(
         ) from None
     if options.runner == "graph" and not report.has_graphs:
         raise ConfigError("runner=graph: this model's steps cannot be captured; leave it at auto")
-    late.groups = executor.caps.kv_groups
+    deferred.groups = executor.caps.kv_groups
     runner = "graph" if report.has_graphs else "eager"
     shape = shape_of(report.num_pages)
     kv_bytes = (report.num_pages - 1) * report.page_bytes

@@ -38,7 +38,7 @@ from sylvan.runtime.pool.mha import GroupShape, KVShape, MHAPool
 
 _PAGE = 64
 _FORMAT = format_of("w4a16")
-_LEAST_TOKENS = 2
+_MIN_TOKENS = 2
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in total)."""
@@ -97,7 +97,7 @@ def prepared(
         ConfigError: it is not a native decoder, or there are no texts.
     """
     config = load_config(model_dir)
-    kept = [list(text) for text in texts if len(text) >= _LEAST_TOKENS]
+    kept = [list(text) for text in texts if len(text) >= _MIN_TOKENS]
     if not kept:
         raise ConfigError(f"quantization {quantization} needs texts of at least two tokens")
     longest = max(map(len, kept))
@@ -165,12 +165,12 @@ class CalibrationRun:
         return self._batch
 
     def through(self, index: int) -> None:
-        """Run all texts through a layer to collect statistics, but discard its outputs."""
+        """Run all texts through a layer to collect input statistics; discard its outputs."""
         for number in range(len(self._texts)):
             self._layer(index, number)
 
     def advance(self, index: int) -> None:
-        """Run all texts through a layer in its current form, and keep its outputs."""
+        """Run all texts through a layer, and keep its outputs as the next layer's inputs."""
         self._rows = [self._layer(index, number) for number in range(len(self._texts))]
 
     def _layer(self, index: int, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -181,7 +181,7 @@ class CalibrationRun:
 
 
 class _Run(CalibrationRun):
-    """Layers are quantised before the texts are processed further."""
+    """A GPTQ run: quantises each layer before it computes the inputs of the next one."""
 
     def round(self, index: int, chosen: Sequence[Slot]) -> dict[str, CodedWeight]:
         """Quantise the layer's matrices with the inputs that they read."""
@@ -206,7 +206,7 @@ class _Run(CalibrationRun):
         return made
 
     def take(self, chosen: Sequence[Slot], made: Mapping[str, CodedWeight]) -> None:
-        """Use a layer that an earlier run quantised."""
+        """Put the matrices that an earlier run quantised into a layer."""
         for slot in chosen:
             for number, source in enumerate(slot.sources):
                 slot.parameter[source_rows(slot, number)] = made[source].numbers()

@@ -1,4 +1,4 @@
-"""Worker half of a capability: runs beside the model, driven by data in the step plan.
+"""Worker half of a capability: runs next to the model, driven by data in the step plan.
 
 The control half is `sched.capability.Capability`; the two meet in `StepPlan.work` and
 `StepResult.reports`, under the same name.
@@ -49,7 +49,8 @@ class StepContext:
         plan: What the step computes.
         may_use_graph: Whether a captured graph may be replayed.
         errors: Slice index -> the error of its request.
-        items: Row -> the vector of its item, float32 (D,), where items have vectors of their own.
+        items: Row -> the embedding of its media item, float32 (D,), in models that embed items
+            apart from text.
     """
 
     plan: StepPlan
@@ -66,7 +67,7 @@ class StepContext:
     def prepare(self, work: Callable[[Sequence[torch.Tensor]], None], *arrays: IntArray) -> None:
         """Call `work` with the arrays on the model's device, before the model runs.
 
-        A device does so in the order of its steps; `work` must not wait for it.
+        On a device the call is queued with the step, so `work` must not wait for results.
         """
         self.backend.prepare(work, arrays)
 
@@ -87,7 +88,7 @@ class StepContext:
     ) -> Callable[[], TokenLogprobs]:
         """Log probabilities of `token_ids` as predicted by rows of the step.
 
-        Returns: reads the log probabilities, for use in a `Report`.
+        Returns: a function that reads them once the step is done, for use in a `Report`.
         """
         return self.backend.token_logprobs(rows, token_ids, options)
 
@@ -110,12 +111,12 @@ class CapabilityWorker:
         name: Name of the capability.
         reads_rows: Whether `after_forward` reads logits or hidden vectors of rows that are not
             sampled; such a step is not replayed from a captured graph.
-        in_layers: Whether it acts within layers, so that every pipeline stage needs it. Stages
+        in_layers: Whether it changes layers, so that every pipeline stage needs it. Stages
           before the last call `prepare`, `join` and `before_forward` only.
         edits_inputs: Whether `before_forward` sets `ForwardBatch.input_embeds`.
         hidden_layers: Layers whose output is read after the forward pass.
-        beside: Pages of this capability that mirror the pages of the model's first KV group: same
-          page numbers, moved and freed together. None: it has no pages.
+        mirrored_pages: Pages of this capability that mirror those of the model's first KV group:
+          same page numbers, moved and freed together. None: it has no pages.
     """
 
     name: ClassVar[str] = ""
@@ -123,11 +124,11 @@ class CapabilityWorker:
     edits_inputs: ClassVar[bool] = False
     in_layers: ClassVar[bool] = False
     hidden_layers: tuple[int, ...] = ()
-    beside: PagedBuffer | None = None
+    mirrored_pages: PagedBuffer | None = None
 
     @property
     def constraints(self) -> Constraints | None:
-        """Masks sampling and follows sampled tokens, if the capability constrains outputs."""
+        """Token masks and the state behind them, if the capability constrains outputs."""
         return None
 
     @property

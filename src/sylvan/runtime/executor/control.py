@@ -48,12 +48,12 @@ from sylvan.runtime.pool.releasable import ReleasableMemory
 
 logger = logging.getLogger(__name__)
 
-_MOST_BYTES_PER_NUMBER = 8
-"""Limit for stored tensors, in bytes: trainers send float32, and may send tied tensors."""
+_MAX_BYTES_PER_NUMBER = 8
+"""Limit of stored tensors, in bytes per weight: trainers send float32, and tied tensors twice."""
 ELSEWHERE = "elsewhere"
-"""Key under which a rank reports a tensor that only other ranks hold."""
+"""Key of a result by which a rank says that only other ranks hold the tensor."""
 Body = dict[str, Any]
-"""Size limit of a result; JSON-like."""
+"""Body of a result; JSON-like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ExecutorControl:
         self._update_groups = UpdateGroups()
         self._profiling = Profiling()
         numbers = weights.num_numbers if isinstance(weights, LiveWeights) else 0
-        most = _MOST_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
+        most = _MAX_BYTES_PER_NUMBER * numbers * checkpoints.num_ranks
         self._sources = WeightSources(self._update_groups, most)
         self._released: dict[MemoryTag, int] = {}
         self._writes: BackgroundWrites | None = None
@@ -156,7 +156,7 @@ class ExecutorControl:
     def blocked(self) -> str | None:
         """Why no step may run now; None if steps may run."""
         if self._released:
-            return f"the memory of {', '.join(self._released)} was given back"
+            return f"the memory of {', '.join(self._released)} has been released"
         return self._weights.missing if isinstance(self._weights, LiveWeights) else None
 
     def run(self, command: ExecutorCommand) -> CommandResult:
@@ -217,7 +217,7 @@ class ExecutorControl:
     @property
     def _live(self) -> LiveWeights:
         if "weights" in self._released:
-            raise ConfigError("the memory of the weights was given back; resume it first")
+            raise ConfigError("the memory of the weights has been released; resume it first")
         if isinstance(self._weights, str):
             raise ConfigError(self._weights)
         return self._weights
@@ -266,7 +266,7 @@ class ExecutorControl:
             freed[tag] = self._memory[tag].release()
             self._released[tag] = freed[tag]
             if tag == "weights" and isinstance(self._weights, LiveWeights):
-                self._weights.forget()
+                self._weights.mark_released()
         self._on_release()
         return {"released_bytes": freed, "released": list(self._released)}
 

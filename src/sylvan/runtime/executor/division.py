@@ -16,11 +16,11 @@ from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.mesh import Mesh, UnconnectedRank
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention
-from sylvan.runtime.models.jetmoe import ChosenHeads
+from sylvan.runtime.models.jetmoe import RoutedHeads
 from sylvan.runtime.models.registry import family_of
 from sylvan.runtime.models.stages import check_stages, num_last_layers
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 def check_division(config: ModelConfig, mesh: Mesh) -> None:
@@ -52,7 +52,7 @@ def check_division(config: ModelConfig, mesh: Mesh) -> None:
         return
     if why.startswith("parallel."):
         raise ConfigError(why)
-    sizes = [str(n) for n in range(1, MOST_RANKS + 1) if not _obstacle(config, mesh, n)]
+    sizes = [str(n) for n in range(1, MAX_RANKS + 1) if not _obstacle(config, mesh, n)]
     counts = ", ".join(sizes) or "none"
     raise ConfigError(f"parallel.tp={size}: {why}; this model divides by {counts}")
 
@@ -106,13 +106,13 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
         return
     reasons = {
         "keeps recurrent states": bool(config.states),
-        "reads texts both ways": not config.causal,
-        "reads images or sounds": config.media is not None,
+        "has bidirectional attention": not config.causal,
+        "takes images or audio": config.media is not None,
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
     alone = _on_meta(Mesh(attention=UnconnectedRank(1)))
     if not why and not _divides_rows(family_of(config).model(config, alone)):
-        why = "has attention layers of another kind"
+        why = "has attention layers that do not support it"
     if why:
         raise ConfigError(
             f"parallel.attention_dp={mesh.attention_dp}: {config.architecture} {why}, and its "
@@ -121,11 +121,11 @@ def _check_attention_dp(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def why_together(config: ModelConfig) -> str:
-    """Return why groups with different requests cannot run a model; empty if they can."""
+    """Return why groups of devices cannot serve different requests; empty if they can."""
     reasons = {
         "keeps recurrent states": bool(config.states),
-        "makes vectors or labels": not config.causal or config.head != "lm",
-        "reads images, sounds or texts": config.media is not None,
+        "returns embeddings or labels": not config.causal or config.head != "lm",
+        "takes images or audio, or has an encoder": config.media is not None,
     }
     return next((why for why, is_so in reasons.items() if is_so), "")
 
@@ -137,7 +137,7 @@ def _divides_rows(model: nn.Module) -> bool:
         for part in model.modules()
         if type(part) is LatentAttention
         or (isinstance(part, Attention) and type(part).forward is Attention.forward)
-        or isinstance(part, ChosenHeads)
+        or isinstance(part, RoutedHeads)
     ]
     inside = {inner for part in asking for inner in part.modules()}
     return all(part in inside for part in model.modules() if _keeps_kv(part))

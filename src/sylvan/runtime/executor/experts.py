@@ -21,16 +21,16 @@ from sylvan.runtime.models.live import LiveWeights
 from sylvan.runtime.models.slots import Slot
 from sylvan.runtime.models.stored import WeightFiles
 
-_LEAST_GAIN = 0.01
+_MIN_GAIN = 0.01
 """Minimum gain in balance for which a layer's experts are moved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """A layer of experts: rows per expert so far, int64 (E,), its placement, and its weights."""
+class ExpertLayer:
+    """A layer of experts: rows per expert so far, int64 (E,), their ranks, and their weights."""
 
     load: torch.Tensor
-    spread: ExpertRanks
+    expert_ranks: ExpertRanks
     experts: Experts
 
 
@@ -47,7 +47,7 @@ class ExpertMover:
     def __init__(
         self,
         mesh: Mesh,
-        layers: Mapping[int, Mixture],
+        layers: Mapping[int, ExpertLayer],
         weights: LiveWeights,
         files: Callable[[], WeightFiles],
     ) -> None:
@@ -64,7 +64,7 @@ class ExpertMover:
             ExecutorError: the checkpoint changed on disk; the weights are now inconsistent.
         """
         if any(layer.experts.lora is not None for layer in self._layers.values()):
-            raise ConfigError("with adapters (lora) experts stay where they are")
+            raise ConfigError("experts cannot be moved while LoRA adapters may change them")
         planned, before, after = self._planned()
         moved = sum(_moves(self._slots(layer), experts) for layer, experts in planned.items())
         if planned:
@@ -76,7 +76,7 @@ class ExpertMover:
         return self._placement.of_layer(layer, len(self._layers[layer].load))
 
     def _planned(self) -> tuple[dict[int, tuple[int, ...]], float, float]:
-        """Better placements, and the balance before and after."""
+        """Plan placements with a better balance; return them, and the balance before and after."""
         planned: dict[int, tuple[int, ...]] = {}
         before: list[float] = []
         after: list[float] = []
@@ -86,7 +86,7 @@ class ExpertMover:
             experts = balanced(load, self._placement.copies, self._placement.groups)
             better = LayerSlots(experts, now.num_experts, now.per_group)
             old, new = balance_of(now, load), balance_of(better, load)
-            if new > old + _LEAST_GAIN:
+            if new > old + _MIN_GAIN:
                 planned[layer] = experts
             before.append(old)
             after.append(new if layer in planned else old)
@@ -94,7 +94,7 @@ class ExpertMover:
         return planned, sum(before) / count, sum(after) / count
 
     def _move(self, planned: Mapping[int, tuple[int, ...]]) -> None:
-        """Load experts at their new places, then route rows there."""
+        """Load experts into their new slots, then route rows there."""
         files = self._files()
         kept = dict(self._placement.given)
         self._placement.given.update(planned)
@@ -110,7 +110,7 @@ class ExpertMover:
             self._weights.index()
             raise
         for layer in planned:
-            table = self._layers[layer].spread.slots_EC
+            table = self._layers[layer].expert_ranks.slots_EC
             table.copy_(torch.from_numpy(self._slots(layer).table(table.shape[1])))
 
 

@@ -26,7 +26,7 @@ from sylvan.runtime.models.registry import family_of, load_config
 from sylvan.utils.json_files import read_json
 
 SaveProgram = Callable[[str, Mapping[str, str | int | float | bool | None]], None]
-"""Writes the step program to a file, with these facts of the model; before the first step."""
+"""Saves the step program under a name, with facts about the model; call before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class LoadedModelInfo:
     reads_all: bool = False  # pooling reads the hidden vectors of all tokens
     num_labels: int = 0
     vector_size: int = 0  # size of an embedding; 0: the model makes none
-    forms: tuple[VectorForm, ...] = ()  # forms of embeddings; the first is the default
+    forms: tuple[VectorForm, ...] = ()  # kinds of embeddings; the first is the default
     runner: str = ""
     exact: bool = False
     program: Sequence[OpCost] = field(default=(), compare=False)  # ops of a step program

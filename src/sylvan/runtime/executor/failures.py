@@ -7,7 +7,7 @@ import re
 from sylvan.protocol.errors import DeviceMemoryError, ExecutorError
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, MemoryError)
-"""Arithmetic errors that bad data can cause; any other exception is a bug and propagates."""
+"""Exceptions that bad data or a lack of memory can cause; any other one is a bug and propagates."""
 _TORCH_SHORTAGE = re.compile(r"you tried to allocate (\d+) bytes")
 _OF_DEVICE = "OutOfMemoryError"  # a class of torch; if it was raised, torch is imported
 

@@ -20,7 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.failures import FAILURES
 from sylvan.runtime.executor.inputs import fill_step
-from sylvan.runtime.executor.own_requests import OwnRequests
+from sylvan.runtime.executor.local_requests import LocalRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
@@ -49,9 +49,9 @@ class ImmediateBackend:
         trees: TreePaths | None = None,
         stage: Stage = WHOLE_MODEL,
     ) -> None:
-        """`stage`: the layers that `runner` has; rows come from and go to other stages."""
+        """`stage`: the pipeline stage that `runner` computes; rows are passed between stages."""
         self.batch, self._trees, self._stage = batch, trees, stage
-        self.own: OwnRequests | None = None  # requests that this rank attends for; None: all
+        self.local: LocalRequests | None = None  # requests whose KV this rank holds; None: all
         self._runner, self._sampler, self._slots = runner, sampler, slots
         vocab_size = slots.params.vocab_size
         self._arrays = vars(batch.host)
@@ -64,11 +64,11 @@ class ImmediateBackend:
     def update(self, plan: StepPlan) -> None:
         self.batch.input_embeds, self.batch.drafts = plan.embeds, plan.drafts
         if self._trees is not None:
-            self._trees.forget()
+            self._trees.reset()
         self.batch.rotary_positions = self.batch.row_ends = None
         self.batch.cross = ()
-        if self.own is not None:
-            self.own.choose(plan)
+        if self.local is not None:
+            self.local.choose(plan)
         if plan.pages.size:
             groups, slots, entries, pages = plan.pages
             self.batch.host.page_tables[groups, slots, entries] = pages
@@ -132,7 +132,7 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, batch, masks)
-        self._last_token[batch.slots] = drawn.token_ids  # unused for slices with guesses
+        self._last_token[batch.slots] = drawn.token_ids  # `accept` sets it for slices with guesses
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
@@ -152,7 +152,7 @@ class ImmediateBackend:
         tokens: list[tuple[int, ...]] = [(token,) for token in drawn.token_ids.tolist()]
         for row, outcome in outcomes.items():
             tokens[row] = outcome.tokens
-            # a step in flight may read the newest; older ones are on the host by then
+            # a step in flight may read the newest token; older ones are known to the host
             if outcome.tokens:
                 self._last_token[slots[row]] = outcome.tokens[0]
         if params.counts:
@@ -213,7 +213,7 @@ class ImmediateBackend:
         return rows if self._trees is None else self._trees.rows(rows)
 
     def _is_fusible(self, plan: StepPlan) -> bool:
-        """Whether each row has a token id, and the rows of each slice are consecutive."""
+        """Whether the step can run in one call: rows have ids, and slices have consecutive rows."""
         batch = self.batch
         if batch.input_embeds or batch.rotary_positions is not None or plan.positions is not None:
             return False
@@ -235,8 +235,8 @@ class ImmediateBackend:
         # An id outside the vocabulary fails its request at the next sample; see RequestSlots.
         np.clip(ids, 0, self._slots.table_rows - 1, out=ids)
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
-        if self.own is not None:
-            self.own.lay_out(plan)
+        if self.local is not None:
+            self.local.lay_out(plan)
 
     def _draw_each(
         self, sampled: IntArray, rows: SamplingBatch, masks: Masks | None

@@ -13,7 +13,7 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.step import StepPlan
-from sylvan.runtime.executor.sizes import GraphBucket
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

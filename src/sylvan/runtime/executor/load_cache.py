@@ -14,7 +14,7 @@ from sylvan.kernels.native.weight_file import PackedWeightFile
 from sylvan.runtime.executor.early.key import checkpoint_files, code_digest
 from sylvan.runtime.executor.parts import ModelPlan
 from sylvan.runtime.layers.mesh import Mesh
-from sylvan.runtime.models.shards import picked
+from sylvan.runtime.models.shards import expert_selection
 from sylvan.runtime.models.slots import slots
 
 _LAYOUT = 2
@@ -28,7 +28,7 @@ def packed_weight_file(plan: ModelPlan, variant: str) -> PackedWeightFile | None
 
     Args:
         plan: The model.
-        variant: Of the kernels: machines that share a directory may round differently.
+        variant: Variant of the kernels: machines that share a directory may round differently.
     """
     folder, options = plan.options.load_cache, plan.options
     if folder is None or options.load_format == "dummy":
@@ -60,6 +60,6 @@ def _dense(mesh: Mesh) -> int:
 
 
 def _experts(plan: ModelPlan) -> list[tuple[int, ...]]:
-    """Expert ids of this rank by layer; empty if ranks hold shares of all experts."""
-    stacks = (slot for slot in slots(plan.skeleton()) if picked(slot.splits) is not None)
-    return [own.numbers for slot in stacks if (own := picked(slot.splits)) is not None]
+    """Expert ids of this rank by layer; empty if every rank holds shares of all experts."""
+    stacks = (slot for slot in slots(plan.skeleton()) if expert_selection(slot.splits) is not None)
+    return [own.numbers for slot in stacks if (own := expert_selection(slot.splits)) is not None]

@@ -1,4 +1,4 @@
-"""Builds models and reads their weights, at once or when they are packed."""
+"""Builds models and reads their weights: all at once, or each matrix when it is packed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def loaded_model(plan: ModelPlan) -> Any:
     """Build a model and read all of its weights.
 
     Raises:
-        ConfigError: Its weights cannot be read, or not in this way.
+        ConfigError: the weights cannot be read, or not by this load format.
     """
     formats, read = plan.formats, plan.options.load_format != "dummy"
     few_bits = read and (formats.loaded is not None or formats.blocks)
-    late = few_bits and plan.platform is not None and plan.config.path == "native"
-    model = plan.model(late=late)
+    deferred = few_bits and plan.platform is not None and plan.config.path == "native"
+    model = plan.model(deferred=deferred)
     if plan.config.path == "transformers":
         _load_by_transformers(model, plan)
     elif (kind := plan.options.load_format) == "dummy":
@@ -52,5 +52,7 @@ def loaded_model(plan: ModelPlan) -> Any:
 
 def _load_by_transformers(model: Any, plan: ModelPlan) -> None:
     if plan.options.load_format == "dummy":
-        raise ConfigError("load_format dummy serves native families only")
+        raise ConfigError(
+            "load_format=dummy is available for native families only; leave load_format at auto"
+        )
     model.load(plan.model_dir, pickled=plan.options.load_format == "pt")

@@ -1,4 +1,4 @@
-"""Runs steps in this process, on the scheduler's thread or a thread of their own."""
+"""Executors of this process: steps run on the scheduler's thread, or on a separate one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sylvan.runtime.executor.api import ExecutorCaps, Pending, PendingCommand
 
 
 class CommandExecutor(Protocol):
-    """An `ExecutorControl`."""
+    """The part of `ExecutorControl` that executors call."""
 
     def run(self, command: ExecutorCommand) -> CommandResult:
         """Run a command between steps."""
@@ -24,14 +24,14 @@ class CommandExecutor(Protocol):
 
 
 class PlanWorker(Protocol):
-    """A `StepWorker`, a `StageWorker`, or `SavedSteps`."""
+    """Runs plans: a `StepWorker`, a `StageWorker`, or `SavedSteps`."""
 
     def launch(self, plan: StepPlan) -> Pending:
         """Compute a step."""
         ...
 
     def close(self) -> None:
-        """End helpers."""
+        """End threads, and the worker halves of capabilities."""
         ...
 
 

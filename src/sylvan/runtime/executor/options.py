@@ -37,7 +37,7 @@ class LocalOptions:
     as many cached prefixes. `quantization` names a format that matrices are quantised to while
     loading; None keeps the checkpoint's. With `fp8_activations`, inputs of FP8 matrices are rounded
     to e4m3 as well. With `fill`, a device's KV cache gets as many pages as
-    fit, up to `most_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
+    fit, up to `max_pages`, regardless of `num_pages`. `kv_dtype` is `cache.dtype` of the
     configuration. With `deterministic`, models whose results depend on the batch are rejected.
     `devices` is the number of devices that share the model, on platforms with a lowering; they form
     `data_groups` groups, each with the whole model and requests of its own.
@@ -54,7 +54,7 @@ class LocalOptions:
     data_groups: int = 1
     kv_dtype: str = "model"
     fill: bool = False
-    most_pages: int | None = None
+    max_pages: int | None = None
     attention: str = "auto"
     runner: RunnerName = "auto"
     deterministic: bool = False
@@ -99,8 +99,8 @@ class ModelContext:
         labels: Whether the model's head outputs class scores.
         has_states: Whether some layers have a recurrent state.
         head: Applies the model's head to vectors outside of steps.
-        memory: Returns KV groups and the bytes of their pages, in this order, states last. Call it
-          after the executor is built.
+        memory: Returns the KV groups, and access to their pages in the same order, then to the
+          recurrent states. Call it after the executor is built.
         split: Builds a `SplitPrompt`, which computes prompts op by op; raises Unsupported without a
           step program. Call it after the executor is built.
         draw: Samples tokens from float32 logits (R, W), which are overwritten, for request slots
@@ -113,7 +113,7 @@ class ModelContext:
         kv_shape: Shape of the KV pages.
         load_format: See `LocalOptions`.
         skeleton: Builds the model without weights; None: it is not a native model.
-        dtype: Type of its rows.
+        dtype: Type of the model's rows.
         device: Device that computes.
         max_tokens: Rows of the largest step.
         constant: Returns the tensor that steps read for a float32 constant of the model, such as a
@@ -150,7 +150,8 @@ class ExecutorParts:
     Attributes:
         workers: Factories of the worker halves of capabilities, which return None if not needed.
         custom: Logits processors.
-        memory: Memory of an executor with the same options, to continue with; None: allocate.
+        memory: Memory of an earlier executor with the same options, to continue with; None:
+          allocate new memory.
     """
 
     workers: Sequence[Callable[[ModelContext], CapabilityWorker | None]] = ()

@@ -27,7 +27,9 @@ def keep_outputs(
     blocks: Any = getattr(model, "layers", ())
     missing = [layer for layer in layers if layer >= len(blocks)]
     if missing:
-        raise ConfigError(f"outputs of layers {missing} are wanted; the model has {len(blocks)}")
+        raise ConfigError(
+            f"outputs of layers {missing} are required, but the model has {len(blocks)} layers"
+        )
     return [blocks[layer].register_forward_hook(_keeper(layer, kept)) for layer in set(layers)]
 
 
@@ -46,7 +48,7 @@ def layer_outputs(model: Any, layers: Sequence[int]) -> Iterator[Mapping[int, An
 def keep_stream(model: Any, layer: int, kept: dict[int, Any]) -> RemovableHandle:
     """Make each run of `model` store the residual stream after a layer in `kept`.
 
-    It is bit-identical to the input of the next layer, in float32 if the model keeps it so.
+    It is bit-identical to the input of the next layer, and float32 if the model's stream is.
     """
 
     def keep(module: Any, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Data structures from which an executor is built: the model before and after loading."""
+"""Inputs and intermediate results of building an executor: the model before and after loading."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sylvan.runtime.core.memory import PageMemory
 from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.executor.control import Checkpoints
 from sylvan.runtime.executor.early.memory import InheritedMemory
-from sylvan.runtime.executor.experts import Mixture
+from sylvan.runtime.executor.experts import ExpertLayer
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import ModelRunner, OnHead
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.moe import expert_load, mixtures
+from sylvan.runtime.layers.moe import expert_layers_of, expert_load
 from sylvan.runtime.layers.recurrent import has_scans_only, state_shapes, use_scans
 from sylvan.runtime.layers.stage import Stage
 from sylvan.runtime.models.checkpoint import Progress
@@ -71,7 +71,7 @@ class StateSizes:
     branches: int
 
     def tensors(self, device: torch.device) -> TensorStates:
-        """Allocate it."""
+        """Allocate the memory."""
         return TensorStates(self.parts, self.slots, device, self.branches)
 
 
@@ -92,24 +92,24 @@ class ModelPlan:
     adapt: Callable[[nn.Module], None] = lambda model: None  # lets capabilities change layers
     on_head: OnHead = lambda rows: None  # see `EagerRunner`
     loads: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    spreads: dict[int, Mixture] = field(default_factory=dict[int, Mixture])
+    expert_layers: dict[int, ExpertLayer] = field(default_factory=dict[int, ExpertLayer])
     memory: InheritedMemory | None = None  # of the previous executor; None: there is none
 
-    def model(self, *, late: bool = False) -> Any:
+    def model(self, *, deferred: bool = False) -> Any:
         """Build the model without weights; sets the counters that `loads` returns.
 
-        `late`: see `Build`.
+        `deferred`: see `Build`.
         """
-        build = replace(self.build, late=True) if late else self.build
+        build = replace(self.build, deferred=True) if deferred else self.build
         model = family_of(self.config).model(self.config, build)
         self._scale_keys_and_values(model)
         model = cut(model, self.stage)
         self.loads.clear()
         self.loads.update(expert_load(model))
-        self.spreads.clear()
-        for layer, mixture in mixtures(model).items():
-            if (spread := mixture.experts.spread) is not None:
-                self.spreads[layer] = Mixture(mixture.load, spread, mixture.experts)
+        self.expert_layers.clear()
+        for layer, mixture in expert_layers_of(model).items():
+            if (expert_ranks := mixture.experts.expert_ranks) is not None:
+                self.expert_layers[layer] = ExpertLayer(mixture.load, expert_ranks, mixture.experts)
         return model
 
     def _scale_keys_and_values(self, model: Any) -> None:
@@ -166,13 +166,13 @@ class ModelPlan:
         if kind == "dummy":
             return LiveWeights(self.skeleton, holders, changed)
         sees = self.config.media is not None and self.edits_inputs
-        seeing = open_weights(self.model_dir, kind) if sees else None
-        live = LiveWeights(self.skeleton, holders, changed, seeing)
+        encoder_files = open_weights(self.model_dir, kind) if sees else None
+        live = LiveWeights(self.skeleton, holders, changed, encoder_files)
         if self.config.path == "transformers":  # its tensors may differ from the checkpoint's
             try:
                 live.fits(open_weights(self.model_dir, kind))
             except ConfigError as why:
-                return f"weights of this model cannot be read or replaced while it is served: {why}"
+                return f"the weights of this model cannot be read or replaced while serving: {why}"
         return live
 
     @property
@@ -265,7 +265,7 @@ class ModelPlan:
         """Memory that recurrent states need; None if the model has none."""
         if not self.config.states:
             return None
-        guesses = self.limits.most_samples - 1 if self.options.max_samples else 0
+        guesses = self.limits.max_sampled_rows - 1 if self.options.max_samples else 0
         return StateSizes(
             parts=[
                 (part.shape, torch.float32 if part.exact else self.build.dtype)
@@ -282,16 +282,17 @@ class ModelPlan:
         if self.build.mesh.tp.size == 1 and self.stage.count == 1:
             return whole
         mine = state_shapes(self.skeleton())
-        elsewhere = (0,)  # layers of other stages; so parts have the same numbers everywhere
+        elsewhere = (0,)  # placeholders for other stages, so that all stages number parts alike
         return [
             StatePart(mine.get(number, elsewhere), part.exact) for number, part in enumerate(whole)
         ]
 
 
 def suits_device(plan: ModelPlan) -> bool:
-    """Whether steps can be launched without waiting for results: plain generation.
+    """Whether steps can be queued without waiting for results.
 
-    Recurrent states cannot be rolled back by one token, so guesses wait for the result.
+    Recurrent states cannot be rolled back by one token, so with guesses each step must wait for the
+    result of the one before.
     """
     config = plan.config
     if plan.pooling is not None or not config.causal or config.path == "transformers":
@@ -334,8 +335,7 @@ class BuiltModel:
     `exact`: answers are bit-identical whatever is batched, cached or chunked. `weights` may be the
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
     step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
-    recurrent states, if the runner keeps them elsewhere than in tensors. `kept`: the file of its
-    packed weights.
+    recurrent states, if the runner stores them itself. `kept`: the file of the packed weights.
     """
 
     name: str

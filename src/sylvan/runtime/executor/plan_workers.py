@@ -6,7 +6,7 @@ from sylvan.runtime.executor.capability import CapabilityWorker
 from sylvan.runtime.executor.control import StepGate
 from sylvan.runtime.executor.immediate import ImmediateBackend
 from sylvan.runtime.executor.local import PlanWorker
-from sylvan.runtime.executor.own_requests import OwnPagesWorker, own_requests
+from sylvan.runtime.executor.local_requests import LocalPagesWorker, local_requests
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.stages import StageWorker
 from sylvan.runtime.executor.worker import StepWorker
@@ -20,7 +20,7 @@ def plan_worker(
     slots: RequestSlots,
     workers: tuple[CapabilityWorker, ...],
     gate: StepGate,
-    ahead: PagePrefaulter,
+    prefaulter: PagePrefaulter,
 ) -> PlanWorker:
     """Build the worker of this rank.
 
@@ -30,14 +30,14 @@ def plan_worker(
         slots: Sampling parameters of requests.
         workers: Worker halves of capabilities.
         gate: Closed while no step may run.
-        ahead: Notified when steps run.
+        prefaulter: Notified when steps run.
     """
     made: PlanWorker
     if mesh.stage.is_last:
-        made = StepWorker(backend, slots, workers, gate, ahead)
+        made = StepWorker(backend, slots, workers, gate, prefaulter)
     else:
-        made = StageWorker(backend, workers, gate, ahead)
-    if (own := own_requests(backend.batch, mesh)) is None:
+        made = StageWorker(backend, workers, gate, prefaulter)
+    if (local := local_requests(backend.batch, mesh)) is None:
         return made
-    backend.own = own
-    return OwnPagesWorker(made, own)
+    backend.local = local
+    return LocalPagesWorker(made, local)

@@ -56,7 +56,7 @@ def pages_shape(config: ModelConfig, shape: KVShape, options: LocalOptions) -> K
     )
     num_tokens = (shape.num_pages - 1) * size
     if options.fill:
-        num_tokens = _fitting(groups, shape, options.most_pages, load)
+        num_tokens = _fitting(groups, shape, options.max_pages, load)
     pages = [1 + max(1, group_tokens(g.window, num_tokens, load) // size) for g in groups]
     made = zip(groups, pages, strict=True)
     shapes = (GroupShape(g.layers, count, g.columns) for g, count in made)
@@ -73,7 +73,7 @@ def with_paths(shape: KVShape, options: LocalOptions) -> KVShape:
 
 
 def _fitting(
-    groups: Sequence[LayerGroup], shape: KVShape, most_pages: int | None, load: PlannedLoad
+    groups: Sequence[LayerGroup], shape: KVShape, max_pages: int | None, load: PlannedLoad
 ) -> int:
     """Number of tokens that fit into all pages, except one padding page per group."""
     sizes = [
@@ -82,7 +82,7 @@ def _fitting(
     ]  # sizes in columns
     columns = sum(size.bytes_per_token for size in sizes)
     found = fitting_tokens(sizes, (shape.num_pages - 1) * shape.page_size * columns, load)
-    return found if most_pages is None else min(found, (most_pages - 1) * shape.page_size)
+    return found if max_pages is None else min(found, (max_pages - 1) * shape.page_size)
 
 
 def cache_groups(config: ModelConfig, shape: KVShape, num_states: int = 0) -> tuple[KVGroup, ...]:
@@ -154,13 +154,13 @@ def tensor_pool(
     return MHAPool(shape, dtype, build.device, transfers)
 
 
-def with_pages_beside(
-    groups: Sequence[PageMemory], beside: Sequence[PagedBuffer]
+def with_mirrored_pages(
+    groups: Sequence[PageMemory], mirrored: Sequence[PagedBuffer]
 ) -> Sequence[PageMemory]:
     """KV groups for transfers: pages that capabilities keep move with the first group."""
-    if not beside or not groups or not isinstance(groups[0], PagedBuffer):
+    if not mirrored or not groups or not isinstance(groups[0], PagedBuffer):
         return groups
-    return [JoinedPages([groups[0], *beside]), *groups[1:]]
+    return [JoinedPages([groups[0], *mirrored]), *groups[1:]]
 
 
 def pool_bytes(pool: KVCachePool) -> int:

@@ -35,10 +35,10 @@ class Predictor:
 
     Args:
         model: The checkpoint.
-        dtype: Of rows: bfloat16 or float32.
-        longest: Most tokens of a text.
+        dtype: Type of the rows: bfloat16 or float32.
+        longest: Maximum tokens of a text.
         quantization: Format that matrices are quantised to while loading.
-        threads: Of the kernels.
+        threads: Threads of the kernels.
         kv: Type of keys and values, as `cache.dtype`.
 
     Raises:
@@ -100,8 +100,8 @@ class Predictor:
 def _check(config: ModelConfig) -> None:
     if config.path != "native" or config.states or config.head != "lm" or not config.causal:
         raise ConfigError(
-            f"eval: {config.architecture} is not a native decoder whose layers all attend; such "
-            "models are not evaluated yet"
+            f"eval: {config.architecture} is not a native decoder with attention in all layers; "
+            "other models cannot be evaluated"
         )
 
 

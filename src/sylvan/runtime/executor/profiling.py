@@ -63,8 +63,8 @@ class MeasuredProgram(Protocol):
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
     """One op of the step program.
 
-    `floor_share` is the share of its time that reading its weights takes at the machine's memory
-    bandwidth: 1 is optimal.
+    `floor_share` is the time to read its weights at the machine's memory bandwidth, as a share of
+    the measured time: 1 is optimal.
     """
 
     op: str

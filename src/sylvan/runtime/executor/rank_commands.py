@@ -1,7 +1,7 @@
-"""Commands that several ranks run together: the command for each rank, and one result.
+"""Splits a command into commands for all ranks, and merges their results.
 
-Every rank checks an update before any rank writes: if a tensor does not fit or is not finite in the
-share of one rank, no rank changes anything.
+Every rank checks an update before any rank writes. If a tensor does not fit, or is not finite in
+the shard of one rank, no rank changes anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sylvan.runtime.executor.sources import SHARED
 _NAME = "update of ranks"
 
 Round = Sequence[ExecutorCommand]
-"""Commands of one round: one for the first rank alone, or one per rank."""
+"""Commands of one round: one for the first rank only, or one per rank."""
 Plan = Generator[Round, list[CommandResult], CommandResult]
 """Yields rounds, receives their results in rank order, and returns one result."""
 
@@ -90,7 +90,7 @@ class Rounds:
 
 
 def plan_of(command: ExecutorCommand, size: int) -> Plan | str:
-    """The rounds in which `size` ranks run a command, or the reason why they cannot."""
+    """Return the rounds in which `size` ranks run a command, or the reason why they cannot."""
     if isinstance(command, DescribeMemory):
         return "DescribeMemory is not possible while several ranks share the model"
     return _PLANS.get(type(command), _alike)(command, size)

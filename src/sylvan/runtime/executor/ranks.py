@@ -39,7 +39,7 @@ from sylvan.transport.api import DuplexChannel
 logger = logging.getLogger(__name__)
 
 AGREE_TIMEOUT_S = 5.0
-"""Timeout for ranks to agree that a step failed on all; otherwise the group is lost."""
+"""Time in which all ranks must report that a step failed; otherwise the group is lost."""
 _POLL_S = 0.5
 
 
@@ -100,7 +100,7 @@ class RankedExecutor:
         others: Streams to the other ranks, in order.
         codec: Encodes plans.
         check: Raises RankLostError if a collective of the step has failed.
-        several_machines: Whether ranks share no memory; tensors then come from files or groups.
+        several_machines: Whether ranks share no memory; updates then come from files or groups.
         sampler: Rank of the last pipeline stage whose results count; 0: this rank.
     """
 
@@ -206,16 +206,16 @@ class RankedExecutor:
 
 
 def _of_one_machine(command: ExecutorCommand) -> str:
-    """Why a command cannot reach ranks on several machines; empty if it can."""
+    """Return why a command cannot reach ranks on several machines; empty if it can."""
     source = getattr(command, "source", None)
     if isinstance(source, SharedTensors | SocketTensors):
-        return "this memory is of one machine, and ranks are on several; send files or a group"
+        return "ranks on other machines cannot read this memory; use files or a process group"
     return ""
 
 
 @dataclass(slots=True, eq=False)
 class _RankedStep:
-    """Implements `Pending`; it is waited for once."""
+    """Implements `Pending`; call `wait` once."""
 
     pending: Pending
     number: int
@@ -276,8 +276,8 @@ class Follower:
         codec: Decodes plans.
         check: Raises RankLostError if a collective of the step has failed.
         samples: Whether its results are used: it is the sampler of `RankedExecutor`.
-        queued: Steps that may be launched before the first of them is waited for; more than 0 on
-            devices, which would idle in between.
+        queued: Number of launched steps that need not be waited for yet; more than 0 on devices,
+            which would idle between steps otherwise.
     """
 
     def __init__(
@@ -292,9 +292,9 @@ class Follower:
     ) -> None:
         self._check, self._samples, self._queued = check, samples, queued
         self._executor, self._first, self._codec = executor, first, codec
-        self._ahead: deque[RunStep] = deque()  # launched before an earlier one was known to fail
-        self._pending: deque[tuple[int, Pending]] = deque()  # launched here, by number
-        self._failed = -1  # the newest step that the first rank said had failed, if it was pending
+        self._ahead: deque[RunStep] = deque()  # received while waiting for a failure report
+        self._pending: deque[tuple[int, Pending]] = deque()  # launched here, with step numbers
+        self._failed = -1  # number of the newest pending step that failed on the first rank
 
     def run(self) -> None:
         """Follow the first rank until it closes.
@@ -327,7 +327,7 @@ class Follower:
         self._pending.append((plan.number, self._executor.launch(plan)))
 
     def _finish(self, left: int) -> None:
-        """Wait for launched steps until so many are left."""
+        """Wait for launched steps until `left` of them remain."""
         while len(self._pending) > left:
             number, step = self._pending.popleft()
             try:

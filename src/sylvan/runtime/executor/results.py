@@ -12,7 +12,7 @@ from sylvan.runtime.executor.verify import verified
 from sylvan.runtime.sampling.constraints import RowOutcome
 from sylvan.runtime.sampling.output import NO_VALID_TOKEN, SampleOutput
 
-CONSTRAINED_STATUS = 400  # the request's constraints caused the error
+CONSTRAINED_STATUS = 400  # status of errors that the request's own constraints caused
 
 
 def step_result(
@@ -50,7 +50,7 @@ def step_result(
 
 
 def failing(outputs: Sequence[SliceOutput], errors: Mapping[int, str]) -> StepResult:
-    """Return outputs by slice, with errors in place of the outputs of failed requests."""
+    """Build a result in which failed requests have an error instead of an output."""
     failed = {index: SliceOutput(error=why) for index, why in errors.items()}
     return StepResult.of([failed.get(i) or output for i, output in enumerate(outputs)])
 

@@ -49,7 +49,7 @@ class _Chain:
     status: int = 500
 
     def take(self, outcome: RowOutcome, logprobs: TokenLogprobs | None, error: str) -> None:
-        """Add the outcome of its row.
+        """Add the outcome of the sampled row.
 
         An error after accepted tokens is dropped, because the next step raises it again unless the
         output ends.

@@ -11,8 +11,8 @@ from sylvan.kernels import ops
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.core.step import EMBEDDINGS
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.executor.outputs import keep_outputs, keep_stream
-from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.executor.steps import FusedStep
 from sylvan.runtime.models.registry import Model
 from sylvan.runtime.sampling.api import TokenSampler
@@ -45,7 +45,7 @@ class ModelRunner(Protocol):
     def logits(self, rows: IntArray | torch.Tensor) -> torch.Tensor:
         """Logits of other rows of the last step, which ran without a graph: float32 (n, V).
 
-        At most `batch.limits.most_samples` at once.
+        At most `batch.limits.max_sampled_rows` at once.
         """
         ...
 
@@ -64,7 +64,7 @@ class ModelRunner(Protocol):
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
         """Apply the model's head to vectors outside of steps: float32 (R, C).
 
-        At most `batch.limits.most_samples` at once; the result is the caller's.
+        At most `batch.limits.max_sampled_rows` at once; the result is the caller's.
         """
         ...
 
@@ -95,9 +95,9 @@ class StageRunner(Protocol):
     """Additional interface of runners of pipeline stages."""
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
-        """Set what the next step starts from, in a stage after the first: float32 (T, D).
+        """Set the residual stream that the next step starts from: float32 (T, D), all rows.
 
-        Must be the residual stream of all rows of that step.
+        For stages after the first.
         """
         ...
 
@@ -133,7 +133,7 @@ class EagerRunner:
     ) -> None:
         self._model, self._prepare, self._on_head = model, prepare, on_head
         self._hidden_TD = torch.empty(0)
-        self._given_TD: torch.Tensor | None = None  # in place of embeddings
+        self._given_TD: torch.Tensor | None = None  # rows from the previous stage
         self._layers: dict[int, torch.Tensor] = {}
         self._streams: dict[int, torch.Tensor] = {}
         keep_outputs(model, hidden_layers, self._layers)
@@ -148,7 +148,7 @@ class EagerRunner:
             self._prepare(batch)
         batch.plan_attention()
         x_TD = self._model.embed(batch) if self._given_TD is None else self._given_TD
-        if x_TD.is_floating_point():  # others embed their ids themselves
+        if x_TD.is_floating_point():  # transformers models return ids, and embed them in `forward`
             for rows, vectors_ND in batch.vectors(EMBEDDINGS, x_TD):
                 x_TD[rows] = vectors_ND
         self._hidden_TD = self._model.forward(x_TD, batch)

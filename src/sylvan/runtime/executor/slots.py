@@ -12,7 +12,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class RequestSlots:
-    """Applies joins and leaves.
+    """Sampling parameters of all request slots; `apply` updates them by each plan.
 
     Attributes:
         params: Sampling parameters as arrays over slots.
@@ -24,7 +24,7 @@ class RequestSlots:
     def __init__(
         self, num_slots: int, vocab_size: int, media_ids: int = 0, table_rows: int = 0
     ) -> None:
-        """`media_ids`: ids of prompts with items, if more than the vocabulary; so `table_rows`."""
+        """`media_ids`, `table_rows`: ids of prompts with media, and table rows, if more than V."""
         self._media_ids = max(vocab_size, media_ids)
         self.table_rows = max(vocab_size, table_rows)
         self.params = SamplingSlots(num_slots, vocab_size)

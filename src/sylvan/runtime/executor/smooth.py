@@ -1,9 +1,9 @@
 """Scales the linear layers of a model by statistics of their inputs: AWQ and SmoothQuant.
 
 Each input channel of a matrix is multiplied by a scale, and the operation before it (a norm, or the
-up half of a gated feed-forward block) is divided by the same scale. So the model computes the same
-as before, but loses less when it is quantised. The scales of each finished layer are stored in a
-file, so an interrupted run resumes after the last one.
+up half of a gated feed-forward block) is divided by the same scale. The model computes the same
+function, but quantisation changes it less. The scales of each finished layer are stored in a file,
+so an interrupted run resumes after the last one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def smoothed(
     """Return the changed tensors, float32, by the names of the checkpoint's tensors.
 
     Args:
-        method: Which scales.
+        method: The method that computes the scales.
         model_dir: The checkpoint; its model is loaded in float32.
         texts: Tokens of each text.
         folder: Stores the scales of finished layers, keyed by model and texts.
         progress: Called after each layer.
-        load_format: Of the checkpoint.
+        load_format: Load format of the checkpoint.
 
     Raises:
         ConfigError: the model is not a native decoder with norms before its matrices, or there are

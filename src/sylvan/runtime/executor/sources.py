@@ -1,4 +1,4 @@
-"""Opens the sources of weight updates; never reads a pickle."""
+"""Opens the tensors of weight updates: files, memory, process groups; never reads a pickle."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _READ = (".json", ".safetensors", ".bin", ".pt", ".gguf")
 
 
 class WeightSources:
-    """Opens sources, and stores those that were loaded under a name.
+    """Opens the sources of updates, and stores tensors that were loaded under a name.
 
     Args:
         groups: Groups that broadcast tensors.
-        most_bytes: Limit for stored tensors and for received ones.
+        max_bytes: Limit for stored tensors and for received ones.
     """
 
-    def __init__(self, groups: UpdateGroups, most_bytes: int) -> None:
-        self._groups, self._most = groups, most_bytes
+    def __init__(self, groups: UpdateGroups, max_bytes: int) -> None:
+        self._groups, self._most = groups, max_bytes
         self._named: dict[str, list[WeightFiles]] = {}
 
     def open(self, source: TensorSource) -> WeightFiles:
@@ -83,8 +83,8 @@ class WeightSources:
         )
         if total > self._most:
             raise ConfigError(
-                f"{total:,} bytes of tensors would be kept; at most {self._most:,}, twice the size "
-                "of the model in float32"
+                f"stored tensors would take {total:,} bytes; at most {self._most:,} are allowed, "
+                "twice the size of the model in float32"
             )
         self._named[name] = [*kept, opened]
         return opened
@@ -167,7 +167,7 @@ def _shared(name: str, num_bytes: int) -> WeightFiles:
     return read_safetensors(np.frombuffer(region, np.uint8), where, region)
 
 
-def _asked_for(address: str, most_bytes: int) -> Iterator[WeightFiles]:
+def _asked_for(address: str, max_bytes: int) -> Iterator[WeightFiles]:
     if not _SOCKET.fullmatch(address):
         raise ConfigError(f"{address!r} is not a ZeroMQ socket of this machine (ipc:// or tcp://)")
     socket = zmq.Context.instance().socket(zmq.REQ)
@@ -182,8 +182,8 @@ def _asked_for(address: str, most_bytes: int) -> Iterator[WeightFiles]:
             if not data:
                 return
             total += len(data)
-            if total > most_bytes:
-                raise ConfigError(f"{address} sent more than {most_bytes:,} bytes")
+            if total > max_bytes:
+                raise ConfigError(f"{address} sent more than {max_bytes:,} bytes")
             yield read_safetensors(np.frombuffer(data, np.uint8), address, data)
     except zmq.ZMQError as error:
         raise ConfigError(f"{address} did not answer: {error.strerror}") from None

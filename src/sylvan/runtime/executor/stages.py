@@ -1,4 +1,4 @@
-"""Pipeline stages before the last: compute their layers of a step, and pass its rows on."""
+"""Workers of pipeline stages before the last: compute their layers, and pass the rows on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class StageStep:
-    """Implements `Pending`: the step has left this stage, or failed there."""
+    """Implements `Pending`: a step that this stage has computed, or that failed here."""
 
     def __init__(self, error: ExecutorError | None) -> None:
         self._error = error
@@ -33,13 +33,13 @@ class StageStep:
 
 
 class StageWorker:
-    """Replaces a `StepWorker`: it has no sampling parameters, and capabilities act in layers only.
+    """The worker of a stage before the last: samples nothing; capabilities act in layers only.
 
     Args:
         backend: Computes the layers of this stage.
         capabilities: All worker halves; those with `in_layers` take part.
         gate: Closed while no step may run.
-        ahead: Notified when steps run.
+        prefaulter: Notified when steps run.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class StageWorker:
         backend: ImmediateBackend,
         capabilities: Sequence[CapabilityWorker],
         gate: StepGate,
-        ahead: PagePrefaulter,
+        prefaulter: PagePrefaulter,
     ) -> None:
-        self._backend, self._gate, self._ahead = backend, gate, ahead
+        self._backend, self._gate, self._prefaulter = backend, gate, prefaulter
         self._capabilities = tuple(capabilities)
         self._in_layers = {worker.name: worker for worker in capabilities if worker.in_layers}
         self._joiners = overriding(tuple(self._in_layers.values()), "join")
@@ -60,20 +60,20 @@ class StageWorker:
         Raises:
             RankLostError: another stage has ended, or is late.
         """
-        self._ahead.begin(plan.pages)
+        self._prefaulter.begin(plan.pages)
         error = None
         try:
             self._compute(plan)
         except FAILURES as failed:
             error = failure(failed)
-        self._ahead.end()
+        self._prefaulter.end()
         return StageStep(error)
 
     def close(self) -> None:
         """End the threads."""
         for capability in self._capabilities:
             capability.close()
-        self._ahead.close()
+        self._prefaulter.close()
 
     def _compute(self, plan: StepPlan) -> None:
         work = [(w, plan.work[name]) for name, w in self._in_layers.items() if name in plan.work]
@@ -92,7 +92,7 @@ class StageWorker:
         self._backend.forward(plan, graph=False)
 
     def _join(self, worker: CapabilityWorker, join: Join) -> None:
-        """Let a request join; the last stage sees the same failure, and fails the request."""
+        """Let a request join; on failure the last stage fails the request, so only log it here."""
         try:
             worker.join(join)
         except FAILURES as error:

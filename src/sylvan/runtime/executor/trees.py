@@ -1,8 +1,8 @@
 """Verifies draft trees with plain causal attention: each path is a separate sequence.
 
-A path reads the request's pages for known tokens and spare pages for its guesses, with a copy of
-the page at the boundary. Each row thus sums over its prefix in the order of plain decoding, with
-the same bits on any backend. A guess on several paths is computed on each.
+A path uses the request's pages for known tokens and spare pages for its guesses, with a copy of the
+page at the boundary. So each row attends to its prefix in the order of plain decoding, with the
+same bits on any backend. A guess on several paths is computed once for each.
 
 Shapes: T rows of a plan, G KV groups, P pages of a request.
 """
@@ -117,12 +117,12 @@ class TreePaths:
         self._rows = row_of
         self._write(plan, rows, row_of)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset: the next step has no trees."""
         self._trees, self._rows = {}, None
 
     def rows(self, rows: IntArray) -> IntArray:
-        """Position of each plan row in the computed step."""
+        """Map rows of the plan to rows of the laid-out step."""
         return rows if self._rows is None else self._rows[rows]
 
     def keep(self, paths: Mapping[int, Sequence[int]]) -> None:

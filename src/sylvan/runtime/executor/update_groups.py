@@ -35,7 +35,7 @@ class UpdateGroups:
             ConfigError: the name is taken, the backend is unavailable, or other ranks did not join.
         """
         if command.name in self._groups:
-            raise ConfigError(f"group_name {command.name!r} is joined already")
+            raise ConfigError(f"group_name {command.name!r} has been joined already")
         if command.backend not in _BACKENDS:
             raise ConfigError(
                 f"backend must be {' or '.join(_BACKENDS)} on this machine, not {command.backend!r}"
@@ -69,7 +69,7 @@ class UpdateGroups:
         self._group(name)
         del self._groups[name]
 
-    def receive(self, source: GroupTensors, most_bytes: int) -> InMemory:
+    def receive(self, source: GroupTensors, max_bytes: int) -> InMemory:
         """Receive tensors that rank 0 broadcasts, in the order of their names.
 
         Raises:
@@ -89,8 +89,8 @@ class UpdateGroups:
         if len(room) < len(source.names):
             raise ConfigError("names must be unique")
         total = sum(math.prod(shape) * dtype.itemsize for dtype, shape in room.values())
-        if total > most_bytes or any(n < 0 for _, shape in room.values() for n in shape):
-            raise ConfigError(f"shapes of {total:,} bytes; at most {most_bytes:,}")
+        if total > max_bytes or any(n < 0 for _, shape in room.values() for n in shape):
+            raise ConfigError(f"shapes of {total:,} bytes; at most {max_bytes:,}")
         found = {name: torch.empty(shape, dtype=kind) for name, (kind, shape) in room.items()}
         try:
             if source.flat:

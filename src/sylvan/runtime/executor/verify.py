@@ -1,4 +1,4 @@
-"""Verifies guesses: a guess is right if plain decoding samples the same token in its place.
+"""Verifies guesses: a guess is accepted if plain decoding samples the same token at its position.
 
 Random numbers are keyed by (seed, sample, position), so each row of a slice with guesses draws
 exactly the token that it would draw without them, greedy or not.
@@ -57,7 +57,7 @@ def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int
 
 
 def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
-    """`accepted_path` of each slice with guesses, by slice index, from all sampled ids (S,)."""
+    """The accepted guesses of all slices with guesses, by slice index, from sampled ids (S,)."""
     return _accepted(plan, token_ids.tolist(), plan.samples.tolist())
 
 
@@ -79,7 +79,7 @@ def _accepted(plan: StepPlan, drawn: Sequence[int], samples: Sequence[int]) -> d
 def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
     """The same step without the guesses of these slices.
 
-    The rows of these guesses are still computed, but ignored.
+    Their rows are still computed, but their results are ignored.
     """
     assert plan.sample_rows is not None
     samples = plan.samples

@@ -1,4 +1,4 @@
-"""The worker of one rank: applies plans, runs them on a backend, turns samples into results.
+"""The worker of one rank: applies plans, runs them on a backend, converts samples to results.
 
 An immediate backend has finished when `launch` returns. A device only queues the step; its ids are
 read when needed: by `LaunchedStep.wait`, or before the next step samples constrained requests.
@@ -92,10 +92,10 @@ class StepWorker:
         slots: RequestSlots,
         capabilities: Sequence[CapabilityWorker] = (),
         gate: StepGate | None = None,
-        ahead: PagePrefaulter | None = None,
+        prefaulter: PagePrefaulter | None = None,
     ) -> None:
-        """`gate` is closed while no step may run; `ahead` is notified when steps run."""
-        self._ahead = ahead
+        """`gate` is closed while no step may run; `prefaulter` is notified when steps run."""
+        self._prefaulter = prefaulter
         self._backend, self._slots, self._gate = backend, slots, gate or StepGate()
         self._capabilities = tuple(capabilities)
         self._by_name = {c.name: c for c in capabilities}
@@ -110,21 +110,21 @@ class StepWorker:
         self._unapplied: StepPlan | None = None  # plan whose joins and leaves are not applied yet
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a step. `LaunchedStep.wait` raises its failure, which voids the whole step."""
+        """Start a step. If it fails as a whole, `LaunchedStep.wait` raises the error."""
         if plan.drafts and not self._backend.immediate:
             plan = self._drawable(plan)
         step = LaunchedStep(self, plan)
         self._unapplied = plan
-        if self._ahead is not None:
-            self._ahead.begin(plan.pages)
+        if self._prefaulter is not None:
+            self._prefaulter.begin(plan.pages)
         try:
             self._launch(plan, step)
         except FAILURES as error:
             self._backend.discard()
             step.sample, step.error = None, failure(error)
             self._follow(plan)
-        if self._ahead is not None:
-            self._ahead.end()
+        if self._prefaulter is not None:
+            self._prefaulter.end()
         return step
 
     def complete(self, step: LaunchedStep, sample: PendingSample) -> StepResult:
@@ -148,8 +148,8 @@ class StepWorker:
         """Close the worker halves of capabilities."""
         for capability in self._capabilities:
             capability.close()
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._prefaulter is not None:
+            self._prefaulter.close()
 
     def _launch(self, plan: StepPlan, step: LaunchedStep) -> None:
         backend = self._backend
@@ -210,7 +210,7 @@ class StepWorker:
         return backend.draw(plan, constraints.masks(rows))
 
     def _filled(self, plan: StepPlan, step: LaunchedStep) -> PendingSample | None:
-        """Let a capability compute the step that runs the model as often as it takes."""
+        """Let the capability with a `filler` compute the step, in as many passes as it needs."""
         if self._filler is None:
             return None
         self._follow(plan)
@@ -292,7 +292,7 @@ class StepWorker:
         except FAILURES as error:
             self._slots.fail(join.slot, error)
             return
-        if constraints.bound(join.slot):
+        if constraints.constrains(join.slot):
             self._constrained.add(join.slot)
 
     # ---- capabilities

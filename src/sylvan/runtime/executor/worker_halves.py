@@ -26,7 +26,7 @@ from sylvan.runtime.sampling.params import SamplingBatch, SamplingSlots
 
 
 class DeferredParts:
-    """References to parts that are built after the worker halves that use them."""
+    """References to objects that are built after the worker halves that use them."""
 
     def __init__(self) -> None:
         self.runner: ModelRunner | None = None
@@ -37,7 +37,7 @@ class DeferredParts:
         self.pages: Sequence[PageMemory] = ()
 
     def built(self, batch: ForwardBatch, runner: ModelRunner) -> None:
-        """Take the inputs of all steps, and the runner of the model."""
+        """Set the batch of all steps, and the runner of the model."""
         self.batch, self.runner = batch, runner
 
     def head(self, vectors_RD: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class DeferredParts:
 
 
 def worker_halves(
-    plan: ModelPlan, parts: ExecutorParts, late: DeferredParts
+    plan: ModelPlan, parts: ExecutorParts, deferred: DeferredParts
 ) -> tuple[CapabilityWorker, ...]:
     """Build the worker halves of capabilities that this model needs."""
     context = ModelContext(
@@ -91,10 +91,10 @@ def worker_halves(
         pooling=plan.pooling,
         labels=plan.config.num_labels > 0,
         has_states=bool(plan.config.states),
-        head=late.head,
-        memory=late.memory,
-        split=lambda: late.split(plan.limits, plan.options.page_size),
-        draw=late.draw,
+        head=deferred.head,
+        memory=deferred.memory,
+        split=lambda: deferred.split(plan.limits, plan.options.page_size),
+        draw=deferred.draw,
         model_dir=plan.model_dir,
         config=plan.config,
         build=plan.build,
@@ -105,8 +105,8 @@ def worker_halves(
         dtype=plan.build.dtype,
         device=plan.build.device,
         max_tokens=plan.limits.max_tokens,
-        constant=late.constant,
-        position_shifts=late.position_shifts,
+        constant=deferred.constant,
+        position_shifts=deferred.position_shifts,
     )
     made = (make(context) for make in parts.workers)
     return tuple(worker for worker in made if worker is not None)

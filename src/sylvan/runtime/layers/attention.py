@@ -20,7 +20,7 @@ from sylvan.runtime.layers.norm import RMSNorm
 
 
 class PagedAttention(nn.Module):
-    """Head norms, rotary positions, KV store and attention: one op when traced."""
+    """Norms heads, applies rotary positions, stores KV and attends; a single op when traced."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PagedAttention(nn.Module):
 
     @property
     def reads_pages(self) -> bool:
-        """Whether it gathers keys and values itself on a CPU; pages must be readable as tensors."""
+        """Whether it gathers keys and values itself on a CPU, from pages that tensors can view."""
         return False
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
@@ -57,7 +57,7 @@ class PagedAttention(nn.Module):
 
 
 class RaggedAttention(PagedAttention):
-    """As `PagedAttention`, but bidirectional and without a KV cache."""
+    """Bidirectional attention within each request of the step, without a KV cache."""
 
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
@@ -72,7 +72,7 @@ class RaggedAttention(PagedAttention):
 
 
 class SpecialAttention(PagedAttention):
-    """As `PagedAttention`, with rare features (Llama 4, Ministral 3, Hunyuan)."""
+    """Paged attention with features that few models have (Llama 4, Ministral 3, Hunyuan)."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SpecialAttention(PagedAttention):
 
 
 def _heeds_scales(layer: AttentionLayer, batch: ForwardBatch) -> bool:
-    """Whether the backend itself heeds the scales of keys and values that a layer has."""
+    """Whether the backend applies the layer's scales of keys and values itself, if it has any."""
     return layer.kv_scales is None or batch.attention.caps.kv_scales
 
 
@@ -129,7 +129,7 @@ def _run(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     batch: ForwardBatch,
 ) -> torch.Tensor:
-    """Attend; for a backend without scales of keys and values, rows are scaled around it."""
+    """Attend; scale queries, keys, values and outputs here if the backend knows no KV scales."""
     scales = layer.kv_scales
     if scales is None or _heeds_scales(layer, batch):
         return batch.attention.run(layer, *heads, batch)

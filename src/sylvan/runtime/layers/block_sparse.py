@@ -1,6 +1,6 @@
-"""Attention to near blocks, and to every so many blocks before them (Phi-3-small).
+"""Block-sparse attention (Phi-3-small): to near blocks, and to every n-th block before them.
 
-The far blocks differ by head, so that all heads together see everything.
+Each head sees other far blocks, so all heads together see every token.
 
 Shapes: T rows of a request, N query heads, K key heads, H columns, S tokens of the request.
 """
@@ -17,11 +17,11 @@ from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
 
-_MOST = 1 << 24  # scores at a time
+_MAX_SCORES = 1 << 24  # at a time
 
 
 class BlockSparseAttention(PagedAttention):
-    """Texts that are short enough are attended to by the backend, as a whole."""
+    """Attends by the pattern; leaves sequences that fit into near blocks to the backend."""
 
     def __init__(self, layer: AttentionLayer, rope: Rope | None, pattern: BlockPattern) -> None:
         super().__init__(layer, rope)
@@ -35,7 +35,7 @@ class BlockSparseAttention(PagedAttention):
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         if isinstance(qkv, TracedTensor):
-            raise Unsupported("attention to blocks")
+            raise Unsupported("block-sparse attention")
         found: Any = self._attended(qkv, batch)
         return found
 
@@ -62,12 +62,12 @@ class BlockSparseAttention(PagedAttention):
     def _of_request(
         self, q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor
     ) -> torch.Tensor:
-        """Float32 (T, N, H) of the last rows of a request."""
+        """Attend for the last rows of one request. Shape: float32 (T, N, H)."""
         times, length = q_TNH.shape[1] // k_SKH.shape[1], len(k_SKH)
         k_NHS = k_SKH.repeat_interleave(times, 1).permute(1, 2, 0)
         v_NSH = v_SKH.repeat_interleave(times, 1).transpose(0, 1)
         first, parts = length - len(q_TNH), list[torch.Tensor]()
-        step = max(1, _MOST // (q_TNH.shape[1] * length))
+        step = max(1, _MAX_SCORES // (q_TNH.shape[1] * length))
         for start in range(0, len(q_TNH), step):
             q_NTH = q_TNH[start : start + step].float().transpose(0, 1)
             hidden = self._hidden(first + start, q_NTH.shape[1], length, len(q_NTH))
@@ -77,7 +77,7 @@ class BlockSparseAttention(PagedAttention):
         return torch.cat(parts)
 
     def _hidden(self, first: int, rows: int, length: int, heads: int) -> torch.Tensor:
-        """Which tokens rows from position `first` on do not see. Shape: bool (N, rows, S)."""
+        """Mask of the tokens that rows from position `first` on do not see: bool (N, rows, S)."""
         pattern = self._pattern
         own, tokens = torch.arange(first, first + rows)[:, None], torch.arange(length)
         shift_N11 = torch.tensor(pattern.shifts(heads))[:, None, None]

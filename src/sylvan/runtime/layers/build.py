@@ -23,16 +23,16 @@ class SplitParameter(torch.nn.Parameter):
 class Build:
     """Everything besides the config that a model's constructor needs.
 
-    `length` is the maximum context length, up to which positions are tabulated. Rotary tables have
+    `length` is the maximum context length, and tables of positions end there. Rotary tables have
     `spare_positions` extra empty rows, for step rows with explicit positions. `mesh` describes the
-    ranks that share the model. With `late`, matrices get memory only when they are loaded, which
-    saves memory if they are quantised.
+    ranks that share the model. With `deferred`, matrices get memory only when they are loaded, so
+    that a quantised model never takes the memory of the unquantised one.
     """
 
     dtype: torch.dtype
     length: int
     spare_positions: int = 0
-    late: bool = False
+    deferred: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: Mesh = ONE_RANK
 
@@ -42,7 +42,7 @@ class Build:
         Untouched memory is not resident, so an unfilled model costs address space only.
         """
         shape = [size.size if isinstance(size, Split) else size for size in sizes]
-        device = "meta" if self.late and len(sizes) > 1 else self.device
+        device = "meta" if self.deferred and len(sizes) > 1 else self.device
         tensor = torch.empty(shape, dtype=self.dtype, device=device)
         splits = {
             dim - len(sizes): size

@@ -1,9 +1,9 @@
-"""Entries that each stand for several tokens: weighted sums of projected rows (DeepSeek V4).
+"""Compressed KV entries, each for several tokens: weighted sums of projected rows (DeepSeek V4).
 
-The weights of a column are a softmax over the tokens of an entry, computed one token after another:
-the state of a request holds largest logit, sum of weights and weighted sum. So results do not
-depend on how a prompt is chunked. With overlap, an entry also reads the tokens of the one before,
-through columns of their own.
+The weights of a column are an online softmax over the tokens of an entry: the state of a request
+holds the largest logit, the sum of weights and the weighted sum, and tokens are added one after
+another, so results do not depend on how a prompt is chunked. With overlap, an entry also reads the
+tokens of the entry before it, through separate columns.
 
 Shapes: T rows, D hidden, C columns of an entry, F fragments, E complete entries.
 """
@@ -26,14 +26,14 @@ from sylvan.runtime.layers.recurrent import Recurrent, spans_of, state_of
 _NONE = -1e30  # a logit that weighs nothing
 
 
-def turned(
-    x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope, *, back: bool = False
+def rotate_columns(
+    x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope, *, inverse: bool = False
 ) -> torch.Tensor:
-    """Rotate the last columns of heads, or rotate them `back`; pairs of neighbours; float32."""
+    """Rotate adjacent pairs of the last columns of heads, in float32; `inverse`: back."""
     width = rope.cos_sin.shape[1]
     passing, rotary = x_TNH[..., :-width], x_TNH[..., -width:]
     cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
-    sin = -sin if back else sin
+    sin = -sin if inverse else sin
     a, b = rotary[..., ::2], rotary[..., 1::2]
     pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
     return torch.cat((passing, pairs.flatten(-2)), -1)
@@ -44,14 +44,14 @@ class Fragments:
     """The rows of a step, cut where requests and entries end.
 
     Attributes:
-        first_F: First row of each.
-        count_F: Number of its rows.
-        entry_F: Number of its entry within the request.
-        request_F: Number of its request.
-        inherits_F: Whether it continues what an earlier step began.
-        follows_F: Whether the fragment before has the entry before it.
-        done: Fragments whose entry is complete.
-        kept: States to keep: fragment, its rows before that, slot, and whether an entry ends there.
+        first_F: Index of the first row.
+        count_F: Number of rows.
+        entry_F: Index of the entry within the request.
+        request_F: Index of the request.
+        inherits_F: Whether an earlier step began the entry.
+        follows_F: Whether the fragment before it holds the previous entry of the same request.
+        done: Fragments that complete their entry.
+        kept: States to save: fragment, its rows up to the state, slot, whether an entry ends there.
     """
 
     first_F: torch.Tensor
@@ -108,7 +108,7 @@ def fragments(batch: ForwardBatch, rate: int) -> Fragments:
 
 
 class Compressor(Recurrent):
-    """Computes the entries that are complete after a step.
+    """Computes the entries that a step completes.
 
     Args:
         build: Build options.
@@ -141,7 +141,7 @@ class Compressor(Recurrent):
     def forward(
         self, x_TD: torch.Tensor, batch: ForwardBatch, cut: Fragments, rope: Rope
     ) -> torch.Tensor:
-        """Entries of the fragments that are done, normed and rotated. Shape: float32 (E, C)."""
+        """Return the completed entries, normed and rotated. Shape: float32 (E, C)."""
         value_TC = self.wkv(x_TD, out_f32=True)
         logit_TC = self.wgate(x_TD, out_f32=True) + self.ape[batch.positions_T.long() % self._rate]
         state_S = state_of(batch, self._part)
@@ -174,7 +174,7 @@ class Compressor(Recurrent):
     def _entries(self, sums_E3C: torch.Tensor, cut: Fragments, rope: Rope) -> torch.Tensor:
         entry_EC = self.norm((sums_E3C[:, 2] / sums_E3C[:, 1]).to(self.norm.weight.dtype))[0]
         positions_E = cut.entry_F[cut.done] * self._rate
-        return turned(entry_EC.float()[:, None], positions_E, rope)[:, 0]
+        return rotate_columns(entry_EC.float()[:, None], positions_E, rope)[:, 0]
 
 
 def _empty(like: torch.Tensor) -> torch.Tensor:

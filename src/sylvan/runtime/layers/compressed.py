@@ -1,7 +1,7 @@
-"""Attention to a window of tokens, and to entries that stand for several tokens (DeepSeek V4).
+"""Attention to a window of tokens and to compressed entries of several tokens (DeepSeek V4).
 
-One key of each token is also its value, so outputs are rotated back. Heads are projected to the
-hidden size in groups. Of a layer with an index, rows attend to the entries that score best.
+A token has one vector that is both key and value, so outputs are rotated back. Heads are projected
+to the hidden size in groups. In a layer with an indexer, rows attend to the best-scored entries.
 
 Shapes: T rows, D hidden, N heads, H columns of a head, S tokens of a window, E entries, K selected
 ones, J heads of the index, I their columns.
@@ -18,12 +18,12 @@ from sylvan.config.compressed import CompressedLayer
 from sylvan.kernels.api import Rope
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.compress import Compressor, fragments, turned
+from sylvan.runtime.layers.compress import Compressor, fragments, rotate_columns
 from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.norm import RMSNorm
 
-_MOST = 1 << 24  # approximate limit of numbers in an intermediate tensor
+_MAX_NUMBERS = 1 << 24  # approximate limit of an intermediate tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class CompressedShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptEntries:
-    """Entries of a layer: their layout, number of the layer of the pool, and of the first state."""
+    """Where a layer keeps entries: their layout, the layer of the pool, the first state part."""
 
     layer: CompressedLayer
     pool: int
@@ -64,7 +64,7 @@ class KeptEntries:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Where the tokens of one request lie in a layer of the pool, by position."""
+    """Page table of one request in a layer of the pool."""
 
     rows_PS1C: torch.Tensor
     table_P: torch.Tensor
@@ -93,11 +93,11 @@ class EntryIndexer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and weights of heads. Shapes: float32 (T, J, I), (T, J)."""
         q_TJI = self.wq_b(latent_TQ).float().unflatten(-1, (self._heads, -1))
-        return turned(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
+        return rotate_columns(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
 
 
 class GroupedLinear(nn.Module):
-    """A product for each group of columns. Shape: (T, G F) -> (T, G R)."""
+    """A linear layer per group of columns. Shape: (T, G F) -> (T, G R)."""
 
     def __init__(self, build: Build, inputs: int, outputs: Split) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class GroupedLinear(nn.Module):
 
 
 class CompressedAttention(nn.Module):
-    """One layer. `keys`: number of the layer of the pool for the keys of tokens."""
+    """Attention of one layer. `keys`: layer of the pool that holds the keys of tokens."""
 
     def __init__(
         self,
@@ -159,22 +159,24 @@ class CompressedAttention(nn.Module):
         latent_TQ = self.q_norm(self.wq_a(x_TD))[0]
         q_TNH = self.wq_b(latent_TQ).float().unflatten(-1, (-1, shape.head_dim))
         q_TNH = q_TNH * torch.rsqrt(q_TNH.square().mean(-1, keepdim=True) + shape.eps)
-        q_TNH = turned(q_TNH, positions_T, self._rope)
+        q_TNH = rotate_columns(q_TNH, positions_T, self._rope)
         k_T1H = self.kv_norm(self.wkv(x_TD))[0].float()[:, None]
-        k_T1H = turned(k_T1H, positions_T, self._rope).to(x_TD.dtype)
+        k_T1H = rotate_columns(k_T1H, positions_T, self._rope).to(x_TD.dtype)
         batch.kv.store(self._keys, batch.slots_of(self._keys), k_T1H, k_T1H)
         if self._entries is not None:
             self._store_entries(x_TD, batch, self._entries)
         asking = None
         if self.indexer is not None:
             asking = self.indexer.queries(x_TD, latent_TQ, positions_T, self._rope)
-        out_TNH = turned(self._attended(q_TNH, asking, batch), positions_T, self._rope, back=True)
+        out_TNH = rotate_columns(
+            self._attended(q_TNH, asking, batch), positions_T, self._rope, inverse=True
+        )
         return self.wo_b(self.wo_a(out_TNH.to(x_TD.dtype).flatten(1)))
 
     def _store_entries(
         self, x_TD: torch.Tensor, batch: ForwardBatch, layer: CompressedLayer
     ) -> None:
-        """Write the entries that are complete after this step into their last tokens."""
+        """Write the entries that this step completes into the slots of their last tokens."""
         assert self.compressor is not None
         cut = fragments(batch, layer.rate)
         made = [self.compressor(x_TD, batch, cut, self._rope)]
@@ -210,14 +212,14 @@ class CompressedAttention(nn.Module):
         return out_TNH
 
     def _steps(self, start: int, end: int, length: int) -> list[slice]:
-        """Rows at a time, so that scores and selected entries stay small."""
+        """Divide rows so that scores and selected entries stay small."""
         shape, count = self._shape, 0
         if self._entries is not None:
             count = length // self._entries.rate
         numbers = max(shape.heads, shape.index_heads) * (shape.window + count)
         if count > shape.top_k:
             numbers = max(numbers, shape.top_k * shape.head_dim)
-        step = max(1, min(shape.window, _MOST // numbers))
+        step = max(1, min(shape.window, _MAX_NUMBERS // numbers))
         return [slice(at, min(at + step, end)) for at in range(start, end, step)]
 
     def _of_rows(
@@ -228,7 +230,7 @@ class CompressedAttention(nn.Module):
         near: _Pages,
         far: _Pages,
     ) -> torch.Tensor:
-        """Attention of rows of one request, from position `first` on. Shape: float32 (T, N, H)."""
+        """Attend for rows of one request, from position `first` on. Shape: float32 (T, N, H)."""
         shape, device = self._shape, q_TNH.device
         own_T1 = first + torch.arange(len(q_TNH), device=device)[:, None]
         seen_S = torch.arange(max(0, first - shape.window + 1), first + len(q_TNH), device=device)
@@ -259,7 +261,7 @@ class CompressedAttention(nn.Module):
         far: _Pages,
         layer: CompressedLayer,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Entries of each row, and which of them it does not see. Shapes: (T or 1, K), (T, K)."""
+        """Select entries for each row, and mask those not complete. Shapes: (T or 1, K), (T, K)."""
         complete_T1 = (own_T1 + 1) // layer.rate
         every_1E = torch.arange(int(complete_T1.max()), device=own_T1.device)[None]
         hidden_TE = every_1E >= complete_T1
@@ -277,7 +279,7 @@ class CompressedAttention(nn.Module):
     def _read(
         self, far: _Pages, entry_TK: torch.Tensor, layer: CompressedLayer, *, index: bool = False
     ) -> torch.Tensor:
-        """Keys of entries, or those by which they are selected. Shape: (..., K, H or I)."""
+        """Read the keys of entries, or their index keys. Shape: (..., K, H or I)."""
         columns_TKBC = far.read(_spread(entry_TK, layer))
         width = layer.width // layer.block
         first = layer.column + (width if index else 0)

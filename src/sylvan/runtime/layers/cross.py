@@ -1,4 +1,4 @@
-"""Cross-attention to vectors outside the answer, such as the encoding of a sound or of a text."""
+"""Cross-attention of decoder rows to an encoded item: audio (Whisper) or a text (BART, T5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CrossShape:
         num_heads: Number of heads of queries, keys and values.
         head_dim: Columns of a head.
         bias: Whether the projections have biases.
-        key_bias: Whether that of keys has one, too.
+        key_bias: Whether the projection of keys has one, too.
         scale: Factor of the scores; None: 1 / sqrt(head_dim).
     """
 
@@ -39,10 +39,8 @@ class CrossShape:
 class CrossAttention(nn.Module):
     """Every row attends to all vectors of its request's only item, or to nothing without one.
 
-    Step programs call it through PyTorch, request by request, and each row is a text of its own
-    to PyTorch, so that rows depend neither on the batch nor on how an answer is cut.
-
-    Ranks share the heads.
+    Step programs call it as a PyTorch module. It passes PyTorch each row as a separate sequence, so
+    results depend neither on the batch nor on the chunks of a prompt. Ranks share the heads.
 
     Args:
         build: Build options.
@@ -78,11 +76,11 @@ class CrossAttention(nn.Module):
             [memory] = span.memories
             if self.layer not in memory.layers:
                 memory.layers[self.layer] = self.project(memory.vectors_ND.to(q_TNH))
-            if span.watch is not None and self.layer in span.watch.heads:
+            if span.recorder is not None and self.layer in span.recorder.heads:
                 scale = self.shape.scale or self._heads[1] ** -0.5
                 q_NTH = self._whole(q_TNH[span.rows].transpose(0, 1))
                 keys_NSH = self._whole(memory.layers[self.layer][0])
-                span.watch.see(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
+                span.recorder.record(self.layer, q_NTH.transpose(0, 1), keys_NSH, scale)
             q_TN1H = q_TNH[span.rows][:, :, None]
             k_TNSH, v_TNSH = (x.expand(len(q_TN1H), *x.shape) for x in memory.layers[self.layer])
             out_TN1H = functional.scaled_dot_product_attention(

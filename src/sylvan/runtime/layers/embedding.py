@@ -12,7 +12,7 @@ from sylvan.runtime.layers.mesh import Split
 
 
 class Embedding(nn.Module):
-    """Rows of a table, times `scale`. The table may be the same object as the head's weight.
+    """Looks up rows of a table and multiplies them by `scale`; the LM head may share the table.
 
     `lora` is set if requests may use adapters; it holds their unsharded matrices on every rank.
     """

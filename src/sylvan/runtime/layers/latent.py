@@ -21,11 +21,11 @@ _EPS = 1e-6  # epsilon of latent norms, independent of the model's
 
 
 class LatentAttention(nn.Module):
-    """Computes queries from a latent vector if `q_rank`; keys and values always.
+    """Computes keys and values from a latent vector; queries too, if `q_rank` is set.
 
-    Ranks share the heads, and each keeps the latent vectors of all tokens; or each keeps those of
-    its own requests, and has all heads (`Mesh.row_groups`). `shape` and `layer` count this rank's
-    `heads`.
+    Ranks share the heads, and each keeps the latent vectors of all tokens. With `Mesh.row_groups`
+    (attention data parallelism) a rank has all heads, and only the latent vectors of its own
+    requests. `shape` and `layer` count this rank's `heads`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LatentAttention(nn.Module):
         return self.row_groups.attend(self.of_rows, x_TD, batch)
 
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
-        """`forward` for rows whose KV this rank has."""
+        """Attend for rows whose KV this rank holds."""
         assert self._rope is not None
         if self.q_rank is None:
             q = self.q_proj(x_TD)

@@ -47,7 +47,7 @@ class SingleRank:
 
 
 class UnconnectedRank:
-    """Implements `Communicator` for one of several ranks without communication: for sizes only."""
+    """Implements `Communicator` for one of several ranks that are not connected; has sizes only."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
         self.rank, self.size = rank, size
@@ -173,7 +173,7 @@ class HeadShares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's place among all ranks.
+    """This rank among all ranks, and which of them share what.
 
     Attributes:
         tp: Ranks that hold shards of the same layers (tensor parallelism).
@@ -183,7 +183,7 @@ class Mesh:
         same_bits: Whether products summed over ranks are sums of the same parts in the same order
           for any number of ranks, so that results are bit-identical.
         stage: Layers that these ranks hold (pipeline parallelism).
-        all_to_all: Whether outputs of experts go only to the rank that adds them up.
+        all_to_all: Whether the outputs of experts go to one rank each, which sums them.
         dense: Ranks that share a feed-forward block without experts, in models with experts; None:
           all of `tp`.
         attention: Ranks that share the heads of the same requests (attention data parallelism);
@@ -209,7 +209,7 @@ class Mesh:
 
     @property
     def attention_dp(self) -> int:
-        """Number of groups of ranks that have different requests; 1: all have all of them."""
+        """Number of groups of ranks with different requests; 1: every rank has all requests."""
         return 1 if self.attention is None else self.tp.size // self.attention.size
 
     @property
@@ -229,7 +229,7 @@ class Mesh:
         return _share(self.tp, total, what)
 
     def split(self, what: str, *totals: int) -> Split:
-        """An equal share of each of several joined tensors.
+        """Split a dimension where tensors of these sizes are joined: an equal share of each.
 
         Raises:
             ConfigError: see `share`.
@@ -243,7 +243,7 @@ class Mesh:
 
     @property
     def adds_expert_bias(self) -> bool:
-        """Whether this rank adds the bias that is added once per expert."""
+        """Whether this rank adds the experts' output bias, which one rank of a group does."""
         return self.tp.rank % self.column_ranks == 0
 
     def expert_columns(self, total: int, what: str) -> Share:
@@ -274,7 +274,7 @@ class Mesh:
         return self.placement.of_layer(layer, total)
 
     def query_heads(self, total: int) -> Share:
-        """Heads of attention of this rank: an equal share among the ranks with its requests.
+        """This rank's query heads: an equal share among the ranks that have the same requests.
 
         Raises:
             ConfigError: they do not divide.
@@ -303,7 +303,7 @@ class Mesh:
         """Number of parts in which this rank sums a product over its share of the inputs.
 
         Raises:
-            ConfigError: one rank and this many ranks cannot sum in the same parts.
+            ConfigError: the parts of a single rank do not divide among the ranks.
         """
         if not self.same_bits:
             return 1
@@ -322,7 +322,7 @@ class Mesh:
         return Share(total, start, min(each, total - start))
 
     def over(self, split: Split) -> RowParts | None:
-        """The ranks that share rows split this way; None: this rank has whole rows."""
+        """The ranks that hold the other columns of rows split this way; None: rows are whole."""
         if self.same_bits and split.is_divided:
             raise ConfigError(
                 "parallel.same_bits: norms over whole projections are summed over all ranks, in "
@@ -339,7 +339,7 @@ def _share(ranks: Communicator, total: int, what: str) -> Share:
 
 
 def among_experts(mesh: Mesh) -> Mesh:
-    """The ranks as feed-forward blocks without experts see them, in models with experts."""
+    """Return the mesh of feed-forward blocks without experts, in models with experts."""
     return mesh if mesh.dense is None else Mesh(mesh.dense, same_bits=mesh.same_bits)
 
 

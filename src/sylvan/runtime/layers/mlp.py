@@ -27,13 +27,13 @@ class GatedMLP(nn.Module):
 
 
 class ClampedMLP(GatedMLP):
-    """A gated mlp whose factors lie within a limit; see `Clamping`.
+    """A gated MLP that clamps gate and up projections; see `Clamping`.
 
     Args:
         build: Build options.
         sizes: D, and columns of a factor.
         act: Activation of the gate.
-        clamping: The limit, and how it is applied.
+        clamping: The limits.
         bias: Whether the products have biases.
     """
 

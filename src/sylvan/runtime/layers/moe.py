@@ -24,7 +24,7 @@ from sylvan.runtime.layers.placement import LayerSlots
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEShape:
-    """Sizes and switches of one layer. `shared` columns belong to shared experts."""
+    """Sizes and switches of one layer. `shared`: columns of the shared experts, 0 if none."""
 
     dim: int
     inner: int
@@ -49,7 +49,7 @@ class MoEShape:
 
 
 class Router(Linear):
-    """Logits of each expert; `e_score_correction_bias` is used for selection only."""
+    """Computes a logit per expert; `e_score_correction_bias` changes the selection only."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__(build, shape.dim, (shape.num_experts,), bias=shape.router_bias)
@@ -61,8 +61,8 @@ class Experts(nn.Module):
 
     Loading may replace each by any `LinearWeight` of the same shape. Ranks hold a share of the
     inner columns of every expert, whose products are summed over ranks; or groups of ranks hold
-    different experts (`spread`). `lora` are the adapter slots of both stacks, if requests may use
-    adapters.
+    different experts (`expert_ranks`). `lora` are the adapter slots of both stacks, if requests may
+    use adapters.
     """
 
     gate_up_proj: LinearWeight
@@ -70,7 +70,7 @@ class Experts(nn.Module):
     gate_up_proj_bias: LinearWeight | None
     down_proj_bias: LinearWeight | None
     lora: tuple[LoraLayer, LoraLayer] | None = None
-    spread: ExpertRanks | None = None
+    expert_ranks: ExpertRanks | None = None
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Experts(nn.Module):
         count: int | Split = shape.num_experts
         slots = mesh.experts(shape.num_experts, shape.layer)
         if slots is not None:
-            self.spread = _spread(build, slots)
+            self.expert_ranks = _expert_ranks(build, slots)
             count = IndexSelection(
                 shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks)
             )
@@ -102,11 +102,11 @@ class Experts(nn.Module):
             act=self._shape.act,
             clamping=self._shape.clamping,
             lora=self.lora,
-            spread=self.spread,
+            expert_ranks=self.expert_ranks,
         )
 
 
-def _spread(build: Build, slots: LayerSlots) -> ExpertRanks:
+def _expert_ranks(build: Build, slots: LayerSlots) -> ExpertRanks:
     mesh = build.mesh
     copies = mesh.ep if mesh.placement is not None and mesh.placement.copies else 1
     table = torch.from_numpy(slots.table(copies)).to(build.device)
@@ -120,7 +120,7 @@ def _spread(build: Build, slots: LayerSlots) -> ExpertRanks:
 
 
 class MoE(nn.Module):
-    """Each row visits a few experts. `load` counts the rows of each expert so far: (E,)."""
+    """Routes each row to a few experts. `load` (E,) counts the rows of each expert so far."""
 
     def __init__(self, build: Build, shape: MoEShape) -> None:
         super().__init__()
@@ -144,9 +144,9 @@ class MoE(nn.Module):
         return self.routed(x_TD, logits_TE, routing)
 
     def routed(self, x_TD: X, logits_TE: X, routing: Routing) -> X:
-        """Apply the chosen and the shared experts. Shape: (T, D) -> (T, D)."""
+        """Apply the selected and the shared experts. Shape: (T, D) -> (T, D)."""
         out_TD = ops.experts(x_TD, logits_TE, routing, self.experts.weights(), self.load)
-        if self._ranks.size > 1 and self.experts.spread is None:
+        if self._ranks.size > 1 and self.experts.expert_ranks is None:
             out_TD = ops.all_reduce(out_TD, self._ranks)
         if self.shared_experts is None:
             return out_TD
@@ -157,14 +157,14 @@ class MoE(nn.Module):
         return ops.add(out_TD, shared_TD)
 
 
-class CountsRows(Protocol):
+class HasExpertLoad(Protocol):
     """A layer of experts that counts the rows of each: `load`, (E,)."""
 
     experts: Experts
     load: torch.Tensor
 
 
-def mixtures(model: nn.Module) -> dict[int, CountsRows]:
+def expert_layers_of(model: nn.Module) -> dict[int, HasExpertLoad]:
     """The layers of a model that count the rows of experts, by layer number."""
     return {part.experts.layer: part for part in _counting(model).values()}
 
@@ -174,9 +174,9 @@ def expert_load(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: part.load for name, part in _counting(model).items()}
 
 
-def _counting(model: nn.Module) -> dict[str, CountsRows]:
+def _counting(model: nn.Module) -> dict[str, HasExpertLoad]:
     return {
-        name: cast("CountsRows", part)
+        name: cast("HasExpertLoad", part)
         for name, part in model.named_modules()
         if isinstance(getattr(part, "experts", None), Experts)
         and isinstance(getattr(part, "load", None), torch.Tensor)

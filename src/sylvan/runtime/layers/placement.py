@@ -1,7 +1,7 @@
-"""Placement of experts on groups of ranks.
+"""Placement of experts on groups of ranks (expert parallelism).
 
-Groups have equally many slots, one expert each. Slots beyond one per expert hold copies of the
-busiest experts. Source of the balancing: EPLB of DeepSeek (github.com/deepseek-ai/EPLB).
+All groups have the same number of slots, and a slot holds one expert. Redundant slots hold copies
+of the busiest experts. Balancing follows DeepSeek's EPLB (github.com/deepseek-ai/EPLB).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LayerSlots:
     """Slots of one layer.
 
     Attributes:
-        experts: The expert in each slot; group g has the slots from g * per_group on.
+        experts: The expert in each slot; the slots of group g begin at g * per_group.
         num_experts: Number of experts.
         per_group: Slots per group.
     """
@@ -43,8 +43,8 @@ class LayerSlots:
         return self.experts[group * self.per_group : (group + 1) * self.per_group]
 
     @property
-    def most_copies(self) -> int:
-        """Most slots of a single expert."""
+    def max_copies(self) -> int:
+        """Maximum number of slots with the same expert."""
         return max(np.bincount(self.experts))
 
     def table(self, width: int) -> IntArray:
@@ -61,8 +61,8 @@ class ExpertPlacement:
 
     Attributes:
         groups: Number of groups.
-        copies: Slots beyond one per expert.
-        given: Experts of the slots, by layer number; other layers are in order.
+        copies: Redundant slots per layer.
+        given: Experts of the slots, by layer number; other layers hold experts in order.
     """
 
     groups: int
@@ -87,7 +87,7 @@ class ExpertPlacement:
         return LayerSlots(found, num_experts, slots // groups)
 
     def balance(self, loads: Loads) -> None:
-        """Place the experts of these layers so that groups have equal work.
+        """Place the experts of these layers so that groups get about equal load.
 
         Raises:
             ConfigError: they do not divide among the groups.
@@ -107,14 +107,14 @@ class ExpertPlacement:
             )
         if self.copies > num_experts * (groups - 1):
             raise ConfigError(
-                f"parallel.redundant_experts={self.copies}: {groups} groups have use for "
-                f"{num_experts * (groups - 1)} at most"
+                f"parallel.redundant_experts={self.copies}: {groups} groups can use at most "
+                f"{num_experts * (groups - 1)}"
             )
         return slots
 
 
 def balance_of(slots: LayerSlots, load: Sequence[float]) -> float:
-    """Mean work of a group divided by that of the busiest: 1 if all are equal."""
+    """Mean load of a group divided by that of the busiest group: 1 if all are equal."""
     counts = np.bincount(slots.experts, minlength=slots.num_experts)
     rows = np.asarray(load, float)[list(slots.experts)] / counts[list(slots.experts)]
     work = rows.reshape(-1, slots.per_group).sum(1)
@@ -122,11 +122,11 @@ def balance_of(slots: LayerSlots, load: Sequence[float]) -> float:
 
 
 def balanced(load: Sequence[float], copies: int, groups: int) -> tuple[int, ...]:
-    """Experts of the slots, chosen so that groups have about equal load.
+    """Choose the expert of each slot so that groups get about equal load.
 
     Args:
         load: Rows of each expert.
-        copies: Slots beyond one per expert; the busiest experts get them.
+        copies: Redundant slots; the busiest experts get them.
         groups: Number of groups, which share the slots evenly.
     """
     counts = [1] * len(load)
@@ -154,12 +154,12 @@ def _packed(pieces: Sequence[tuple[float, int]], groups: int) -> tuple[int, ...]
         group = min(fresh, key=lambda g: (work[g], g))
         held[group].append(expert)
         work[group] += rows
-    _apart(held)
+    _remove_duplicates(held)
     return tuple(expert for own in held for expert in sorted(own))
 
 
-def _apart(held: Sequence[list[int]]) -> None:
-    """Replace experts that a group holds twice by others, in place."""
+def _remove_duplicates(held: Sequence[list[int]]) -> None:
+    """Swap experts that a group holds twice with those of other groups, in place."""
     for own in held:
         for expert in {e for e in own if own.count(e) > 1}:
             for other in held:
@@ -213,7 +213,7 @@ def read_placement(path: Path | None, groups: int, copies: int) -> ExpertPlaceme
         placement.balance(_by_layer(loads, where, list[float]))
     else:
         names = "physical_to_logical_map, logical_count or expert_load"
-        raise ConfigError(f"{where}: it has no {names}")
+        raise ConfigError(f"{where}: expected one of {names}")
     return placement
 
 
@@ -231,5 +231,5 @@ def _number_of(layer: str) -> int:
     """The number in a layer's name, such as `layers.3.mlp`."""
     found = re.search(r"\d+", layer)
     if found is None:
-        raise ValueError(f"{layer!r} names no layer")
+        raise ValueError(f"{layer!r} has no layer number")
     return int(found[0])

@@ -1,7 +1,8 @@
-"""Recurrent mixers: they keep earlier tokens as a state of fixed size instead of keys and values.
+"""Recurrent mixers: convolutions, Mamba and gated delta nets.
 
-Each mixer gets the index of its first part in the state pool. Parameter names follow the
-checkpoints, except the norm before the output, which is always called `norm`.
+They summarise earlier tokens in a state of fixed size instead of keys and values. Each mixer gets
+the index of its first part in the state pool. Parameter names follow the checkpoints, except the
+norm before the output, which is always called `norm`.
 
 Shapes: T rows, D hidden, C channels of a convolution, H heads.
 """
@@ -52,7 +53,7 @@ def spans_of(batch: ForwardBatch) -> Spans:
 
 
 def scan_spans(batch: ForwardBatch) -> Spans | DeviceSpans:
-    """The same for `Scans`, without waiting where graphs are captured."""
+    """The rows and slots of a step for `Scans`; device arrays where graphs capture steps."""
     return spans_of(batch) if batch.state_spans is None else batch.state_spans
 
 
@@ -67,8 +68,8 @@ class Recurrent(nn.Module):
 
     Attributes:
         state_shapes: Shapes of its states on this rank, by number in the pool.
-        scans_only: Whether only `scans` look at where requests lie, so that kernels for a device
-            make its steps ones that graphs can hold.
+        scans_only: Whether only `scans` depend on where requests begin; if so, and the scans are
+            device kernels, device graphs can capture its steps.
     """
 
     state_shapes: Mapping[int, Shape]
@@ -128,7 +129,7 @@ class Conv(Recurrent):
         return self.scans.conv(x_TC, weight, self.bias, state, spans, silu=self._silu)
 
     def traced(self, x: Columns, *, gated: bool = False) -> TracedTensor:
-        """The same in a program; `gated`: see `ConvLayer`."""
+        """`forward` as an op of a traced program; `gated`: see `ConvLayer`."""
         layer = ConvLayer(
             part=self._part, weight=self.weight, bias=self.bias, silu=self._silu, gated=gated
         )
@@ -188,7 +189,7 @@ class Mamba2Shape:
 
 
 class Mamba2(Recurrent):
-    """State spaces with one decay per head (arXiv:2405.21060), gated before the norm."""
+    """State space model with one decay per head (arXiv:2405.21060), gated before the norm."""
 
     scans_only = True
 
@@ -288,7 +289,7 @@ class MambaShape:
 
 
 class Mamba(Recurrent):
-    """Selective state spaces with a decay per channel (arXiv:2312.00752)."""
+    """Selective state space model with a decay per channel (arXiv:2312.00752)."""
 
     scans_only = True
 
@@ -509,7 +510,7 @@ class GatedDelta(Recurrent):
         return torch.cat((q, k, v), -1), z, b_TH, a_TH
 
     def _traced_inputs(self, x: TracedTensor) -> _TracedInputs:
-        """The same in a program."""
+        """`_inputs` as ops of a traced program."""
         shape, tracer, wide = self._shape, recurrent(x), self.in_proj_qkvz(x)
         each = shape.value_heads // shape.key_heads * shape.value_dim
         sizes = [shape.key_dim, shape.key_dim, each, each]
@@ -519,7 +520,7 @@ class GatedDelta(Recurrent):
         return _TracedInputs(mixed, Columns(gate), *self._factors(x))
 
     def _factors(self, x: TracedTensor) -> tuple[Columns, Columns]:
-        """Beta and decay, which one projection makes by key heads."""
+        """Beta and decay, from one projection whose outputs are grouped by key heads."""
         shape, tracer, narrow = self._shape, recurrent(x), self.in_proj_ba(x)
         each = shape.value_heads // shape.key_heads
         b, a = _parts_of_heads([each, each], shape.key_heads)
@@ -527,7 +528,7 @@ class GatedDelta(Recurrent):
 
 
 class HalfSplitDelta(GatedDelta):
-    """The same with queries, keys and values in one projection, in the order of the convolution."""
+    """Gated delta net with queries, keys and values in one projection, as the convolution reads."""
 
     def _project(self, build: Build, shape: DeltaShape, shares: _DeltaShares) -> None:
         narrow = 2 * shape.value_heads // shape.key_heads
@@ -566,7 +567,7 @@ class SplitDelta(GatedDelta):
 
 
 def _parts_of_heads(sizes: Sequence[int], heads: int) -> list[list[int]]:
-    """Numbers of the columns of each part, where a head has all of its parts side by side."""
+    """Column indices of each part, where each head has all of its parts side by side."""
     width, firsts = sum(sizes), itertools.accumulate([0, *sizes[:-1]])
     return [
         [head * width + first + i for head in range(heads) for i in range(size)]

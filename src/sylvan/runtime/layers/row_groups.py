@@ -41,20 +41,20 @@ class RowGroups:
             attention: Computes the rows of a batch. Shape: (T, D) -> (T, D), the same on all ranks
                 of the group.
             x: (T, D).
-            batch: The batch, with `own`.
+            batch: The batch, with `local`.
 
         Raises:
             Unsupported: x is traced: PyTorch computes this layer between the parts of a program.
             RankLostError: Another rank has exited.
         """
         if isinstance(x, TracedTensor):
-            raise Unsupported("attention of which each rank has some requests")
-        own = batch.own
-        assert own is not None, "the executor of such a rank says which rows it has"
-        given_GD = x.new_zeros(own.most_rows, x.shape[1])
-        if own.batch.num_tokens:
+            raise Unsupported("attention data parallelism")
+        local = batch.local
+        assert local is not None, "the executor of such a rank says which rows it has"
+        given_GD = x.new_zeros(local.max_rows, x.shape[1])
+        if local.batch.num_tokens:
             compute: Any = attention  # of tensors, as x is one
-            out: torch.Tensor = compute(x[own.rows], own.batch)
+            out: torch.Tensor = compute(x[local.rows], local.batch)
             given_GD[: len(out)] = out
         found = self.ranks.all_gather(given_GD)[:: self.group_size]
-        return cast("X", found.flatten(0, 1)[own.places_T])
+        return cast("X", found.flatten(0, 1)[local.places_T])

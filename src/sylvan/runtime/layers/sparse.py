@@ -40,7 +40,7 @@ Chosen = Sequence[torch.Tensor | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexShape:
-    """Sizes of an indexer; `interleaved`: pairs of rotary columns are adjacent."""
+    """Sizes of an indexer; `interleaved`: the two columns of a rotary pair are adjacent."""
 
     heads: int
     columns: int
@@ -49,7 +49,7 @@ class IndexShape:
 
 
 class Indexer(nn.Module):
-    """Scores tokens for rows with a few small heads; unsharded on every rank."""
+    """Scores tokens for each row, with a few small heads; unsharded on every rank."""
 
     def __init__(self, build: Build, dim: int, q_rank: int, shape: IndexShape) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Indexer(nn.Module):
         return q_THI, weights_TH
 
     def traced(self, x: TracedTensor, latent: TracedTensor) -> IndexedRows:
-        """The same as traced tensors; positions are applied when keys are stored."""
+        """Keys, queries and weights as traced tensors; rotated only when keys are stored."""
         return IndexedRows(
             q=self.wq_b(latent),
             k=self.k_norm(self.wk(x))[0],
@@ -101,7 +101,7 @@ class SparseLatentAttention(LatentAttention):
             ConfigError: the queries have no latent vector to read.
         """
         if self.q_rank is None:
-            raise ConfigError("config.json: an index needs q_lora_rank")
+            raise ConfigError("config.json: an indexer (index_topk) needs q_lora_rank")
         self._index = shape
         self.indexer = Indexer(build, dim, self.q_rank, shape) if own else None
 

@@ -22,7 +22,7 @@ class Stage:
         number: Number of the stage, from 0.
         count: Number of stages; 1: there is no pipeline.
         num_layers: Layers of the model.
-        num_last: Layers of the last stage; 0: an equal share.
+        num_last: Layers of the last stage; 0: as many as the others.
         dim: D.
         before: Link from the previous stage; None: this is the first.
         after: Link to the next stage; None: this is the last.
@@ -48,7 +48,7 @@ class Stage:
 
     @property
     def layers(self) -> range:
-        """The layers of this stage; before the last, the first ones have those left over."""
+        """The layers of this stage; the first stages hold the remainder of the division."""
         last = self.num_last or self.num_layers // self.count
         if self.is_last:
             return range(self.num_layers - last, self.num_layers)

@@ -1,6 +1,6 @@
-"""Residual connections of several streams, mixed by matrices that depend on the row.
+"""Manifold-constrained hyper-connections (DeepSeek V4): a residual of several streams.
 
-Manifold-constrained hyper-connections (DeepSeek V4): rows and columns of a mixing matrix sum to 1.
+Each row computes a matrix that mixes its streams; rows and columns of the matrix sum to 1.
 
 Shapes: T rows, S streams, D hidden.
 """
@@ -18,7 +18,7 @@ from sylvan.runtime.layers.build import Build
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamShape:
-    """Number of streams, rounds of normalising a matrix, and epsilons: of that, and of norms."""
+    """Number of streams, rounds of matrix normalisation, and epsilons of matrices and norms."""
 
     streams: int
     rounds: int
@@ -27,7 +27,7 @@ class StreamShape:
 
 
 class StreamMix(nn.Module):
-    """Reads streams as one row, and adds the output of a layer to mixed streams; in float32."""
+    """Combines streams into a layer's input, and adds its output to the mixed streams; float32."""
 
     def __init__(self, build: Build, dim: int, shape: StreamShape) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class StreamMix(nn.Module):
     def collapse(
         self, streams_TSD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the layer's input (T, D), shares of its output (T, S), and matrices (T, S, S)."""
+        """Return the layer's input (T, D), weights of its output (T, S), and matrices (T, S, S)."""
         count, eps = self._shape.streams, self._shape.eps
         weights = _weights(streams_TSD, self.fn, self._shape.norm_eps)
         sizes = [count, count, count * count]
@@ -64,7 +64,7 @@ class StreamMix(nn.Module):
         write_TS: torch.Tensor,
         mix_TSS: torch.Tensor,
     ) -> torch.Tensor:
-        """The streams after the layer. Shape: (T, S, D)."""
+        """Mix the streams and add the layer's output. Shape: (T, S, D)."""
         return write_TS[..., None] * out_TD.float()[:, None] + mix_TSS.mT @ streams_TSD
 
 
@@ -86,7 +86,7 @@ class StreamSum(nn.Module):
 
 
 def _weights(streams_TSD: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """Linear in the normed streams. Shape: (T, rows of fn)."""
+    """Multiply the normed streams by `fn`. Shape: (T, rows of fn)."""
     flat = streams_TSD.flatten(1)
     flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     return functional.linear(flat, fn)

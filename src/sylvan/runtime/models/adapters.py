@@ -30,14 +30,14 @@ from sylvan.runtime.models import lora_experts
 from sylvan.runtime.models.checkpoint import check_finite
 from sylvan.runtime.models.lora import Adapter, LowRank
 from sylvan.runtime.models.lora_config import AdapterConfig
-from sylvan.runtime.models.shards import NOT_SPLIT, Splits, of_source, picked, whole_shape
+from sylvan.runtime.models.shards import NOT_SPLIT, Splits, expert_selection, of_source, whole_shape
 from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.text_parts import canonical
 
 _HEADS = ("lm_head", "score", "classifier", "embed_out")
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
-_MERGE = "`sylvan lora merge` puts it into the checkpoint"
+_MERGE = "merge it into the checkpoint with `sylvan lora merge`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class AdapterTarget:
     """A checkpoint matrix that adapters change: part of the outputs of a layer or of an expert."""
 
     layer: LoraLayer
-    number: int  # index of the part, counted over all experts
+    number: int  # index of the part among the parts of all experts
     source: str  # the model's name of its tensor
     splits: Splits  # how ranks shard that tensor
     kind: LayerKind = "linear"
     factor: float = 1.0  # the model's own multiplier of the layer's output
-    here: bool = True  # False: belongs to experts or layers of other ranks; only validated
+    here: bool = True  # False: held by other ranks, so it is only validated here
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class AdapterTarget:
         return outputs, inputs
 
 
-Place = Callable[[LoraShape], LoraLayer]
+MakeLoraLayer = Callable[[LoraShape], LoraLayer]
 """Creates the adapter slot of a layer."""
 
 Content = Sequence[tuple[LoraLayer, tuple[Prepared | None, ...]]]
@@ -85,7 +85,7 @@ class AdapterTargets:
     Args:
         model: A native model, or the layers of a pipeline stage.
         skeleton: The whole model without weights, for names and shapes.
-        place: Creates the adapter slot of a layer.
+        make_layer: Creates the adapter slot of a layer.
         files: The model's checkpoint, to compare with base tables that adapters include; None if
           there is none.
 
@@ -98,7 +98,7 @@ class AdapterTargets:
         self,
         model: nn.Module,
         skeleton: nn.Module,
-        place: Place,
+        make_layer: MakeLoraLayer,
         files: Callable[[], WeightFiles] | None = None,
     ) -> None:
         self._files = files
@@ -119,22 +119,22 @@ class AdapterTargets:
             self._others.update(slot.sources)
             here = held(model, slot.name.rpartition(".")[0])
             if isinstance(slot.module, Experts):
-                self._add_stack(slot, place, here=here is not None)
+                self._add_stack(slot, make_layer, here=here is not None)
             elif _is_target(slot) and id(slot.module) not in read:
-                self._add(slot, here if isinstance(here, Linear) else None, place)
+                self._add(slot, here if isinstance(here, Linear) else None, make_layer)
         for path, (into, out_of) in self._stacks.items():
             if isinstance(experts := held(model, path), Experts):
                 experts.lora = into[0].layer, out_of[0].layer
-        self._add_ends(model, skeleton, place)
+        self._add_ends(model, skeleton, make_layer)
 
-    def _add_ends(self, model: nn.Module, skeleton: nn.Module, place: Place) -> None:
+    def _add_ends(self, model: nn.Module, skeleton: nn.Module, make_layer: MakeLoraLayer) -> None:
         """Add the token embedding and the head, which may be tied to it."""
         by_name = {slot.name: slot for slot in slots(skeleton)}
         table, head = (getattr(skeleton, name, None) for name in (_EMBEDDING, _HEAD))
         slot = by_name.get(f"{_EMBEDDING}.weight")
         if isinstance(table, Embedding) and slot is not None:
             whole = whole_shape(slot.shape, slot.splits)
-            layer, here = place(LoraShape(whole[0], (whole[1],), "embedding")), False
+            layer, here = make_layer(LoraShape(whole[0], (whole[1],), "embedding")), False
             if isinstance(own := held(model, _EMBEDDING), Embedding):
                 own.lora, here = layer, True
                 self.layers.append(layer)
@@ -145,7 +145,7 @@ class AdapterTargets:
         separate = by_name.get(f"{_HEAD}.weight")
         slot = separate or slot
         if isinstance(head, VocabHead) and slot is not None:
-            layer, here = place(LoraShape(slot.shape[1], (slot.shape[0],), "head")), False
+            layer, here = make_layer(LoraShape(slot.shape[1], (slot.shape[0],), "head")), False
             if isinstance(own := held(model, _HEAD), VocabHead):
                 own.lora, self.head, here = layer, layer, True
                 self.layers.append(layer)
@@ -154,11 +154,11 @@ class AdapterTargets:
                 layer, 0, source, slot.splits, kind="head", here=here
             )
 
-    def _add(self, slot: Slot, linear: Linear | None, place: Place) -> None:
+    def _add(self, slot: Slot, linear: Linear | None, make_layer: MakeLoraLayer) -> None:
         sources = slot.sources
         parts = [source_rows(slot, number) for number in range(len(sources))]
         sizes = [part.stop - part.start for part in parts]
-        layer = place(LoraShape(slot.shape[1], tuple(sizes)))
+        layer = make_layer(LoraShape(slot.shape[1], tuple(sizes)))
         if linear is not None:
             linear.lora = layer
             self.layers.append(layer)
@@ -166,12 +166,12 @@ class AdapterTargets:
             splits, here = slot.splits_of(number), linear is not None
             self._found[source] = AdapterTarget(layer, number, source, splits, here=here)
 
-    def _add_stack(self, slot: Slot, place: Place, *, here: bool) -> None:
+    def _add_stack(self, slot: Slot, make_layer: MakeLoraLayer, *, here: bool) -> None:
         """Add all experts of a layer; each matrix is also named alone if the checkpoint does so."""
         path, _, attribute = slot.name.rpartition(".")
         if attribute not in ("gate_up_proj", "down_proj"):
             return
-        own = picked(slot.splits)
+        own = expert_selection(slot.splits)
         if own is not None and not slot.by_expert:
             self._divided.update(slot.sources)
             return
@@ -181,7 +181,7 @@ class AdapterTargets:
             len(slot.sources) // count if has_names else (2 if attribute == "gate_up_proj" else 1)
         )
         shape = LoraShape(inputs, (outputs // parts,) * parts, num_experts=count)
-        layer = place(shape)
+        layer = make_layer(shape)
         if here:
             self.layers.append(layer)
         targets: list[AdapterTarget] = []
@@ -199,7 +199,7 @@ class AdapterTargets:
     def prepare(self, adapter: Adapter, max_rank: int) -> PreparedAdapter:
         """Validate an adapter and convert it to its in-memory form.
 
-        The parts of other ranks are validated, too, so that all ranks reach the same result.
+        Parts that other ranks hold are validated, too, so that all ranks accept or reject it.
 
         Raises:
             ConfigError: the model cannot serve the adapter; names the module and the reason.
@@ -243,8 +243,8 @@ class AdapterTargets:
         """Split the change of a stack into changes of experts; its shape identifies the layout."""
         if not all(self._keeps(stack) for stack in stacks):
             raise ConfigError(
-                f"the adapter changes {name!r}, a stack of experts that the model computes with "
-                "in another order: that cannot be served beside the model"
+                f"the adapter changes {name!r}, a stack of experts that the model stores in "
+                f"another order and cannot change at run time; {_MERGE}"
             )
         down, up = module.factors
         for stack in stacks:
@@ -284,24 +284,23 @@ class AdapterTargets:
         elif "base_layer" in module.parts and not self._has_table(
             source, module.parts["base_layer"]
         ):
-            why = "whose base, which comes with it, is not the model's (added tokens?)"
+            why = "whose base matrix, which it includes, differs from the model's (added tokens?)"
         elif source in self._divided:
             why = "a stack of experts that is divided among ranks (parallel.ep)"
         elif found is None and ".experts." in name:
-            why = "experts of a mixture, which the checkpoint does not have one by one"
+            why = "experts that the checkpoint stores as a stack"
         elif found is None and any(head in name.split(".") for head in _HEADS):
             why = "the head"
         if why is not None:
             raise ConfigError(
-                f"the adapter changes {name!r}, {why}: that cannot be served beside the model; "
+                f"the adapter changes {name!r}, {why}, which cannot be applied at run time; "
                 f"{_MERGE}"
             )
         if found is not None:
             return found
         if source in self._others:
             raise ConfigError(
-                f"the adapter changes {name!r}, which adapters beside the model cannot change; "
-                f"{_MERGE}"
+                f"the adapter changes {name!r}, which cannot be applied at run time; {_MERGE}"
             )
         raise ConfigError(
             f"the adapter changes {name!r}, which the model does not have: it was made for another "
@@ -330,11 +329,11 @@ class AdapterTargets:
             converted = self._convert(target.source, converted)
         elif self._convert(target.source, up) is not up:
             raise ConfigError(
-                f"the adapter changes {name!r}, which the model computes with in "
-                f"another form: that cannot be served beside the model; {_MERGE}"
+                f"the adapter changes {name!r}, which the model stores in another form and "
+                f"cannot change at run time; {_MERGE}"
             )
         if is_transposed and converted.shape == up.T.shape != up.shape:
-            converted = converted.T  # stored like other matrices after all
+            converted = converted.T  # this one is stored like other matrices
         shape = list(converted.shape[:1]) + list(down.shape[1:])
         wanted = list(target.shape)
         if shape != wanted or converted.dim() != 2:
@@ -395,9 +394,9 @@ def _check_kind(adapter: Adapter) -> None:
     if adapter.config.use_dora:
         lacking = "it is a DoRA adapter (use_dora)"
     elif adapter.whole:
-        lacking = f"it brings {next(iter(adapter.whole))!r} as a whole (modules_to_save)"
+        lacking = f"it replaces the whole of {next(iter(adapter.whole))!r} (modules_to_save)"
     if lacking:
-        raise ConfigError(f"the adapter cannot be served beside the model: {lacking}; {_MERGE}")
+        raise ConfigError(f"the adapter cannot be applied at run time: {lacking}; {_MERGE}")
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

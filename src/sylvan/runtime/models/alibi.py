@@ -1,4 +1,4 @@
-"""Positions as biases that grow with the distance (ALiBi, arXiv:2108.12409): BLOOM and MPT."""
+"""BLOOM and MPT: distance biases instead of positions (ALiBi, arXiv:2108.12409)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sylvan.runtime.models.gpt2 import FALCON_NAMES
 
 Raw = dict[str, Any]
 
-_MPT_MOST = 8  # `alibi_bias_max`, unless config.json has it
+_MPT_MAX = 8  # `alibi_bias_max`, unless config.json has it
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -54,14 +54,14 @@ def _bloom(raw: Raw) -> Raw:
             "intermediate_size": 4 * width,
             "hidden_act": "gelu_new",
         },
-        "alibi_slopes": usual_slopes(heads),
+        "alibi_slopes": default_slopes(heads),
         "qkv_bias": True,
         "o_bias": True,
         "mlp_bias": True,
     }
 
 
-def usual_slopes(heads: int) -> tuple[float, ...]:
+def default_slopes(heads: int) -> tuple[float, ...]:
     """ALiBi slopes of BLOOM and Baichuan, for any number of heads."""
     near = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]
@@ -78,7 +78,7 @@ def _mpt(raw: Raw) -> Raw:
         raise NotNative("positions other than ALiBi, or scaled logits")
     width, heads = raw.get("d_model") or 0, raw.get("n_heads") or 1
     near = 2 ** math.ceil(math.log2(heads))
-    most = attention.get("alibi_bias_max") or _MPT_MOST
+    most = attention.get("alibi_bias_max") or _MPT_MAX
     slopes = [2.0 ** (-most * (i + 1) / near) for i in range(near)]
     if near != heads:
         slopes = (slopes[1::2] + slopes[::2])[:heads]

@@ -1,6 +1,7 @@
-"""Ling and Ring of inclusionAI (Bailing): softmax experts first, then sigmoids in groups.
+"""Ling and Ring of inclusionAI (Bailing), and LLaDA 2.
 
-LLaDA 2 has the layers of the second generation, and generates by block diffusion.
+The first generation routes by softmax, the second by sigmoids and groups of experts. LLaDA 2 has
+the layers of the second, and generates by block diffusion.
 """
 
 from __future__ import annotations

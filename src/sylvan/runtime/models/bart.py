@@ -74,7 +74,7 @@ def parse(raw: Raw) -> ModelConfig:
     architecture = architecture_of(raw)
     if architecture == "TrOCRForCausalLM":
         if not raw.get("use_learned_position_embeddings", True):
-            raise NotNative("waves for positions (use_learned_position_embeddings)")
+            raise NotNative("sinusoidal positions (use_learned_position_embeddings)")
         if not raw.get("layernorm_embedding", True):
             raise NotNative("embeddings without a norm (layernorm_embedding)")
     if raw.get("use_prompt"):
@@ -135,13 +135,13 @@ class BartDecoder(Decoder):
             assert self.embed_positions is not None
             rows, dim = self.embed_positions.weight.shape
             del self.embed_positions.weight
-            self.embed_positions.weight = self.waves(rows, dim).to(build.device, build.dtype)
+            self.embed_positions.weight = self.sinusoids(rows, dim).to(build.device, build.dtype)
 
     def kind_of(self, architecture: str) -> BartKind:
         """How the decoder of an architecture is built."""
         return KINDS[architecture]
 
-    def waves(self, rows: int, dim: int) -> torch.Tensor:
+    def sinusoids(self, rows: int, dim: int) -> torch.Tensor:
         """Sinusoidal positions: sines, then cosines. Shape: (rows, dim)."""
         speed = 10_000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
         angle = torch.arange(rows, dtype=torch.float64)[:, None] * speed

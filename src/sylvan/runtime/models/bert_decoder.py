@@ -37,7 +37,7 @@ from sylvan.runtime.models.encoder_config import (
     ROBERTA_WORDS,
     Names,
 )
-from sylvan.runtime.models.heads import WordHead
+from sylvan.runtime.models.heads import MaskedLMHead
 
 Raw = dict[str, Any]
 
@@ -148,7 +148,7 @@ def parse(raw: Raw) -> ModelConfig:
     """
     kind = KINDS[architecture_of(raw)]
     if not raw.get("is_decoder"):
-        raise NotNative("what an encoder needs to write texts (is_decoder)")
+        raise NotNative("text generation by an encoder (is_decoder is not true)")
     for name in ("add_cross_attention", "use_task_id", "rotary_value"):
         if raw.get(name):
             raise NotNative(f"the option {name}")
@@ -195,7 +195,7 @@ class BertDecoder(Decoder):
             out = config.raw.get("output_embedding_size") or inner
             table = self.embed_tokens.weight if config.tie_word_embeddings else None
             act = self._kind.head_act or config.hidden_act
-            self.words, self.lm_head = WordHead(config, build, act, out, table), None
+            self.words, self.lm_head = MaskedLMHead(config, build, act, out, table), None
 
     def _narrow(self, build: Build, inner: int) -> None:
         """Embeddings with another width than the layers."""

@@ -24,7 +24,6 @@ from sylvan.kernels.native.packing import all_finite
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
-from sylvan.runtime.models.divided import DividedFiles
 from sylvan.runtime.models.files import LoadFormat, open_weights
 from sylvan.runtime.models.formats import UNSPECIFIED, Formats, stored_format
 from sylvan.runtime.models.formats.gguf import GgufBlocks, KeptBlocks, kept_blocks
@@ -35,8 +34,9 @@ from sylvan.runtime.models.quantise import Format, convert, form_of, is_multipli
 from sylvan.runtime.models.safetensors import Checkpoint
 from sylvan.runtime.models.shards import take, take_quantised, whole_shape
 from sylvan.runtime.models.slots import Slot, rows_of, slots, with_whole_rows
+from sylvan.runtime.models.split_stacks import SplitStacks
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import canonical
+from sylvan.runtime.models.text_parts import canonical
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in total) after each tensor."""
@@ -84,7 +84,7 @@ class WeightReader:
         checkpoint = checkpoint if blocks else unpacked(checkpoint)
         parts_of = getattr(model, "parts_of", None)
         if parts_of is not None and not isinstance(checkpoint, KeptBlocks):
-            checkpoint = DividedFiles(checkpoint, parts_of)
+            checkpoint = SplitStacks(checkpoint, parts_of)
         self._checkpoint = checkpoint
         self._plain = plain
         self._bits = dict(matrices(model, quantise)) if quantise else {}
@@ -143,7 +143,7 @@ class WeightReader:
         for name in self._checkpoint.tensors:
             other = self._names[rename(name)]
             if name != other and rename(name) in wanted:
-                raise ConfigError(f"tensors {name!r} and {other!r} are the same one of this model")
+                raise ConfigError(f"tensors {name!r} and {other!r} are two names of one parameter")
 
     def _as_named(self, name: str) -> str:
         """The name with the prefix that the checkpoint's other tensors have."""
@@ -363,9 +363,13 @@ class WeightReader:
         parts = self._parts[source]
         stored = self._names[parts[0]]
         if not self._is_quantised(source):
-            raise ConfigError(f"tensor {stored!r} is not quantised, others of {slot.name!r} are")
+            raise ConfigError(
+                f"tensor {stored!r} is not quantised, but the others joined in {slot.name!r} are"
+            )
         if parts[0] == source and self.reorders(source, stored):
-            raise ConfigError(f"the quantised {stored!r} would have to be put in another order")
+            raise ConfigError(
+                f"the quantised {stored!r} would have to be reordered, which is not supported"
+            )
         whole = self._format.read(source, parts, self._tensor_of)
         if len(whole.shape) == 3:
             whole = self._in_order(source, whole)
@@ -393,8 +397,8 @@ class WeightReader:
         plain = tensor.is_floating_point() and tensor.itemsize > 1
         if not plain and (tensor.is_floating_point() or slot.dtype.is_floating_point):
             raise ConfigError(
-                f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only plain float "
-                f"weights can be read"
+                f"tensor {self._names[source]!r} is stored as {tensor.dtype}; only unquantised "
+                f"float weights can be read"
             )
         tensor = self._convert(source, tensor)
         whole = whole_shape(shape, splits)
@@ -417,7 +421,7 @@ def load_weights(
 ) -> WeightReader:
     """Fill all parameters of `model` in place; quantised matrices replace theirs.
 
-    Matrices that have no memory yet (see `Build.late`) get theirs on `device`.
+    Matrices that have no memory yet (see `Build.deferred`) get theirs on `device`.
 
     Raises:
         ConfigError: see `WeightReader`; also non-finite weights. Names the tensor.
@@ -519,7 +523,7 @@ class _Meter:
 
 
 class LoadTargets:
-    """The places where parameters of a model are used: tied modules share them. Create it once."""
+    """Finds all modules that use a parameter (tied modules share it). Create it before loading."""
 
     def __init__(self, model: nn.Module) -> None:
         self._found: dict[int, list[tuple[nn.Module, str]]] = {}

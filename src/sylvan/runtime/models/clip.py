@@ -1,7 +1,7 @@
-"""CLIP's half that reads texts: a causal encoder whose last token stands for the text.
+"""CLIP's text encoder: causal, pooled at the last token (arXiv:2103.00020).
 
-Its vector is projected into the space that images share (arXiv:2103.00020). The half that sees is a
-capability's (`features.multimodal`).
+The vector is projected into the space shared with images. The image encoder belongs to a capability
+(`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields,
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.gpt2 import Names
 from sylvan.runtime.models.safetensors import Checkpoint
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 from sylvan.runtime.models.token_heads import Transform
 
 Raw = dict[str, Any]
@@ -27,7 +27,7 @@ _PROJECTION = "text_projection.weight"
 def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `CLIPModel`, `CLIPTextModel` or `CLIPTextModelWithProjection`."""
     text = text_part(raw)
-    usual = {
+    default = {
         "hidden_size": 512,
         "intermediate_size": 2048,
         "num_hidden_layers": 12,
@@ -36,7 +36,7 @@ def parse(raw: Raw) -> ModelConfig:
         "vocab_size": 49408,
         "hidden_act": "quick_gelu",
     }
-    fields = common_fields(usual | text)
+    fields = common_fields(default | text)
     return make_config(
         fields
         | {
@@ -56,7 +56,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _images(raw: Raw, architecture: str) -> ModelMedia | None:
-    """Return the image inputs; None: the checkpoint holds the text half only."""
+    """Return the image inputs; None if the checkpoint has the text encoder only."""
     if not raw.get("vision_config"):
         return None
     size = int(raw.get("projection_dim") or 512)
@@ -73,7 +73,7 @@ def projection(model_dir: Path) -> Transform | None:
 
 
 class ClipText(Decoder):
-    """Its names; the half that sees images is left alone."""
+    """Maps tensor names; ignores those of the image encoder."""
 
     fused: ClassVar[Names] = {
         "embed_tokens": ("token_embedding",),
@@ -88,14 +88,14 @@ class ClipText(Decoder):
     }
 
     def rename(self, name: str) -> str:
-        """Remove prefixes that the text tower has in checkpoints."""
+        """Strip the prefixes of the text encoder's tensors."""
         for prefix in ("text_model.", "embeddings.", "encoder."):
             name = name.removeprefix(prefix)
         return name.replace("position_ids", "unused.position_ids")
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Starts of names of tensors that are read elsewhere, or not at all."""
+        """Name prefixes of tensors that are read elsewhere, or not at all."""
         other = "vision_model.", "visual_projection.", "text_projection.", "logit_scale", "unused."
         return (*other, *self.absent)
 

@@ -32,15 +32,15 @@ ACTIVATIONS: dict[str, ActivationKind] = {
 }
 
 
-class NotNative(ConfigError):  # noqa: N818 - a kind of refusal that has a way out
-    """A known family with an option that its file lacks; another implementation may serve it."""
+class NotNative(ConfigError):  # noqa: N818 - not final: the caller tries transformers
+    """A known family has an option that its module does not support; transformers may serve it."""
 
 
 class MoEConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture of experts; see `kernels.experts.Routing` and `layers.moe.MoEShape`.
 
-    `layers` are the layers with experts; others have a plain feed-forward. `clamp` says how `limit`
-    and `shared_limit`, that of shared experts, are applied.
+    `layers` are the layers with experts; others have a dense feed-forward. `limit` and
+    `shared_limit` (of shared experts) clamp their activations, in the form `clamp`.
     """
 
     num_experts: int
@@ -86,9 +86,10 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompressedKV(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of the pool after those of attention, which hold entries for several tokens each.
+    """Pool layers with compressed entries, each for several tokens, after the layers of attention.
 
-    `columns` per token; pages hold a multiple of `block` tokens. See `sylvan.config.compressed`.
+    `columns`: numbers per token; pages hold a multiple of `block` tokens. See
+    `sylvan.config.compressed`.
     """
 
     layers: int
@@ -118,12 +119,16 @@ class StatePart(msgspec.Struct, frozen=True):
 
 
 class BlockDiffusion(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens see their own block and all before it; open places hold `mask_id`, until predicted.
+    """Block diffusion: tokens of a block are predicted in several passes, in any order.
 
-    `whole`: tokens see the whole text, also the places of later blocks; blocks are counted from the
-    start of the answer. `shifted`: logits in a row are for the place after it. `last_time`: where
-    times of passes end, which begin at 1 and say how many places each pass fills (Dream); 0: all
-    passes fill as many.
+    Attributes:
+        block: Tokens of a block; a token sees its own block and all blocks before it.
+        mask_id: Token in positions that are not predicted yet.
+        whole: Tokens see the whole text, later blocks included; blocks are counted from the start
+            of the answer.
+        shifted: Logits of a row predict the next position.
+        last_time: Time of the last pass; times fall from 1 and determine how many positions each
+            pass fills (Dream). 0: all passes fill the same number.
     """
 
     block: int
@@ -136,17 +141,23 @@ class BlockDiffusion(msgspec.Struct, frozen=True, kw_only=True):
 class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs other than text.
 
-    `architecture` is that of the whole model, `ModelConfig.architecture` that of its text part.
-    `token_ids` are the placeholders in prompts, by kind of media. Encoder vectors are added to the
-    outputs of `edited_layers`. `whole`: the tokens of an item attend to each other, also to later
-    ones; with `windows_only` in layers with a window only. `prefix`: those of a prompt do, with or
-    without items; it has at most so many tokens (0: they do not). `cross`: layers attend to
-    vectors; placeholders keep their own embeddings. With `one` a request has one item, to whose
-    vectors all rows attend; else a row attends to the items right before it. `vector_scale`:
-    vectors are multiplied by it, like the embeddings of tokens. `decoder_prompt`: the item is the
-    prompt itself, and a decoder starts with these tokens, as far as config.json says; its encoder
-    takes `encoder_len` tokens (0: as many as the decoder). `apart`: no layer reads items; each has
-    a vector of its own, of so many numbers, in the space of texts (0: layers read items).
+    Attributes:
+        architecture: The whole model's; `ModelConfig.architecture` is that of the text part.
+        token_ids: Placeholder tokens in prompts, by kind of media.
+        edited_layers: Layers to whose outputs encoder vectors are added (DeepStack).
+        whole: The tokens of an item attend to each other in both directions.
+        windows_only: `whole` applies to layers with a window only.
+        prefix: All tokens of a prompt attend to each other, with or without items; the maximum
+            length of such a prompt (0: they do not).
+        cross: Layers attend to encoder vectors; placeholders keep their own embeddings.
+        one: A request has one item, and all rows attend to it; else a row attends to the items
+            directly before it.
+        vector_scale: Factor of encoder vectors, like that of token embeddings.
+        decoder_prompt: The item is the prompt itself, and the decoder starts with these tokens, as
+            far as config.json says.
+        encoder_len: Maximum tokens of the encoder; 0: as many as the decoder.
+        apart: No layer reads items; each item has its own vector of so many numbers, in the space
+            shared with texts (0: layers read items).
     """
 
     architecture: str
@@ -209,7 +220,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_interleaved: bool = False
     rope_axes: tuple[int, ...] = ()  # axis (time, height, width) of each angle; empty: one axis
     media: ModelMedia | None = None  # inputs besides text
-    diffusion: BlockDiffusion | None = None  # tokens are found in blocks, not one by one
+    diffusion: BlockDiffusion | None = None  # generates block by block, not token by token
     local_rope: RopeParams | None = None  # of layers with a window; None: same as the others
     nope_layers: tuple[int, ...] = ()
     learned_positions: bool = False
@@ -221,7 +232,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     path: Literal["native", "transformers"] = "native"
     code: str | None = None  # directory of trusted Python files to run
     causal: bool = True  # False: bidirectional attention, without a KV cache
-    # words: of an encoder; weighted: rewards of several aims
+    # words: masked-LM head of an encoder; weighted: weighted rewards of several aims
     head: Literal["lm", "none", "score", "reward", "weighted", "words"] = "lm"
     num_labels: int = 0  # outputs of a classification head
     token_types: int = 0  # number of segment embeddings
@@ -231,7 +242,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     attention_softcap: float = 0.0
-    qkv_limit: float = 0.0  # queries, keys and values lie within it before positions; 0: none
+    qkv_limit: float = 0.0  # clamps queries, keys and values before positions; 0: none
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     raw: dict[str, Any] = {}
 
@@ -252,7 +263,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def media_ids(self) -> int:
-        """Ids that prompts with items may hold: 0 to one less."""
+        """Number of ids that prompts with items may contain."""
         placeholders = self.media.token_ids.values() if self.media is not None else ()
         return max((self.table_rows, *(token + 1 for token in placeholders)))
 
@@ -307,14 +318,14 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 
 def architecture_of(raw: dict[str, Any]) -> str:
-    """The architecture that config.json names, as it is usually spelt.
+    """The architecture that config.json names, under its usual name.
 
     Raises:
-        ConfigError: it names none or several.
+        ConfigError: It names none, or several.
     """
     names = raw.get("architectures")
     if not (isinstance(names, list) and names and isinstance(names[0], str)):
-        raise ConfigError("config.json names no model in `architectures`")
+        raise ConfigError("config.json: architectures must name one model")
     return SPELLINGS.get(names[0], names[0])
 
 
@@ -445,24 +456,24 @@ def _check_moe(moe: MoEConfig) -> None:
             raise ConfigError(f"config.json: the mixture of experts needs at least 1 {what}")
     if moe.top_k > moe.num_experts:
         raise ConfigError(
-            f"config.json: a token goes to {moe.top_k} experts, but there are {moe.num_experts}"
+            f"config.json: {moe.top_k} experts per token, but the model has {moe.num_experts}"
         )
     if moe.groups < 1 or moe.num_experts % moe.groups or not 1 <= moe.kept_groups <= moe.groups:
         raise ConfigError(
-            f"config.json: {moe.num_experts} experts do not divide into {moe.groups} groups of "
-            f"which {moe.kept_groups} are kept"
+            f"config.json: {moe.num_experts} experts cannot be divided into {moe.groups} groups of "
+            f"which {moe.kept_groups} are selected"
         )
 
 
 def block_diffusion(
     raw: dict[str, Any], *, block: int, mask_id: int, **how: bool | float
 ) -> dict[str, Any]:
-    """The field of a model that fills blocks.
+    """Return `ModelConfig.diffusion` of a model that generates by block diffusion.
 
     Args:
         raw: config.json.
-        block: Tokens of a block, unless it says otherwise (`block_size`, `block_length`).
-        mask_id: The token of open places, unless it says otherwise (`mask_token_id`).
+        block: Default of `block_size` or `block_length`.
+        mask_id: Default of `mask_token_id`.
         how: Other fields of `BlockDiffusion`.
     """
     sizes = (raw.get(name) for name in ("block_size", "block_length"))

@@ -26,7 +26,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `DbrxForCausalLM`.
 
     Raises:
-        ConfigError: a part is missing, or shares of experts are normed as no published model does.
+        ConfigError: a part is missing, or expert weights are normed as in no published model.
     """
     attention, ffn = (raw.get(name) for name in ("attn_config", "ffn_config"))
     if not isinstance(attention, dict) or not isinstance(ffn, dict):

@@ -3,7 +3,7 @@
 A family file parses its config.json into the switches of `ModelConfig`, selects a block, and maps
 the checkpoint's tensor names if they differ from the names here.
 
-Shapes: T tokens of all requests, R rows whose logits are wanted, D hidden, V vocabulary.
+Shapes: T tokens of all requests, R rows that need logits, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, QueryScaling
 from sylvan.runtime.models.heads import UNUSED_HEADS, draft_layers, make_score
 from sylvan.runtime.models.rope import RopeParams, rope_table
-from sylvan.runtime.models.texts import IMAGES, canonical, text_name
+from sylvan.runtime.models.text_parts import IMAGES, canonical, text_name
 
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""The names of the parts of joined modules in most checkpoints."""
+"""Parts of each joined module, as most checkpoints name them."""
 
 
 _SLACK_ROWS = 32  # after spare rows: kernels then read them without a copy
@@ -88,7 +88,7 @@ class Ropes:
 
 
 def _query_scales(rule: QueryScaling | None, build: Build) -> torch.Tensor | None:
-    """float32 (positions,); None if texts are too short for scaling to matter."""
+    """float32 (positions,); None if the context is too short for scaling to matter."""
     if rule is None or build.length + rule.shift <= rule.every:
         return None
     if rule.log:
@@ -118,7 +118,7 @@ def make_mlp(config: ModelConfig, build: Build, layer: int) -> nn.Module:
 
 
 def moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
-    """Sizes of the mixture of a layer."""
+    """Sizes of the MoE block of a layer."""
     routing = Routing(
         top_k=moe.top_k,
         scores=moe.scores,
@@ -152,7 +152,7 @@ def moe_shape(moe: MoEConfig, config: ModelConfig, layer: int) -> MoEShape:
 def special_attention(
     config: ModelConfig, build: Build, layer: int, ropes: Ropes
 ) -> AttentionVariant | None:
-    """Special attention features of a layer; None if texts are too short for them to matter."""
+    """Special features of a layer's attention; None if the context is too short to need them."""
     chunk, scales = config.attention_chunk, ropes.scales_of(layer)
     if chunk is not None and (layer in config.nope_layers or build.length <= chunk):
         chunk = None
@@ -215,14 +215,14 @@ class Attention(nn.Module):
         return self.row_groups.attend(self.of_rows, x_TD, batch)
 
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
-        """`forward` for rows whose KV this rank has."""
+        """Attend for rows whose KV this rank holds."""
         qkv = self.qkv_proj(x_TD)
         qkv = ops.clamp(qkv, self._limit) if self._limit else qkv
         return self.o_proj(self.attn(qkv, batch))
 
 
 class PreNorm(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the residual stream is added by the norms."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the norm ops also add the residual."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Decoder(nn.Module):
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
     absent: tuple[str, ...] = ()
-    """Starts of names of tensors that other pipeline stages have."""
+    """Name prefixes of tensors that other pipeline stages hold."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class Decoder(nn.Module):
 
     @property
     def has_one_stream(self) -> bool:
-        """Whether layers pass on the residual stream alone: pipeline stages need that."""
+        """Whether layers pass on one residual stream only, as pipeline stages need."""
         return type(self).forward is Decoder.forward
 
     @property
@@ -407,6 +407,6 @@ def _positions(config: ModelConfig, build: Build) -> int:
     rows = config.max_position_embeddings
     if build.length > rows:
         raise ConfigError(
-            f"this model has {rows} learned positions; it cannot serve texts of {build.length}"
+            f"this model has {rows} learned positions; it cannot serve a context of {build.length}"
         )
     return rows

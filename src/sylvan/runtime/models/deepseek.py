@@ -1,7 +1,7 @@
-"""DeepSeek V2 and V3 (R1): latent attention with a compressed cache, and many small experts.
+"""DeepSeek V2 and V3 (R1): multi-head latent attention, and many small experts.
 
-GLM-4.7-Flash is the same; Youtu and MiniCPM 3 have no experts, A.X K1 a norm after them. Mistral 4
-and Mistral Large 3 route by softmax, and scale late queries.
+GLM-4.7-Flash has the same layers; Youtu and MiniCPM 3 have no experts, A.X K1 has a norm after
+them. Mistral 4 and Mistral Large 3 route by softmax, and scale late queries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _first_dense(layers: int) -> Callable[[Raw], Raw]:
-    """Version 3's mixture; experts start at a default layer unless config.json names one."""
+    """Routing of version 3; experts start at a default layer unless config.json names one."""
     return lambda raw: {"moe": grouped_experts(raw, first=_first(raw, layers))}
 
 
@@ -115,7 +115,7 @@ def _greedy(raw: Raw) -> Raw:
 
 
 def _beside_others(raw: Raw) -> Raw:
-    """Experts that no layer has in place of its feed-forward block: see `longcat`."""
+    """Experts next to the feed-forward block instead of in its place: see `longcat`."""
     moe = MoEConfig(
         num_experts=raw.get("n_routed_experts") or 1,
         top_k=raw.get("moe_topk") or raw.get("num_experts_per_tok") or 12,
@@ -222,7 +222,7 @@ class MistralLarge3(Deepseek):
     }
 
     def source_name(self, source: str) -> str:
-        """A mixture lies beside the place of an mlp."""
+        """The checkpoint stores experts next to the mlp."""
         return re.sub(r"\.feed_forward\.(gate|experts|shared_experts)\.", r".\1.", source)
 
 

@@ -1,7 +1,7 @@
-"""DeepSeek V4: windows and compressed entries, streams of residuals, and experts by token id.
+"""DeepSeek V4: windows and compressed KV entries, hyper-connections, and experts by token id.
 
-Tensors have the names of the published checkpoints; those that transformers writes differ in few.
-The first layers choose experts by the id of the token (`tid2eid`).
+Tensors have the names of the published checkpoints; transformers writes some under other names. The
+first layers select experts by token id (`tid2eid`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCORES: Mapping[str, RouterScores] = {
     "sigmoid": "sigmoid",
     "softmax": "softmax",
 }
-_HASHED = 3  # layers that choose experts by the token, unless config.json says otherwise
+_HASHED = 3  # default number of layers that select experts by token id
 _TURNING = 64
 _STREAMS = re.compile(r"\bhc_(attn|ffn|head)_(fn|base|scale)$")
 
@@ -127,7 +127,7 @@ def _mixture(raw: Raw, inner: int) -> MoEConfig:
 
 
 def hashed_layers(raw: Raw) -> tuple[int, ...]:
-    """Layers that choose experts by the id of the token."""
+    """Layers that select experts by token id."""
     kinds, count = raw.get("mlp_layer_types"), raw.get("num_hash_layers", _HASHED)
     if isinstance(kinds, list):
         return tuple(i for i, kind in enumerate(kinds) if kind == "hash_moe")
@@ -136,9 +136,9 @@ def hashed_layers(raw: Raw) -> tuple[int, ...]:
 
 def _check(config: ModelConfig) -> None:
     raw, heads = config.raw, config.num_attention_heads
-    usual = {"q_lora_rank": 1024, "o_lora_rank": 1024, "index_n_heads": 64, "index_topk": 512}
-    usual |= {"o_groups": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20}
-    for name, value in usual.items():
+    default = {"q_lora_rank": 1024, "o_lora_rank": 1024, "index_n_heads": 64, "index_topk": 512}
+    default |= {"o_groups": 8, "hc_mult": 4, "hc_sinkhorn_iters": 20}
+    for name, value in default.items():
         found = raw.get(name, value)
         if not isinstance(found, int) or found < 1:
             raise ConfigError(f"config.json: {name} must be a positive integer, it is {found!r}")
@@ -147,7 +147,7 @@ def _check(config: ModelConfig) -> None:
 
 
 class HashMoE(MoE):
-    """Experts by the id of the token; a router weighs them."""
+    """Selects experts by token id; a router gives their weights."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         assert config.moe is not None
@@ -163,7 +163,7 @@ class HashMoE(MoE):
 
 
 class StreamBlock(nn.Module):
-    """Attention, then experts, each between a collapse and an expansion of the streams."""
+    """Attention, then experts, each between `StreamMix.collapse` and `StreamMix.expand`."""
 
     def __init__(
         self, config: ModelConfig, build: Build, layer: int, ropes: Ropes, layout: CompressedLayout
@@ -235,8 +235,8 @@ class DeepseekV4(Decoder):
     def __init__(self, config: ModelConfig, build: Build) -> None:
         if build.mesh.stage.count > 1:
             raise ConfigError(
-                f"parallel.pp={build.mesh.stage.count}: {config.architecture} passes more "
-                "than one stream of rows between layers, and stages pass one; leave it at 1"
+                f"parallel.pp={build.mesh.stage.count}: layers of {config.architecture} pass on "
+                "more than one stream; use parallel.pp=1"
             )
         self._layout = compressed_layout(config.raw)
         super().__init__(config, build)
@@ -246,7 +246,7 @@ class DeepseekV4(Decoder):
         return StreamBlock(config, build, layer, ropes, self._layout)
 
     def rename(self, name: str) -> str:
-        """Names as published, from those and from the ones that transformers writes."""
+        """Map published names, and those that transformers writes, to published ones."""
         name = super().rename(name).replace(".attn.norm.", ".attn.kv_norm.")
         name = name.replace("hc_head.hc_", "hc_head_")
         name = re.sub(r"^embed\.", "embed_tokens.", re.sub(r"^head\.", "lm_head.", name))
@@ -254,7 +254,7 @@ class DeepseekV4(Decoder):
         return name.replace(".ffn.gate.bias", ".ffn.gate.e_score_correction_bias")
 
     def source_name(self, source: str) -> str:
-        """Parameters of streams are stored beside the layers, a table of experts by the router."""
+        """Map names: stream parameters are stored beside layers, `tid2eid` beside the router."""
         source = source.replace(".ffn.tid2eid", ".ffn.gate.tid2eid")
         return re.sub(r"\b(hc_attn|hc_ffn|hc_head)\.(fn|base|scale)$", r"\1_\2", source)
 

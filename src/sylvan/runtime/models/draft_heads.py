@@ -4,7 +4,7 @@ A head reads, at position p, the token at p + 1 and the model's vectors at p, an
 at p + 2. Its output approximates what the model would compute there, so it can continue from its
 own guesses.
 
-Shapes: T rows, R rows whose logits are wanted, F columns read from the model, D hidden size of
+Shapes: T rows, R rows that need logits, F columns read from the model, D hidden size of
 the head, V vocabulary of the model, W tokens that the head can draft.
 """
 
@@ -237,7 +237,7 @@ class HeadCheckpoint:
             guessed = self._tensor("lm_head.weight").shape[0]
         if guessed != layer.vocab_size and "d2t" not in self._names:
             raise self._error(
-                f"it guesses {guessed} of {layer.vocab_size} tokens, but the map of their ids "
+                f"it drafts {guessed} of {layer.vocab_size} tokens, but the map of their ids "
                 "(tensor 'd2t') is missing"
             )
         return DraftHeadConfig(
@@ -254,7 +254,7 @@ class HeadCheckpoint:
         if "fc.weight" not in self._names:
             raise self._error("it has no tensor 'fc.weight', so it is not an EAGLE head")
         if any(name.startswith("layers.") for name in self._names):
-            raise self._error("it has more than one layer; heads of one layer are served")
+            raise self._error("it has more than one layer; only heads with one layer are supported")
         return "eagle3" if "hidden_norm.weight" in self._names else "eagle"
 
     def _error(self, why: str) -> ConfigError:
@@ -270,7 +270,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
     given = raw.get("eagle_config")
     named = given.get("eagle_aux_hidden_state_layer_ids") if isinstance(given, dict) else None
     if named is None:
-        found = usual_layers(num_layers)
+        found = default_layers(num_layers)
     elif isinstance(named, list) and named and all(isinstance(n, int) for n in named):
         found = tuple(named)
     else:
@@ -286,7 +286,7 @@ def read_layers(raw: Mapping[str, Any], num_layers: int, path: Path) -> tuple[in
     return found
 
 
-def usual_layers(num_layers: int) -> tuple[int, ...]:
+def default_layers(num_layers: int) -> tuple[int, ...]:
     """An early, a middle and a late layer for a model of that depth, as EAGLE-3 uses."""
     last = num_layers - 1
     return min(1, last), max(0, num_layers // 2 - 1), max(0, num_layers - 4)

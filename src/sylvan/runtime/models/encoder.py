@@ -1,4 +1,4 @@
-"""Encoders: every token attends to the whole text, and the output is vectors.
+"""Encoders (BERT and others): bidirectional attention, and vectors or class scores as output.
 
 BERT and its renamed copies (RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA, ERNIE, Data2Vec),
 encoders with rotary positions (NomicBERT, GTE), and ModernBERT, which has pre-norms and limits most
@@ -24,8 +24,8 @@ from sylvan.runtime.layers.norm import LayerNorm
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Attention, PreNorm, Ropes, make_mlp, make_norm
 from sylvan.runtime.models.encoder_config import EncoderKind, kind_of, parse
-from sylvan.runtime.models.heads import ClassHead, WordHead
-from sylvan.runtime.models.texts import IMAGES, text_name
+from sylvan.runtime.models.heads import ClassHead, MaskedLMHead
+from sylvan.runtime.models.text_parts import IMAGES, text_name
 
 __all__ = ["MODEL", "Encoder", "parse"]
 
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
             tied = config.raw.get("tie_word_embeddings", True)
             table = self.word.weight if tied else None
             act = self._kind.words_act or config.hidden_act
-            self.words = WordHead(config, build, act, inner, table)
+            self.words = MaskedLMHead(config, build, act, inner, table)
 
     @property
     def unused(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ BERT_WORDS = {
     "transform_norm": ("cls.predictions.transform.LayerNorm",),
     "lm_head": ("cls.predictions",),
 }
-"""BERT's head over words; its matrix is the embedding table."""
+"""BERT's masked-LM head; its matrix is the embedding table."""
 ROBERTA_WORDS = {"transform": ("lm_head.dense",), "transform_norm": ("lm_head.layer_norm",)}
 ELECTRA_WORDS = {
     "transform": ("generator_predictions.dense",),
@@ -153,8 +153,8 @@ class EncoderKind:
         gated: Whether the feed-forward has a gate.
         bias: Whether linear layers have biases; in a gated feed-forward only the last one.
         sizes: config.json's names of sizes that differ from BERT's.
-        words: Names of the head over words; empty if unsupported.
-        words_act: Its activation; "" for the model's.
+        words: Names of the masked-LM head; empty if unsupported.
+        words_act: Activation of that head; "" for the model's.
     """
 
     prefix: tuple[str, ...]
@@ -245,7 +245,7 @@ def kind_of(architecture: str) -> EncoderKind:
     for suffix in _SUFFIXES:
         if (stem := architecture.removesuffix(suffix)) in KINDS:
             return KINDS[stem]
-    raise ConfigError(f"{architecture} is not an encoder that is served here")
+    raise ConfigError(f"{architecture} is not a supported encoder")
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:
@@ -281,8 +281,8 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     return make_config(fields)
 
 
-def with_words(config: ModelConfig) -> ModelConfig:
-    """The config extended by the head over words (masked language modelling).
+def with_mlm_head(config: ModelConfig) -> ModelConfig:
+    """The config extended by the masked-LM head.
 
     Raises:
         ConfigError: the model has no supported head.
@@ -290,7 +290,7 @@ def with_words(config: ModelConfig) -> ModelConfig:
     architecture = config.architecture
     masks = architecture.endswith(("ForMaskedLM", "ForPreTraining"))
     if not masks or not kind_of(architecture).words:
-        raise ConfigError(f"pooling splade needs a head over words, which {architecture} lacks")
+        raise ConfigError(f"pooling splade needs a masked-LM head, which {architecture} lacks")
     return msgspec.structs.replace(config, head="words")
 
 
@@ -309,8 +309,8 @@ def _check(raw: dict[str, Any]) -> None:
 
 
 def _token_types(raw: dict[str, Any], kind: EncoderKind) -> int:
-    usual = 0 if kind.pre_norm or "n_layers" in kind.sizes.values() else 2
-    return int(raw.get("type_vocab_size", usual) or 0) if usual else 0
+    default = 0 if kind.pre_norm or "n_layers" in kind.sizes.values() else 2
+    return int(raw.get("type_vocab_size", default) or 0) if default else 0
 
 
 def _modern(raw: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def parse(raw: Raw) -> ModelConfig:
     alone = _ALONE.get(architecture, "PegasusForCausalLM")
     if not raw.get("share_encoder_decoder_embeddings", True):
         raise ConfigError(
-            f"{architecture} cannot be served with a table of words for each half "
+            f"{architecture} cannot be served with an embedding table per encoder and decoder "
             "(share_encoder_decoder_embeddings)"
         )
     try:
@@ -77,7 +77,7 @@ def parse(raw: Raw) -> ModelConfig:
 def _florence(raw: Raw) -> ModelConfig:
     text: Raw = raw.get("text_config") or {}
     if text.get("model_type", "bart") != "bart":
-        raise ConfigError(f"{_FLORENCE} cannot be served with texts of {text['model_type']}")
+        raise ConfigError(f"{_FLORENCE} cannot be served with text_config {text['model_type']!r}")
     config = parse(text | {"architectures": ["BartForConditionalGeneration"]})
     assert config.media is not None, "BART encodes its prompt"
     media = msgspec.structs.replace(
@@ -94,7 +94,7 @@ def text_media(raw: Raw, architecture: str, encoder_len: int = 0) -> ModelMedia:
     Args:
         raw: config.json.
         architecture: The model's architecture.
-        encoder_len: Most tokens of its encoder; 0: the same as the decoder.
+        encoder_len: Maximum tokens of its encoder; 0: the same as the decoder.
     """
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     start = next((raw[name] for name in names if isinstance(raw.get(name), int)), 0)
@@ -129,7 +129,7 @@ class CrossPreNorm(nn.Module):
 
 
 class CrossPostAdd(PostAdd):
-    """The same, with post-norms."""
+    """Self-attention, cross-attention and feed-forward, with post-norms."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -154,7 +154,7 @@ def _cross(config: ModelConfig, build: Build, layer: int) -> CrossAttention:
 
 
 class Translator(BartDecoder):
-    """The decoder, with the tables and the head that both halves share."""
+    """The decoder, with the tables and the head that it shares with the encoder."""
 
     def kind_of(self, architecture: str) -> BartKind:
         """The kind of decoder; M2M100 has Pegasus' layers."""
@@ -163,9 +163,9 @@ class Translator(BartDecoder):
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         return (CrossPreNorm if self._kind.pre_norm else CrossPostAdd)(config, build, layer, ropes)
 
-    def waves(self, rows: int, dim: int) -> torch.Tensor:
+    def sinusoids(self, rows: int, dim: int) -> torch.Tensor:
         if self.config.architecture != _M2M100:
-            return super().waves(rows, dim)
+            return super().sinusoids(rows, dim)
         half = dim // 2
         speed = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
         pad = self.config.raw.get("pad_token_id")

@@ -1,10 +1,10 @@
 """Serves any other causal model of the installed transformers, with our paging and batching.
 
-The model's own Python runs on the tokens of all requests laid end to end, with their positions. Its
-attention is ours (see `skeleton`). Recurrent layers read their states from our pool, through the
-cache interface (see `recurrent`); such models run one request at a time, except that all decoding
-requests run at once. Any other dependence on earlier tokens (distance biases, private states) would
-be lost, so models with these are rejected.
+The model's own Python runs on the concatenated tokens of all requests, with their positions. Its
+attention calls are replaced by ours (see `skeleton`). Recurrent layers read their states from our
+pool, through the cache interface (see `recurrent`); such models compute prompts one request at a
+time, and all decoding requests together. Anything else that depends on earlier tokens (distance
+biases, private states) would be lost, so such models are rejected.
 
 Shapes: T rows, D hidden, R rows of the head, B requests that run together, L tokens of each.
 """
@@ -33,9 +33,9 @@ from sylvan.runtime.models.config import (
     make_config,
     plain_fields,
 )
+from sylvan.runtime.models.fallback_media import RENAMED, media_text
 from sylvan.runtime.models.formats import stored_format
-from sylvan.runtime.models.media_texts import RENAMED, media_text
-from sylvan.runtime.models.recurrent import Place, SlotCache, groups
+from sylvan.runtime.models.recurrent import SlotCache, StateKey, groups
 from sylvan.runtime.models.rope import RopeParams
 from sylvan.runtime.models.skeleton import (
     NAME,
@@ -50,9 +50,9 @@ from sylvan.runtime.models.skeleton import (
     skeleton,
     skeleton_of,
 )
-from sylvan.runtime.models.source import find_source
-from sylvan.runtime.models.texts import IMAGES, canonical
-from sylvan.runtime.models.transformed import (
+from sylvan.runtime.models.text_parts import IMAGES, canonical
+from sylvan.runtime.models.transformers_classes import find_classes
+from sylvan.runtime.models.transformers_loading import (
     ExpectedTensors,
     NumbersOf,
     plain_numbers,
@@ -62,34 +62,34 @@ from sylvan.runtime.pool.states import TensorStates
 
 _CHECKED_TOKENS = 9
 _CUT_TOLERANCE = 1e-3
-_CUT_TOLERANCE_BF16 = 0.05  # above the effect of rounding
+_CUT_TOLERANCE_BF16 = 0.05  # larger than rounding errors
 _RESETTING = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
 """Models whose recurrent layers reset their state at each chunk of more than one token."""
 
 
 def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
-    """Check that transformers has the model, and find out what its attention looks like.
+    """Check that transformers has the model, and probe its attention.
 
     Args:
         raw: config.json.
         code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: the model is unknown, needs code that may not run, or keeps memory that we do
-          not page.
+        ConfigError: the model is unknown, needs code that may not run, or keeps state that is
+          neither KV nor a supported recurrent state.
     """
-    seeing = None if code is not None else media_text(raw)
-    if seeing is not None:
-        text = parse(seeing.raw)
+    multimodal = None if code is not None else media_text(raw)
+    if multimodal is not None:
+        text = parse(multimodal.raw)
         if text.states:
             raise ConfigError("its images cannot be divided among recurrent layers")
-        return msgspec.structs.replace(text, media=seeing.media)
+        return msgspec.structs.replace(text, media=multimodal.media)
     if raw.get("model_type") in _RESETTING:
         raise ConfigError("it cannot continue from a recurrent state within a prompt")
-    source = find_source(raw, code)
-    model, step = skeleton(source.model, source.config, torch.bfloat16)
+    classes = find_classes(raw, code)
+    model, step = skeleton(classes.model, classes.config, torch.bfloat16)
     found = probe(model, step)
-    text, calls = source.config.get_text_config(), found.calls
+    text, calls = classes.config.get_text_config(), found.calls
     positions = getattr(text, "max_position_embeddings", None) or 2048
     check_layers(text, found)
     widths = {"head_dim": max((max(c.head_dim, c.value_dim) for c in calls), default=2)}
@@ -105,13 +105,13 @@ def parse(raw: dict[str, Any], code: Path | None = None) -> ModelConfig:
         "num_hidden_layers": max(len(calls), 1),
         "attention_layers": tuple(range(len(calls))),
         "layer_windows": tuple(call.window for call in calls),
-        "states": tuple(found.places.values()),
+        "states": tuple(found.states.values()),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "max_position_embeddings": positions - first_position(model),
         "rope": RopeParams(),
         "path": "transformers",
-        "code": str(code) if source.own else None,
+        "code": str(code) if classes.from_checkpoint else None,
     }
     return make_config(plain_fields(raw) | sizes | widths)
 
@@ -126,12 +126,12 @@ class TransformersModel(nn.Module):
         """A skeleton without weights; `load` fills it."""
         super().__init__()
         self._sizes, self._build = config, build
-        self._places: dict[Place, int] = {}
+        self._state_indices: dict[StateKey, int] = {}
         self._first = 0
         # Modules of `inner` that receive expert ids per row, with the number of ids.
         self.chosen: Mapping[str, int] = {}
-        self._source = find_source(config.raw, Path(config.code) if config.code else None)
-        self.inner, self.step = skeleton(self._source.model, self._source.config, build.dtype)
+        self._classes = find_classes(config.raw, Path(config.code) if config.code else None)
+        self.inner, self.step = skeleton(self._classes.model, self._classes.config, build.dtype)
 
     def load(self, model_dir: Path, *, pickled: bool = False) -> None:
         """Load the weights through transformers: safetensors unless `pickled`.
@@ -142,17 +142,17 @@ class TransformersModel(nn.Module):
         """
         import transformers
 
-        own, raw = self._source.own, self._sizes.raw
+        own, raw = self._classes.from_checkpoint, self._sizes.raw
         stored = stored_format(raw)
-        reader: Any = self._source.model if own else transformers.AutoModelForCausalLM
-        given: dict[str, Any] = {"config": self._source.config} if own else {}
+        reader: Any = self._classes.model if own else transformers.AutoModelForCausalLM
+        given: dict[str, Any] = {"config": self._classes.config} if own else {}
         numbers: NumbersOf | None = None
         if self._sizes.media is not None:
-            reader, given = self._source.model, {"config": self._source.config}
+            reader, given = self._classes.model, {"config": self._classes.config}
             given["key_mapping"] = dict(RENAMED)
         if stored is not None:
             numbers = partial(plain_numbers, stored=stored, dtype=self._build.dtype)
-            reader, given = self._source.model, given | {"config": _plain(self._source.config)}
+            reader, given = self._classes.model, given | {"config": _plain(self._classes.config)}
         read = partial(
             reader.from_pretrained,
             dtype=self._build.dtype,
@@ -180,14 +180,14 @@ class TransformersModel(nn.Module):
         self.step.width = self._sizes.head_dim
         self.step.groups = self._sizes.num_key_value_heads
         self._first = first_position(self.inner)
-        self._places = {place: index for index, place in enumerate(found.places)}
+        self._state_indices = {key: index for index, key in enumerate(found.states)}
         self.chosen = found.chosen
         if self._sizes.media is not None:
             self.step.ends_in_windows = self._sizes.media.windows_only
             table = self.inner.get_input_embeddings()
             table.forward = _with_vectors(table.forward, self.step)
-        if found.places:
-            self._check_resumes(tuple(found.places.values()))
+        if found.states:
+            self._check_resumes(tuple(found.states.values()))
 
     def _check_resumes(self, states: tuple[StatePart, ...]) -> None:
         """Check that hidden vectors do not depend on where a prompt is cut into chunks.
@@ -203,7 +203,7 @@ class TransformersModel(nn.Module):
             for slot, cuts in ((1, (0, _CHECKED_TOKENS)), (2, (0, 4, _CHECKED_TOKENS))):
                 last = ids_L
                 for start, stop in itertools.pairwise(cuts):
-                    cache = SlotCache(pool, self._places, torch.tensor([slot]))
+                    cache = SlotCache(pool, self._state_indices, torch.tensor([slot]))
                     memory = {cache_name(self.inner): cache, "use_cache": True}
                     at = torch.arange(start, stop, device=ids_L.device)[None]
                     run = called(self.inner)
@@ -237,7 +237,7 @@ class TransformersModel(nn.Module):
         for group in groups(starts, batch.state_work.saves):
             rows, reqs = torch.tensor(group.rows), torch.tensor(group.reqs)
             slots_B = torch.from_numpy(batch.state_work.slots)[reqs].long()
-            cache = SlotCache(batch.states, self._places, slots_B)
+            cache = SlotCache(batch.states, self._state_indices, slots_B)
             part = batch.part(rows, reqs)
             part.attention.plan(part)
             out_BLD = self._run(part, x_T[rows].unflatten(0, (len(reqs), -1)), cache)

@@ -26,7 +26,7 @@ def open_weights(model_dir: Path, load_format: LoadFormat = "auto") -> WeightFil
     """Open the weights of `model_dir`; `auto` takes any format except pickles.
 
     Raises:
-        ConfigError: there are none in that format, or they are unreadable; one sentence.
+        ConfigError: there are none in that format, or they are unreadable.
     """
     if load_format != "auto":
         return _READERS[load_format](model_dir)

@@ -1,4 +1,4 @@
-"""Marks the matrices of a model whose inputs are rounded to 8-bit floats, too."""
+"""Marks the FP8 matrices whose inputs kernels round to FP8, too (`fp8_activations`)."""
 
 from __future__ import annotations
 

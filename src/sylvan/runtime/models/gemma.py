@@ -15,7 +15,7 @@ from sylvan.runtime.layers.build import Build
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config, sliding_windows
 from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, Sandwich
 from sylvan.runtime.models.rope import parse_rope
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:

@@ -53,12 +53,12 @@ def write_gguf(
     """
     recipe = recipe_of(quantization)
     if out.suffix != ".gguf":
-        raise ConfigError(f"{str(out)!r} should end in .gguf, for {quantization} is one file")
+        raise ConfigError(f"{str(out)!r} must end in .gguf, because {quantization} is one file")
     if out.exists():
-        raise ConfigError(f"{str(out)!r} is there already; nothing is written over it")
+        raise ConfigError(f"{str(out)!r} exists already; choose another path")
     config = read_config(model_dir)
     if stored_format(config) is not None:
-        raise ConfigError(f"{str(model_dir)!r} is quantised already")
+        raise ConfigError(f"{str(model_dir)!r} is quantised already; use an original checkpoint")
     weights = open_weights(model_dir, load_format)
     export = exported(config, weights.tensors)
     text = tokenizer_export(model_dir, config)

@@ -199,15 +199,15 @@ class XGLM(BioGpt):
         assert self.embed_positions is not None
         rows, dim = self.embed_positions.weight.shape
         del self.embed_positions.weight
-        self.embed_positions.weight = _waves(rows, dim).to(build.device, build.dtype)
+        self.embed_positions.weight = _sinusoids(rows, dim).to(build.device, build.dtype)
 
     def rename(self, name: str) -> str:
         """Strip the prefix from a tensor name of the checkpoint."""
         return name.removeprefix("model.")
 
 
-def _waves(rows: int, dim: int) -> torch.Tensor:
-    """Sines, then cosines, of waves of growing length. Shape: (rows, dim)."""
+def _sinusoids(rows: int, dim: int) -> torch.Tensor:
+    """Sinusoidal positions: sines, then cosines. Shape: (rows, dim)."""
     half = dim // 2
     speed = torch.exp(torch.arange(half) * -(math.log(10_000) / (half - 1)))
     angle = (torch.arange(rows) + _FIRST_POSITION)[:, None] * speed

@@ -1,4 +1,4 @@
-"""Grok-1: experts in sandwiches of norms, capped scores, and multipliers of embeddings and logits.
+"""Grok-1: norms before and after each block, softcapped scores, scaled embeddings and logits.
 
 Source: model.py of xai-org/grok-1; names as in the checkpoint of hpcai-tech.
 """

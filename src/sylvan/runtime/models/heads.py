@@ -81,7 +81,7 @@ class ClassHead(nn.Module):
         return self.out(x if self.norm is None else self.norm(x)[0])
 
 
-class WordHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """Dense, activation, norm, and a logit per word: the head of masked language models.
 
     Shape: (R, D) -> float32 (R, V). `table` may be the embedding table, whose width is `inner`.
@@ -110,9 +110,10 @@ class WordHead(nn.Module):
 
 
 class WeightedScore(nn.Module):
-    """One reward of a text: those of several aims, weighted by an mlp over the same vector.
+    """A scalar reward: rewards of several aims, weighted by an mlp over the same vector.
 
-    Aims have pairs of numbers, of which the first counts (URM, arXiv:2410.00847).
+    The matrix gives a pair of numbers per aim, of which only the first is used (URM,
+    arXiv:2410.00847).
     Shape: (R, D) -> float32 (R, 1).
     """
 
@@ -129,7 +130,7 @@ class WeightedScore(nn.Module):
     def forward(self, x: X) -> X:
         """Shape: (R, D) -> (R, 1)."""
         if isinstance(x, TracedTensor):
-            raise Unsupported("rewards that are weighted")
+            raise Unsupported("weighted rewards")
         assert isinstance(x, torch.Tensor)
         rewards = self.rewards(x, out_f32=True)[:, ::2]
         return (rewards * self.weights(x).float()).sum(-1, keepdim=True)

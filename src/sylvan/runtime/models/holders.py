@@ -1,4 +1,4 @@
-"""Where the weights of a model that is served lie, and how they are read and written there."""
+"""Holders of the weights of a running model: tensors and packed copies, read and written there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.runtime.models.slots import Slot
 
 
 class Holder(Protocol):
-    """Keeps the contents of a parameter; a parameter may have several, of one kind or another."""
+    """Stores the contents of a parameter; a parameter may have several holders."""
 
     @property
     def form(self) -> Form:

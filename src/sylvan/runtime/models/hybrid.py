@@ -44,7 +44,7 @@ from sylvan.runtime.models.decoder import (
     scaled,
 )
 from sylvan.runtime.models.moe import sparse_layers
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 Raw = dict[str, Any]
 Parts = tuple[tuple[tuple[int, ...], bool], ...]

@@ -1,4 +1,4 @@
-"""Placeholders of images that config.json leaves to the tokenizer."""
+"""Finds image placeholder tokens that only the tokenizer knows, not config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN = "image_token_id"
 
 
 def with_image_token(raw: dict[str, Any], model_dir: Path) -> dict[str, Any]:
-    """Add the number of a placeholder that only the tokenizer knows to config.json.
+    """Add the id of a placeholder that only the tokenizer knows to config.json.
 
     Raises:
         ConfigError: the tokenizer has no such token.
@@ -26,11 +26,11 @@ def with_image_token(raw: dict[str, Any], model_dir: Path) -> dict[str, Any]:
     for token, content in _added(model_dir):
         if content == text:
             return raw | {TOKEN: token}
-    raise ConfigError(f"the tokenizer has no token {text}, which stands for images")
+    raise ConfigError(f"the tokenizer has no token {text}, the placeholder of images")
 
 
 def _added(model_dir: Path) -> Iterator[tuple[int, str]]:
-    """Tokens beside the vocabulary, by number; without tokenizer.json, of tokenizer_config.json."""
+    """Added tokens by id, from tokenizer.json or else from tokenizer_config.json."""
     name = "tokenizer.json" if (model_dir / "tokenizer.json").is_file() else "tokenizer_config.json"
     try:
         found: Any = read_json(model_dir / name)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.models.alibi import usual_slopes
+from sylvan.runtime.models.alibi import default_slopes
 from sylvan.runtime.models.config import ModelConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import FUSED, Decoder, ungroup_qkv
 
@@ -27,7 +27,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
     large = raw.get("hidden_size") == _ALIBI_HIDDEN or raw.get("position_embedding") == "ALIBI"
     if "Baichuan" in fields["architecture"] and large:
         found |= {
-            "alibi_slopes": usual_slopes(raw.get("num_attention_heads") or 1),
+            "alibi_slopes": default_slopes(raw.get("num_attention_heads") or 1),
             "nope_layers": tuple(range(raw.get("num_hidden_layers") or 0)),
         }
     return make_config(fields | found)

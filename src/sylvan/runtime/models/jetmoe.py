@@ -1,4 +1,4 @@
-"""JetMoE: mixtures of experts in attention, too.
+"""JetMoE: experts in attention, too.
 
 A router selects the projections: each selected expert computes a query per key head, and projects
 the attention results back.
@@ -17,10 +17,10 @@ from sylvan.kernels.experts.routing import route
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.chosen import ChoosesExperts
 from sylvan.runtime.layers.linear import ColumnParallel, Linear
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.moe import MoE
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models.config import ModelConfig, MoEConfig, common_fields, make_config
 from sylvan.runtime.models.decoder import Decoder, Ropes, make_mlp
 from sylvan.runtime.models.hybrid import HybridBlock
@@ -73,7 +73,7 @@ class _Projections(nn.Module):
         self.router = _Router(build, dim, count)
 
 
-class ChosenHeads(ChoosesExperts):
+class RoutedHeads(RoutedProjection):
     """Attention with routed query heads. Shape: (T, D) -> (T, D)."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
@@ -98,7 +98,7 @@ class ChosenHeads(ChoosesExperts):
     def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention with chosen heads")
+            raise Unsupported("attention with routed heads")
         if self.row_groups is None:
             return self.of_rows(x_TD, batch)
         compute: Any = self.of_rows
@@ -153,7 +153,7 @@ class JetMoe(Decoder):
     stacked: ClassVar[bool] = True
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
-        heads = ChosenHeads(config, build, layer, ropes)
+        heads = RoutedHeads(config, build, layer, ropes)
         mlp = BiasedMoE(config, build, layer)
         return HybridBlock(config, build, "self_attention", heads, mlp)
 

@@ -1,8 +1,8 @@
-"""Scales of keys and values that checkpoints bring for KV caches of e4m3.
+"""Reads calibrated scales of keys and values from checkpoints, for FP8 (e4m3) KV caches.
 
-Names: compressed-tensors `self_attn.k_scale` and `v_scale` (its older `k_proj.output_scale`), one
-number or one of each head (strategy attn_head); ModelOpt `k_proj.k_scale`; Quark
-`k_proj.output_scale`; AutoFP8 `self_attn.kv_scale` for both. All say: number = code * scale.
+Names: compressed-tensors `self_attn.k_scale` and `v_scale` (formerly `k_proj.output_scale`), one
+number or one per head (strategy attn_head); ModelOpt `k_proj.k_scale`; Quark
+`k_proj.output_scale`; AutoFP8 `self_attn.kv_scale` for both. In all: value = code * scale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENDS = (
     *(".k_zero_point", ".v_zero_point", ".q_zero_point"),
     *(".k_proj.output_scale", ".v_proj.output_scale", ".q_proj.output_scale"),
 )
-"""Ends of the names of tensors about queries, keys and values, which are not weights."""
+"""Name suffixes of tensors with scales of queries, keys and values, which are not weights."""
 
 _NAME = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:\w+\.)*?(?:(kv?|v)_scale|([kv])_proj\.output_scale)$"
@@ -37,9 +37,9 @@ _OTHER_TOWERS = ("vision", "visual", "audio", "encoder")
 
 
 def brings_kv_scales(raw: Mapping[str, Any]) -> bool:
-    """Whether scales of keys and values in a checkpoint would be those of e4m3.
+    """Whether KV scales in a checkpoint are meant for e4m3.
 
-    `raw`: its config.json. Without a word about them there, the tensors alone count.
+    `raw`: its config.json. If that says nothing about them, they are.
     """
     found = raw.get("quantization_config") or raw.get("compression_config") or {}
     if not isinstance(found, dict):
@@ -57,12 +57,13 @@ def read_kv_scales(
 
     Args:
         files: The checkpoint.
-        config: Of the model.
+        config: Config of the model.
         heads: Key heads of this rank.
-        kind: What is kept: float8_e4m3fn, or e4m3fnuz, which reaches 240 instead of 448.
+        kind: Type of the cache: float8_e4m3fn, or e4m3fnuz, whose maximum is 240 instead of 448.
 
     Raises:
-        ConfigError: not positive, of another shape, or missing for some layers; names the tensor.
+        ConfigError: Scales are not positive, of another shape, or missing for some layers; names
+            the tensor.
     """
     found: dict[int, dict[str, str]] = {}
     for name in files.tensors if brings_kv_scales(config.raw) else ():
@@ -108,8 +109,8 @@ def _heads(name: str, scale: torch.Tensor, heads: Share, kind: torch.dtype) -> t
     """The scale of each key head of this rank. Shape: (K,), float32."""
     if not scale.is_floating_point() or scale.numel() not in (1, heads.whole):
         raise ConfigError(
-            f"{name!r} is {list(scale.shape)} of {scale.dtype}; expected one scale, or one of each "
-            f"of the {heads.whole} key heads"
+            f"{name!r} is {list(scale.shape)} of {scale.dtype}; expected one scale, or one for "
+            f"each of the {heads.whole} key heads"
         )
     whole = scale.float().flatten().expand(heads.whole)
     if not (whole.isfinite() & (whole > 0)).all():
@@ -119,7 +120,7 @@ def _heads(name: str, scale: torch.Tensor, heads: Share, kind: torch.dtype) -> t
 
 
 def use_kv_scales(model: nn.Module, scales: Mapping[int, KVScales], device: torch.device) -> None:
-    """Tell the attention layers of a model their scales, by index."""
+    """Set the scales of a model's attention layers, by layer index."""
     for module in model.modules():
         for name, value in [*vars(module).items()]:
             if isinstance(value, AttentionLayer) and value.causal and value.index in scales:

@@ -33,10 +33,10 @@ from sylvan.runtime.models.holders import Holder
 from sylvan.runtime.models.shards import take_quantised
 from sylvan.runtime.models.slots import Slot, slots, source_rows
 from sylvan.runtime.models.stored import WeightFiles
-from sylvan.runtime.models.texts import IMAGES, canonical
+from sylvan.runtime.models.text_parts import IMAGES, canonical
 
-_TORN = "the weights are those of no model: an update failed midway; update all of them"
-_GONE = "the memory of the weights was given back; update all of them"
+_TORN = "an update failed midway, so old and new weights are mixed; update all weights"
+_GONE = "the memory of the weights has been released; update all weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class LiveWeights:
         skeleton: The model without weights, for names and shapes.
         holders: Holders of each parameter's contents.
         changed: Called after updates, to refresh derived data.
-        seeing: Weights of a media encoder, which cannot be updated. None: there is no encoder, and
-          its tensors in an update are ignored.
+        encoder_files: Weights of a media encoder, which cannot be updated. None: there is no
+          encoder, and its tensors in an update are ignored.
 
     Attributes:
         missing: Why no step may run; None if the weights are complete.
@@ -67,10 +67,10 @@ class LiveWeights:
         skeleton: Callable[[], nn.Module],
         holders: Mapping[str, Sequence[Holder]],
         changed: Callable[[], None] = lambda: None,
-        seeing: WeightFiles | None = None,
+        encoder_files: WeightFiles | None = None,
     ) -> None:
         self._skeleton, self._holders, self._changed = skeleton, holders, changed
-        self._seeing = seeing
+        self._encoder_files = encoder_files
         self.missing: str | None = None
         self._tensors: dict[str, Tensor] = {}
         self._elsewhere: set[str] = set()
@@ -143,10 +143,10 @@ class LiveWeights:
         self.missing = None
 
     def fits(self, files: WeightFiles) -> None:
-        """Check that every tensor of a checkpoint has a place here; reads none.
+        """Check that the model has a parameter for every tensor of a checkpoint; reads none.
 
         Raises:
-            ConfigError: a tensor has no place; names it.
+            ConfigError: It does not; names the tensor.
         """
         reader = WeightReader(self._skeleton(), files)
         reader.check()
@@ -171,8 +171,8 @@ class LiveWeights:
         if not present and not reader.has_others:
             raise ConfigError("the update contains no tensors")
         self._check(reader, present)
-        if self._seeing is not None:
-            self._check_seeing(files, self._seeing)
+        if self._encoder_files is not None:
+            self._check_encoder(files, self._encoder_files)
         return reader, present
 
     def _check(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
@@ -182,7 +182,7 @@ class LiveWeights:
             whole = len(numbers) == len(reader.slot(name).sources)
             if not whole and self._read(name) is None:
                 raise ConfigError(
-                    f"{name!r} is stored in a form that needs all of its tensors at once: "
+                    f"{name!r} is stored in several tensors, which must be sent together: "
                     f"{', '.join(reader.slot(name).sources)}"
                 )
             for number in numbers:
@@ -190,35 +190,35 @@ class LiveWeights:
                 for holder in holders:
                     _check_form(reader.slot(name).sources[number], form_of(content), holder.form)
 
-    def _check_seeing(self, files: WeightFiles, seeing: WeightFiles) -> None:
-        """Tensors of the encoder may be sent, but must equal the current ones."""
-        known = {self._rename(name): name for name in seeing.tensors}
+    def _check_encoder(self, files: WeightFiles, encoder_files: WeightFiles) -> None:
+        """Accept tensors of the encoder only if they equal the current ones."""
+        known = {self._rename(name): name for name in encoder_files.tensors}
         for name in files.tensors:
             source = self._rename(name)
             if not source.startswith(IMAGES):
                 continue
             new = files.tensor(name)
-            old = seeing.tensor(known[source]) if source in known else None
+            old = encoder_files.tensor(known[source]) if source in known else None
             if old is None or old.dtype != new.dtype or not torch.equal(old, new):
                 raise ConfigError(
-                    f"tensor {name!r} is of the encoder of images or sounds, which cannot be "
-                    "replaced while it is served; restart the server with the new weights"
+                    f"tensor {name!r} belongs to the media encoder, which cannot be updated while "
+                    "serving; restart the server with the new weights"
                 )
 
     def _check_replaceable(self, slot: Slot) -> None:
         if not self._holders.get(slot.name):
             raise ConfigError(
-                f"tensor {slot.sources[0]!r} is used in a form that cannot be replaced while it is "
-                "served; restart the server with the new weights"
+                f"tensor {slot.sources[0]!r} is kept in a form that cannot be updated while "
+                "serving; restart the server with the new weights"
             )
 
     def _check_repeated(self, reader: WeightReader, present: Mapping[str, Sequence[int]]) -> None:
-        """Tensors that are tied to another may be sent, but must equal it."""
+        """Accept tensors that are tied to another only if they equal it."""
         for name, first in reader.repeated.items():
             if first not in present:
-                raise ConfigError(f"tensor {name!r} is tied to {first!r} here; send that")
+                raise ConfigError(f"tensor {name!r} is tied to {first!r} in this model; send that")
             if not reader.same(name, first):
-                raise ConfigError(f"tensor {name!r} is tied to {first!r} here, but differs from it")
+                raise ConfigError(f"tensor {name!r} is tied to {first!r}, but differs from it")
 
     def _replace(self, reader: WeightReader, name: str, numbers: Sequence[int]) -> None:
         slot, made = reader.slot(name), dict[Form, Content]()
@@ -360,14 +360,14 @@ class LiveWeights:
 
     @property
     def memory(self) -> list[torch.Tensor]:
-        """All memory of the weights, each piece once."""
+        """All memory of the weights, each region once."""
         found: dict[int, torch.Tensor] = {}
         for holders in self._holders.values():
             for holder in holders:
                 found |= {tensor.data_ptr(): tensor for tensor in holder.tensors}
         return list(found.values())
 
-    def forget(self) -> None:
+    def mark_released(self) -> None:
         """Mark the weights as released: all must be updated before the next step."""
         self.missing = _GONE
 

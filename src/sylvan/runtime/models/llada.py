@@ -1,4 +1,4 @@
-"""LLaDA 1: Llama under names of its own, which fills the whole answer by diffusion."""
+"""LLaDA 1: Llama with other tensor names, which generates the answer by block diffusion."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def parse(raw: Raw) -> ModelConfig:
     Raises:
         ConfigError: a switch is set as in no published checkpoint.
     """
-    for name, usual in _FIXED.items():
-        if raw.get(name, usual) != usual and raw[name]:
-            raise ConfigError(f"config.json: {name} {raw[name]!r}; only {usual!r} is known")
+    for name, default in _FIXED.items():
+        if raw.get(name, default) != default and raw[name]:
+            raise ConfigError(f"config.json: {name} {raw[name]!r}; only {default!r} is known")
     heads = raw.get("n_heads")
     sizes = {
         "hidden_size": raw.get("d_model"),

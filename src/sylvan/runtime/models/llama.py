@@ -2,9 +2,8 @@
 
 Mistral (windows), Qwen2 (bias), Qwen3 (head norm), SDAR and Dream (diffusion), Granite and MiniCPM
 (multipliers), SmolLM3 (layers without positions), Seed-OSS (bias), Helium and ERNIE 4.5
-(interleaved rotary positions),
-OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan (norms of heads come last), MiMo
-(bias).
+(interleaved rotary positions), OLMo (norms without weights), Ministral 3 (scaled queries), Hunyuan
+(head norms after rotation), MiMo (bias).
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def _olmo(raw: dict[str, Any]) -> Switches:
 
 
 def query_scaling(raw: dict[str, Any]) -> QueryScaling | None:
-    """How late queries are scaled (`llama_4_scaling_beta`); None: not at all."""
+    """Scaling of queries at late positions (`llama_4_scaling_beta`); None: none."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     beta, first = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     return QueryScaling(every=first, strength=beta) if beta and first else None
@@ -182,7 +181,7 @@ class Classifier(Decoder):
 
 
 class WeightedReward(Decoder):
-    """Names of a head that weighs rewards (`LlamaForSequenceClassificationWithNormal_Weights`)."""
+    """Names of a weighted reward head (`LlamaForSequenceClassificationWithNormal_Weights`)."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **FUSED,

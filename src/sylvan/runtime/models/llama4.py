@@ -17,7 +17,7 @@ from sylvan.runtime.models.config import (
 )
 from sylvan.runtime.models.decoder import FUSED, Decoder
 from sylvan.runtime.models.moe import experts_are_numbered
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 
 def parse(raw: dict[str, Any]) -> ModelConfig:

@@ -20,8 +20,8 @@ from sylvan.kernels.gating import glu
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.chosen import ChoosesExperts
 from sylvan.runtime.layers.moe import Experts, Router
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models import deepseek
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.decoder import Decoder, Ropes, moe_shape
@@ -46,10 +46,10 @@ def parse(raw: Raw) -> ModelConfig:
     return deepseek.parse(raw | sizes)
 
 
-class ZeroMoE(ChoosesExperts):
+class ZeroMoE(RoutedProjection):
     """Experts, some of which are the identity.
 
-    Every rank adds those; the others may be divided among groups of ranks, which count their rows.
+    Every rank adds the identity experts; the others may be divided among groups of ranks.
     """
 
     load: torch.Tensor | None = None
@@ -64,7 +64,7 @@ class ZeroMoE(ChoosesExperts):
         self.gate = Router(build, every)
         self.experts = Experts(build, shape)
         self._routing, self._ranks = shape.routing, build.mesh.tp
-        if self.experts.spread is not None:
+        if self.experts.expert_ranks is not None:
             self.load = torch.zeros(self._real, dtype=torch.int64, device=build.device)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -74,32 +74,34 @@ class ZeroMoE(ChoosesExperts):
         ids_TK, weights_TK = route(logits_TE, routing)
         idle = ids_TK >= self._real
         returned_TD = x_TD.float() * (weights_TK * idle).sum(-1, keepdim=True)
-        weights, spread = self.experts.weights(), self.experts.spread
-        ids_P = (ids_TK if spread is None else self._held(spread, ids_TK)).flatten()
+        weights, expert_ranks = self.experts.weights(), self.experts.expert_ranks
+        ids_P = (ids_TK if expert_ranks is None else self._held(expert_ranks, ids_TK)).flatten()
         assert isinstance(weights.gate_up, torch.Tensor)
         assert isinstance(weights.down, torch.Tensor)
         x_PD = x_TD[:, None].expand(-1, ids_TK.shape[1], -1).flatten(0, 1)
         inner_PI = glu(self.product(x_PD, weights.gate_up, ids_P), weights.act)
         made_PD = self.product(inner_PI, weights.down, ids_P)  # zeros of those that do nothing
-        if spread is not None:
+        if expert_ranks is not None:
             pairs = torch.arange(len(made_PD), device=made_PD.device)
-            if spread.all_to_all:
+            if expert_ranks.all_to_all:
                 weights_TK, some_TK = weights_TK.masked_fill(idle, 0.0), ids_TK.masked_fill(idle, 0)
-                out_TD = sum_by_owner(spread, some_TK, made_PD, pairs, weights_TK)
+                out_TD = sum_by_owner(expert_ranks, some_TK, made_PD, pairs, weights_TK)
                 return (returned_TD + out_TD.float()).to(x_TD.dtype)
-            made_PD = spread.combine(made_PD, pairs, len(made_PD))
+            made_PD = expert_ranks.combine(made_PD, pairs, len(made_PD))
         made_TKD = made_PD.float().unflatten(0, tuple(ids_TK.shape))
         out_TD = (made_TKD * weights_TK[..., None]).sum(1)
-        if self._ranks.size > 1 and spread is None:  # each has a share of every expert's columns
+        if (
+            self._ranks.size > 1 and expert_ranks is None
+        ):  # each has a share of every expert's columns
             out_TD = ops.all_reduce(out_TD, self._ranks)
         return (returned_TD + out_TD).to(x_TD.dtype)
 
-    def _held(self, spread: ExpertRanks, ids_TK: torch.Tensor) -> torch.Tensor:
+    def _held(self, expert_ranks: ExpertRanks, ids_TK: torch.Tensor) -> torch.Tensor:
         """The expert of this rank that computes each pair, -1: none; counts rows. Shape: (T, K)."""
         idle = ids_TK >= self._real
         assert self.load is not None
         self.load += ids_TK[~idle].bincount(minlength=self._real)
-        return spread.dispatch(ids_TK.masked_fill(idle, 0)).masked_fill(idle, -1)
+        return expert_ranks.dispatch(ids_TK.masked_fill(idle, 0)).masked_fill(idle, -1)
 
 
 class Round(LatentBlock):
@@ -142,7 +144,7 @@ class LongcatFlash(Decoder):
         return (*super().unused, "mtp.", *nothing)
 
     def source_name(self, source: str) -> str:
-        """Map names: rounds are numbered within layers; experts have the usual name of the mlp."""
+        """Map names: a layer numbers its rounds, and names its experts `mlp`."""
         found = _HALVES.match(source)
         if found is None:
             return _of_experts(source)

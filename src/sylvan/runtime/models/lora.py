@@ -82,13 +82,13 @@ class Adapter:
         return max((module.rank for module in self.modules.values()), default=0)
 
 
-def read_adapter(folder: Path, most_bytes: int = _ANY_SIZE, bound: str = "of tensors") -> Adapter:
+def read_adapter(folder: Path, max_bytes: int = _ANY_SIZE, bound: str = "of tensors") -> Adapter:
     """Read the adapter in a directory.
 
     Args:
         folder: The adapter's directory.
-        most_bytes: Maximum size of the tensor file.
-        bound: Name of `most_bytes` in errors.
+        max_bytes: Maximum size of the tensor file.
+        bound: Name of `max_bytes` in errors.
 
     Raises:
         ConfigError: it is missing, too large, of another kind, or has unknown or non-finite
@@ -101,7 +101,7 @@ def read_adapter(folder: Path, most_bytes: int = _ANY_SIZE, bound: str = "of ten
         raise ConfigError(
             f"{str(folder)!r} has no {WEIGHTS}; pickles (adapter_model.bin) are not read"
         )
-    data = read_bounded(path, most_bytes, bound)
+    data = read_bounded(path, max_bytes, bound)
     files = read_safetensors(data, str(path))
     modules: dict[str, LowRank] = {}
     whole: dict[str, torch.Tensor] = {}

@@ -51,8 +51,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         scale = alpha / (math.sqrt(rank) if self.use_rslora else rank)
         if not abs(scale) <= _MAX_SCALE:
             raise ConfigError(
-                f"lora_alpha {alpha:g} of {module!r}: its changes would be multiplied by "
-                f"{scale:g}, which exceeds float32"
+                f"lora_alpha {alpha:g} of {module!r} gives the scale {scale:g}, which exceeds "
+                "float32"
             )
         return scale
 
@@ -71,7 +71,7 @@ def parse_config(data: bytes, where: str) -> AdapterConfig:
     if config.peft_type != "LORA":
         lacking = f"peft_type {config.peft_type}"
     elif config.bias != "none" or config.lora_bias:
-        lacking = "biases that were trained (bias, lora_bias)"
+        lacking = "trained biases (bias, lora_bias)"
     elif config.layer_replication:
         lacking = "layer_replication"
     if lacking:

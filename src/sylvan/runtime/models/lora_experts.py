@@ -68,8 +68,8 @@ def _found(
                     yield f"{stem}.{expert}.{part}", own
             return
     raise ConfigError(
-        f"the adapter changes {name!r} as a stack of matrices of {[len(up), down.shape[1]]}, and "
-        "the checkpoint has no such experts one by one"
+        f"the adapter changes {name!r} as a stack of matrices of {[len(up), down.shape[1]]}, but "
+        "the checkpoint has no separate tensors of such experts"
     )
 
 

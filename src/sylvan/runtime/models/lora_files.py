@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from sylvan.protocol.errors import ConfigError
 
 
-def read_bounded(path: Path, most_bytes: int, bound: str) -> NDArray[np.uint8]:
+def read_bounded(path: Path, max_bytes: int, bound: str) -> NDArray[np.uint8]:
     """Read a regular file; never block on anything else, such as a pipe.
 
-    Reads instead of mapping: a file truncated meanwhile is short then, and raises no SIGBUS.
+    Reads instead of mapping, so a file that is truncated meanwhile cannot cause SIGBUS.
 
     Args:
         path: The file.
-        most_bytes: Maximum size.
-        bound: Name of `most_bytes` in errors.
+        max_bytes: Maximum size.
+        bound: Name of `max_bytes` in errors.
 
     Raises:
         ConfigError: the file is missing, not regular, or too large.
@@ -32,9 +32,9 @@ def read_bounded(path: Path, most_bytes: int, bound: str) -> NDArray[np.uint8]:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"cannot read {str(path)!r}: it is not a regular file")
-            if found.st_size > most_bytes:
+            if found.st_size > max_bytes:
                 raise ConfigError(
-                    f"{str(path)!r} has {found.st_size:,} bytes; at most {most_bytes:,} are read "
+                    f"{str(path)!r} has {found.st_size:,} bytes; at most {max_bytes:,} are read "
                     f"({bound})"
                 )
             with os.fdopen(fd, "rb", closefd=False) as file:

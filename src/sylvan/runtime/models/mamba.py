@@ -98,7 +98,7 @@ def _pure(raw: Raw) -> Raw:
     layers = raw.get("num_hidden_layers")
     act = raw.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
-        raise ConfigError(f"config.json: state-space layers with hidden_act {act!r} are not known")
+        raise ConfigError(f"config.json: hidden_act {act!r} of state-space layers is not supported")
     if not isinstance(layers, int):
         raise ConfigError("config.json: num_hidden_layers is missing")
     return (

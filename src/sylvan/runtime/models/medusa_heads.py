@@ -25,7 +25,7 @@ from sylvan.runtime.models.pickled import read_tensors
 
 PICKLED = "medusa_lm_head.pt"
 """The authors' file, written by torch.save."""
-MOST_HEADS, MOST_BLOCKS = 64, 16
+MAX_HEADS, MAX_BLOCKS = 64, 16
 
 
 class MedusaHead(nn.Module):
@@ -64,8 +64,8 @@ class MedusaHeads:
         self._path, self._model, self._dtype = path, model, dtype
         raw = read_config(path)
         self._tensors = _by_plain_name(path, load_format)
-        count = self._number(raw, ("medusa_num_heads", "num_heads"), MOST_HEADS)
-        depth = self._number(raw, ("medusa_num_layers", "num_hidden_layers"), MOST_BLOCKS)
+        count = self._number(raw, ("medusa_num_heads", "num_heads"), MAX_HEADS)
+        depth = self._number(raw, ("medusa_num_layers", "num_hidden_layers"), MAX_BLOCKS)
         theirs = "0.0.linear.weight" in self._tensors
         if not theirs and "blocks.0.layers.0.weight" not in self._tensors:
             raise self._error("it has no Medusa heads ('0.0.linear.weight' is missing)")

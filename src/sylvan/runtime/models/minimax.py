@@ -51,7 +51,9 @@ def parse(raw: Raw) -> ModelConfig:
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise ConfigError("config.json: layer_types must have an entry for each layer")
     if raw.get("postnorm") is False or raw.get("shared_intermediate_size"):
-        raise ConfigError("config.json: a MiniMax with other residuals, or with shared experts")
+        raise ConfigError(
+            "config.json: postnorm must be true and shared_intermediate_size 0 in a MiniMax"
+        )
     fields = common_fields(raw)
     rope, rotary_dim = fields["rope"], raw.get("rotary_dim")
     if rotary_dim and rope.partial_rotary_factor == 1.0:
@@ -104,7 +106,7 @@ class LightningAttention(Recurrent):
         return self.out_proj(self.output_gate(x_TD).sigmoid() * normed)
 
     def _traced(self, x: TracedTensor) -> TracedTensor:
-        """A state space whose time steps are 1: values go in by keys, and come out by queries."""
+        """As a state-space scan without time steps: B are keys, C queries, inputs the values."""
         joined, tracer = ops.activation(self.joined(x), "silu"), recurrent(x)
         (size, _), heads = self.state_shapes[self._part][1:], self._heads
         order = [

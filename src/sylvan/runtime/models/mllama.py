@@ -27,7 +27,7 @@ from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.decoder import FUSED, Decoder, PreNorm, Ropes, make_mlp, make_norm
 from sylvan.runtime.models.multimodal import placeholders
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 _EXTRA_ROWS = 8  # additional embeddings, for tokens that are never generated
 _CROSS = (3, 8, 13, 18, 23, 28, 33, 38)

@@ -38,7 +38,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def experts_are_numbered(raw: Raw) -> bool:
-    """Whether a checkpoint is a view of a GGUF file: experts one by one, with plain names."""
+    """Whether a checkpoint is a view of a GGUF file, which has a tensor per expert matrix."""
     made = raw.get("sylvan")
     return isinstance(made, dict) and made.get("experts") == "numbered"
 
@@ -116,7 +116,7 @@ def _sdar(raw: Raw) -> Raw:
 
 
 def _llada(raw: Raw) -> Raw:
-    """LLaDA-MoE, which fills the whole answer by diffusion."""
+    """LLaDA-MoE, which generates the answer by block diffusion."""
     for name in ("shared_expert_intermediate_size", "moe_router_enable_expert_bias"):
         if raw.get(name):
             raise ConfigError(f"config.json: {name} {raw[name]!r}, as in no published checkpoint")

@@ -1,6 +1,6 @@
-"""Multimodal models: the text part belongs to a family that serves text alone.
+"""Multimodal models whose text part is a native family.
 
-The encoder part belongs to a capability (`features.multimodal`).
+The encoder belongs to a capability (`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, NotNative, architecture_of
 from sylvan.runtime.models.decoder import Decoder
 from sylvan.runtime.models.registry import load_family
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 
 Raw = dict[str, Any]
 
@@ -75,7 +75,7 @@ _SAID: Mapping[str, Raw] = MappingProxyType(
 """Fields that config.json may omit for one part."""
 
 _SCALED = frozenset({"granite", "granite_docling_text", "hyperclovax"})
-"""Text parts that multiply their inputs by a factor, whether tokens' embeddings or vectors."""
+"""Text parts that scale their inputs, token embeddings and encoder vectors alike."""
 
 _WHOLE = frozenset({"Gemma3ForConditionalGeneration"})
 """Models in which the tokens of an image attend to each other, also to later ones."""
@@ -99,19 +99,19 @@ def parse(raw: Raw) -> ModelConfig:
     text = text_part(raw)
     kind = str(text.get("model_type"))
     if kind not in _TEXTS:
-        raise NotNative(f"texts of type {kind}")
+        raise NotNative(f"a text part of type {kind}")
     if raw.get("has_lora_adapter"):
-        raise NotNative("an adapter that is there for sounds only (has_lora_adapter)")
+        raise NotNative("an adapter for audio only (has_lora_adapter)")
     inner = _TEXTS[kind]
     config = load_family(inner).parse(text | _SAID.get(kind, {}) | {"architectures": [inner]})
     deep = (raw.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
-    most_tokens = _window(config) or config.max_position_embeddings
+    max_tokens = _window(config) or config.max_position_embeddings
     media = ModelMedia(
         architecture=whole,
         token_ids=placeholders(raw),
         edited_layers=tuple(range(len(deep))),
         whole=whole in _WHOLE,
-        prefix=most_tokens if whole in _PREFIX else 0,
+        prefix=max_tokens if whole in _PREFIX else 0,
         vector_scale=config.embed_scale if kind in _SCALED else 1.0,
     )
     if media.whole:
@@ -134,7 +134,7 @@ def placeholders(raw: Raw) -> dict[str, int]:
         if part.get(name) is not None
     }
     if not tokens:
-        raise ConfigError("config.json names no placeholder of images (`image_token_id`)")
+        raise ConfigError("config.json: image_token_id, the placeholder of images, is missing")
     return tokens
 
 
@@ -145,7 +145,7 @@ def _check_windows(raw: Raw, config: ModelConfig) -> None:
 
 
 def _window(config: ModelConfig) -> int:
-    """The smallest window of its layers; 0: they have none."""
+    """The smallest window of its layers; 0 if no layer has one."""
     return min((window for window in config.layer_windows if window is not None), default=0)
 
 

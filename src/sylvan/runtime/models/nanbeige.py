@@ -1,6 +1,6 @@
-"""Nanbeige: Llama; from 4.2 on, all layers run several times, each time with KV of their own.
+"""Nanbeige: Llama; from 4.2 on, all layers run several times, and each pass has its own KV.
 
-The final norm also stands between two passes (`skip_loop_final_norm`).
+The final norm is also applied between passes (`skip_loop_final_norm`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNKNOWN = (
     *("insert_ngram_layer_idx", "emb_neighbor_num"),
 )
 """Switches that no published checkpoint sets."""
-_MOST_PASSES = 64
+_MAX_PASSES = 64
 
 
 def parse(raw: Raw) -> ModelConfig:
@@ -49,8 +49,8 @@ def passes_of(raw: Raw) -> int:
     """How often all layers run."""
     weights = raw.get("loop_loss_weights")
     count = len(weights) + 1 if isinstance(weights, list) and weights else raw.get("num_loops", 1)
-    if not isinstance(count, int) or not 1 <= count <= _MOST_PASSES:
-        raise ConfigError(f"config.json: num_loops must be in 1..{_MOST_PASSES}, it is {count!r}")
+    if not isinstance(count, int) or not 1 <= count <= _MAX_PASSES:
+        raise ConfigError(f"config.json: num_loops must be in 1..{_MAX_PASSES}, it is {count!r}")
     return count
 
 
@@ -62,7 +62,7 @@ class Nanbeige(Decoder):
         if build.mesh.stage.count > 1 and passes > 1:
             raise ConfigError(
                 f"parallel.pp={build.mesh.stage.count}: {config.architecture} runs its layers "
-                f"{passes} times, and stages pass rows on only once; leave it at 1"
+                f"{passes} times, which pipeline stages do not support; use parallel.pp=1"
             )
         self._first: list[PreNorm] = []
         self._each = config.num_hidden_layers // passes

@@ -73,7 +73,9 @@ def blocks_of(raw: Raw) -> tuple[_Block, ...]:
     if found is None:
         groups = raw.get("num_key_value_heads_per_layer")
         if not isinstance(groups, list) or not all(isinstance(g, int) and g > 0 for g in groups):
-            raise ConfigError("config.json: it has neither block_configs nor key heads by layer")
+            raise ConfigError(
+                "config.json: block_configs or num_key_value_heads_per_layer is needed"
+            )
         found = [{"attention": {"n_heads_in_group": heads // g}} for g in groups]
     try:
         blocks = msgspec.convert(found, tuple[_Block, ...])
@@ -84,9 +86,9 @@ def blocks_of(raw: Raw) -> tuple[_Block, ...]:
     for block in blocks:
         size = block.attention.n_heads_in_group
         if block.attends and (not size or size < 1 or heads % size):
-            raise ConfigError(f"config.json: n_heads_in_group {size!r} does not divide {heads}")
+            raise ConfigError(f"config.json: n_heads_in_group {size!r} must divide {heads} heads")
         if block.attention.num_sink_tokens or block.attention.window_length:
-            raise NotNative("blocks with a window of their own")
+            raise NotNative("windows that differ between blocks")
     return blocks
 
 

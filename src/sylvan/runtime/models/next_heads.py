@@ -4,7 +4,7 @@ DeepSeek V3 and R1, GLM-4.5 and GLM-4.7-Flash, MiMo, Qwen3-Next, ERNIE 4.5: an a
 reads, at position p, the embedding of the token at p + 1 and the model's last vector at p, each
 with its own norm. Families differ in names, and in what the layer shares with the model.
 
-Shapes: T rows, R rows whose logits are wanted, D hidden, V vocabulary.
+Shapes: T rows, R rows that need logits, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NextLayout:
         norm: Norm before the vocabulary matrix; None without one.
         head: Vocabulary matrix; None to use the model's.
         sparse: Whether it has experts like the model.
-        counted: Whether config.json says how many there are (`num_nextn_predict_layers`).
+        counted: Whether config.json has their number (`num_nextn_predict_layers`).
     """
 
     block: str
@@ -159,8 +159,8 @@ class NextHead(nn.Module):
         whole = self.eh_proj.weight
         if not isinstance(whole, torch.Tensor):
             raise ConfigError(
-                f"speculative.algorithm=nextn: {str(model_dir)!r} has {self._layout.joined} "
-                "quantised; that of a checkpoint with plain numbers can be used"
+                f"speculative.algorithm=nextn: {self._layout.joined} is quantised in "
+                f"{str(model_dir)!r}; use a checkpoint in which it is not"
             )
         dim = whole.shape[0]
         self.embed_proj, self.hidden_proj = (
@@ -201,12 +201,12 @@ def with_next_layer(config: ModelConfig) -> ModelConfig:
     layout = FAMILIES.get(config.architecture)
     if layout is None:
         raise ConfigError(
-            f"speculative.algorithm=nextn: layers of {config.architecture} that guess further "
-            f"tokens are not served; those of {', '.join(FAMILIES)} are"
+            f"speculative.algorithm=nextn: multi-token prediction layers of {config.architecture} "
+            f"are not supported; those of {', '.join(FAMILIES)} are"
         )
     if layout.counted and not raw.get("num_nextn_predict_layers"):
         raise ConfigError(
-            "speculative.algorithm=nextn: this model has no layer that guesses further tokens "
+            "speculative.algorithm=nextn: this model has no multi-token prediction layer "
             "(num_nextn_predict_layers in its config.json)"
         )
     last, moe = config.num_hidden_layers, config.moe

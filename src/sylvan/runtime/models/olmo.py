@@ -21,7 +21,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
         raw = raw | {"layer_types": kinds}
     windows = sliding_windows(raw, default_on=False)
     bias = bool(raw.get("attention_bias", False))
-    # EXAONE 4 turns no positions in layers that see everything, if others have a window.
+    # EXAONE 4 has no rotary positions in full-attention layers if others have a window.
     nope = tuple(i for i, window in enumerate(windows) if window is None) if exaone else ()
     fields = {
         "qk_norm": "head" if exaone else "whole",

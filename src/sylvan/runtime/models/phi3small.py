@@ -1,7 +1,6 @@
-"""Phi-3-small: layers that see blocks, a gate of its own, and multipliers that grow with width.
+"""Phi-3-small: block-sparse attention, clamped gelu gates, and muP multipliers.
 
-Queries, key and value of a group lie side by side in the checkpoint, and so do gate and up of each
-column of the mlp.
+The checkpoint interleaves queries, key and value of each group, and gate and up of the mlp.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from sylvan.runtime.models.decoder import Attention, Decoder, PreNorm, Ropes, un
 
 Raw = dict[str, Any]
 
-_ALPHA = 1.702  # of the sigmoid that stands for gelu
-_NEVER = -3e4  # logit of ids that stand for nothing
+_ALPHA = 1.702  # of the sigmoid that approximates gelu
+_NEVER = -3e4  # logit of unused ids
 _STANDING_FOR_NOTHING = (100256, 100258, 100259, 100260, 100264, 100265, *range(100267, 100352))
 
 
@@ -33,10 +32,12 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `Phi3SmallForCausalLM`.
 
     Raises:
-        ConfigError: as `pattern_of`, or an option that no published checkpoint has is set.
+        ConfigError: See `pattern_of`; or an option is set that no published checkpoint has.
     """
     if raw.get("hidden_act", "gegelu") != "gegelu" or raw.get("rope_position_scale", 1.0) != 1.0:
-        raise ConfigError("config.json: a Phi-3-small with another activation or scaled positions")
+        raise ConfigError(
+            "config.json: other activations, or scaled positions, of Phi-3-small are not supported"
+        )
     sizes = {
         "hidden_act": "quick_gelu",
         "intermediate_size": raw.get("ff_intermediate_size"),
@@ -67,19 +68,21 @@ def _scaling(raw: Raw) -> Raw | None:
     if not isinstance(found, dict) or "short_mscale" not in found:
         return found
     if found["short_mscale"] != found.get("long_mscale"):
-        raise ConfigError("config.json: rotary factors that differ between short and long texts")
+        raise ConfigError(
+            "config.json: rotary factors that differ for short and long contexts are not supported"
+        )
     return found | {"attention_factor": found["short_mscale"]}
 
 
 def pattern_of(config: ModelConfig, layer: int, first_head: int = 0) -> BlockPattern | None:
-    """The blocks that a layer sees; None: everything.
+    """The block pattern of a layer; None: full attention.
 
     Raises:
-        ConfigError: sizes of blocks are impossible.
+        ConfigError: Block sizes are impossible.
     """
     raw, found = config.raw, dict[str, int]()
-    for name, usual in (("block_size", 64), ("num_local_blocks", 16), ("vert_stride", 8)):
-        value = raw.get(f"blocksparse_{name}", usual)
+    for name, default in (("block_size", 64), ("num_local_blocks", 16), ("vert_stride", 8)):
+        value = raw.get(f"blocksparse_{name}", default)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"config.json: blocksparse_{name} must be positive, it is {value!r}")
         found[name] = value
@@ -97,7 +100,7 @@ def pattern_of(config: ModelConfig, layer: int, first_head: int = 0) -> BlockPat
 
 
 class BlockAttention(Attention):
-    """Attention to the blocks of its layer."""
+    """Attention with the layer's block pattern."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -121,7 +124,7 @@ class Phi3SmallBlock(PreNorm):
 
 
 class Phi3Small(Decoder):
-    """Maps tensor names, and keeps the head from ids that stand for nothing."""
+    """Maps tensor names, and masks the logits of unused ids."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "qkv_proj": ("query_key_value",),
@@ -144,7 +147,7 @@ class Phi3Small(Decoder):
         return Phi3SmallBlock(config, build, layer, ropes)
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Separate queries from keys and values, and gates from what they open."""
+        """Separate queries, keys and values, and gate and up projections."""
         config = self.config
         if ".query_key_value." in name:
             return ungroup_qkv(tensor, config.num_key_value_heads, config.head_dim)

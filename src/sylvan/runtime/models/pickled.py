@@ -64,13 +64,13 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     except Exception as error:  # the library raises many kinds
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise ConfigError(
-                f"{str(file)!r} is refused: it holds more than tensors, and reading that could run "
-                "code; convert it to safetensors where you trust it"
+                f"{str(file)!r} contains other objects than tensors, and reading them could run "
+                "code; convert it to safetensors if you trust it"
             ) from error
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{str(file)!r} cannot be read as PyTorch weights: {reason}") from error
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ConfigError(f"{str(file)!r} is not a table of tensors by name")
+        raise ConfigError(f"{str(file)!r} must be a dict of tensors by name")
     return found

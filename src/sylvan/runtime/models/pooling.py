@@ -41,7 +41,7 @@ _NEW_MODES = {"lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 _PLAIN = TokenHeads()
 COLBERT = "HF_ColBERT"
-"""BERT with a matrix for vectors of tokens, as the first programs of ColBERT write it."""
+"""BERT with a projection of token vectors, as the original ColBERT code writes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +51,10 @@ class PoolingSpec:
     Attributes:
         modes: One or several pooling modes, whose vectors are concatenated; `splade` only alone.
         transforms: Applied to the pooled vector float32 (D,), in order.
-        normalize: To unit length at the end, after it was shortened.
-        size: Numbers of the vector.
-        forms: What it makes of a text; the first is the usual one.
-        tokens: How vectors of single tokens are treated.
+        normalize: Whether the vector gets unit length at the end, after truncation.
+        size: Dimension of the vector.
+        forms: Forms of embeddings that the model can compute; the first is the default.
+        tokens: How vectors of single tokens are computed.
     """
 
     modes: tuple[Mode, ...]
@@ -66,11 +66,11 @@ class PoolingSpec:
 
     @property
     def reads_all(self) -> bool:
-        """Whether pooling reads the vectors of all tokens, so that none may come from the cache."""
+        """Whether pooling needs the vectors of all tokens, so cached prefixes cannot be used."""
         return self.modes != ("last",)
 
     @property
-    def reads_words(self) -> bool:
+    def pools_logits(self) -> bool:
         """Whether logits over the vocabulary are pooled instead of hidden vectors (SPLADE).
 
         They are log(1 + relu(logit)), maximised over the text (arXiv:2109.10086).
@@ -107,7 +107,7 @@ def read_pooling(model_dir: Path, config: ModelConfig, override: PoolingOverride
     if override.mode is not None:
         spec = replace(spec, modes=(_mode(override.mode),))
     normalize = spec.normalize if override.normalize is None else override.normalize
-    if spec.reads_words:
+    if spec.pools_logits:
         wanted = bool(override.normalize)
         return PoolingSpec(modes=spec.modes, normalize=wanted, size=config.vocab_size)
     vector = torch.zeros(config.hidden_size * len(spec.modes))
@@ -125,7 +125,7 @@ def read_pooling(model_dir: Path, config: ModelConfig, override: PoolingOverride
 
 
 def _of_family(model_dir: Path, config: ModelConfig) -> PoolingSpec | None:
-    """How a family pools whose checkpoints do not say it; None: as usual."""
+    """Pooling of families whose checkpoints do not configure it; None: the default."""
     if retrieval.is_retriever(config):
         return PoolingSpec(modes=("last",), transforms=(retrieval.projection(model_dir),))
     if config.architecture.startswith("Siglip"):
@@ -177,7 +177,7 @@ def _class_mode(config: ModelConfig, override: PoolingOverride) -> Mode:
 
 def _mode(name: str) -> Mode:
     if name not in get_args(Mode):
-        raise ConfigError(f"unknown pooling {name!r}; there is {', '.join(get_args(Mode))}")
+        raise ConfigError(f"unknown pooling {name!r}; expected {', '.join(get_args(Mode))}")
     return cast("Mode", name)
 
 
@@ -208,7 +208,7 @@ def _inside(model_dir: Path, folder: str) -> Path:
     """A folder of the checkpoint; rejects paths outside of it."""
     made = (model_dir / folder).resolve()
     if not made.is_relative_to(model_dir.resolve()):
-        raise ConfigError(f"modules.json names the folder {folder!r}, outside of the model's own")
+        raise ConfigError(f"modules.json names {folder!r}, which is outside of the model directory")
     return made
 
 
@@ -221,13 +221,13 @@ def _read_modes(raw: dict[str, Any]) -> tuple[Mode, ...]:
         on = [name.removeprefix(prefix) for name in raw if name.startswith(prefix) and raw[name]]
         names = [_OLD_MODES.get(name, name) for name in on]
     if not names:
-        raise ConfigError("the pooling config of modules.json turns no way of pooling on")
+        raise ConfigError("modules.json: the pooling config enables no pooling mode")
     return tuple(_mode(_NEW_MODES.get(name, name)) for name in names)
 
 
 def _read_splade(raw: dict[str, Any]) -> tuple[Mode, ...]:
-    for name, usual in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if raw.get(name, usual) != usual:
+    for name, default in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if raw.get(name, default) != default:
             raise ConfigError(f"modules.json: SpladePooling with {name} {raw[name]!r}")
     return ("splade",)
 
@@ -269,5 +269,5 @@ def _read_json(path: Path, kind: type) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     if not isinstance(found, kind):
-        raise ConfigError(f"{str(path)!r} holds no JSON {kind.__name__}")
+        raise ConfigError(f"{str(path)!r} must be a JSON {kind.__name__}")
     return found

@@ -1,9 +1,7 @@
-"""Models that see in layouts that transformers lacks.
+"""Vision models whose published layouts transformers lacks.
 
-DeepSeek-VL2, InternVL, Kimi-VL, MiniCPM-V and Phi-3-Vision.
-
-Their text parts belong to families that serve text alone; their encoders are in
-`features.multimodal.published`.
+DeepSeek-VL2, InternVL, Kimi-VL, MiniCPM-V and Phi-3-Vision. Text families serve their text parts;
+their encoders are in `features.multimodal.published`.
 """
 
 from __future__ import annotations

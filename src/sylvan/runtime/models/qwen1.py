@@ -1,9 +1,8 @@
 """Qwen 1: Llama with joined projections, biases on queries, keys and values, and half-width mlps.
 
-`intermediate_size` counts the columns of both halves of the mlp. Texts beyond `seq_length` are
-served as the model's card describes: a rotary base that grows in steps (`use_dynamic_ntk`), fixed
-here by the longest text that is served, and queries that grow with the logarithm of the position
-(`use_logn_attn`).
+`intermediate_size` counts the columns of both halves of the mlp. Contexts beyond `seq_length` work
+as the model card describes: a rotary base that grows in steps (`use_dynamic_ntk`), fixed here by
+the context length, and queries scaled by the logarithm of the position (`use_logn_attn`).
 """
 
 from __future__ import annotations

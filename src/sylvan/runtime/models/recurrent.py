@@ -15,7 +15,7 @@ from sylvan.runtime.core.states import StatePool
 from sylvan.runtime.models.config import StatePart
 
 Kind = Literal["conv", "recurrent"]
-Place = tuple[Kind, int, int]
+StateKey = tuple[Kind, int, int]
 """Kind of a state, its layer, and its index among that layer's states."""
 
 
@@ -53,7 +53,7 @@ class ProbeCache(_Cache):
     """Records which states a model has while it runs on a few tokens."""
 
     def __init__(self) -> None:
-        self.places: dict[Place, StatePart] = {}
+        self.states: dict[StateKey, StatePart] = {}
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
         """Return False: these are the first tokens."""
@@ -77,7 +77,7 @@ class ProbeCache(_Cache):
         size = conv_kernel_size or conv_states.shape[-1]
         shape = (*conv_states.shape[1:-1], size)
         exact = conv_states.dtype is torch.float32
-        self.places["conv", layer_idx, state_idx] = StatePart(shape, exact)
+        self.states["conv", layer_idx, state_idx] = StatePart(shape, exact)
         return conv_states
 
     def update_recurrent_state(
@@ -86,7 +86,7 @@ class ProbeCache(_Cache):
         """See `Cache.update_recurrent_state` of transformers."""
         exact = recurrent_states.dtype is torch.float32
         part = StatePart(tuple(recurrent_states.shape[1:]), exact)
-        self.places["recurrent", layer_idx, state_idx] = part
+        self.states["recurrent", layer_idx, state_idx] = part
         return recurrent_states
 
 
@@ -99,11 +99,13 @@ class _Held:
 
 
 class SlotCache(_Cache):
-    """States of some requests: gathered from their slots, and written back by `flush`."""
+    """The states of some requests, gathered from their slots; `flush` writes them back."""
 
-    def __init__(self, pool: StatePool, places: dict[Place, int], slots_B: torch.Tensor) -> None:
-        self._pool, self._places, self._slots_B = pool, places, slots_B
-        self._held: dict[Place, _Held] = {}
+    def __init__(
+        self, pool: StatePool, indices: dict[StateKey, int], slots_B: torch.Tensor
+    ) -> None:
+        self._pool, self._indices, self._slots_B = pool, indices, slots_B
+        self._held: dict[StateKey, _Held] = {}
 
     def flush(self) -> None:
         """Write back all states that were read or updated."""
@@ -139,16 +141,16 @@ class SlotCache(_Cache):
         held.tensor = recurrent_states.to(held.tensor.dtype)
         return recurrent_states
 
-    def _get(self, place: Place) -> _Held:
-        if place not in self._held:
-            index = self._places[place]
-            self._held[place] = _Held(index, self._pool.part(index)[self._slots_B])
-        return self._held[place]
+    def _get(self, key: StateKey) -> _Held:
+        if key not in self._held:
+            index = self._indices[key]
+            self._held[key] = _Held(index, self._pool.part(index)[self._slots_B])
+        return self._held[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of a step that run together: equally many rows each, consecutive.
+    """Consecutive requests of a step that run together, with the same number of rows each.
 
     `save`: slots that receive their states afterwards, one per request, 0 for none.
     """
@@ -159,7 +161,7 @@ class Group:
 
 
 def groups(starts: list[int], saves: tuple[tuple[int, int, int], ...]) -> list[Group]:
-    """Group requests with a single token; run others alone, cut where states are saved.
+    """Group requests with a single token; run others alone, divided where states are saved.
 
     Args:
         starts: First row of each request, and the end of the last.

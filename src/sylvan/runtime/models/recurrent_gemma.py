@@ -71,7 +71,7 @@ class RgLru(Recurrent):
 
     @property
     def layer(self) -> RgLruLayer:
-        """The same for programs."""
+        """`forward` as an op of a traced program."""
         return RgLruLayer(
             part=self._part,
             param=self.recurrent_param,

@@ -1,6 +1,7 @@
-"""Architecture (as in a checkpoint's config.json) -> the module that serves it.
+"""Maps architectures (as in config.json) to the modules that serve them.
 
-Adding a family is one file beside this one and one line in `MODELS`, or an entry point elsewhere.
+To add a family, write a module in this package and add a line to `MODELS`, or register an entry
+point in another package. `choose_path` decides between native code and transformers.
 """
 
 from __future__ import annotations
@@ -253,13 +254,13 @@ MODELS |= {
     f"{stem}{suffix}": _HERE + module
     for stems, module, suffixes in (
         (_ENCODERS, "encoder", ("ForMaskedLM", "ForSequenceClassification", "Model")),
-        (_DECODERS, "vectors", ("ForSequenceClassification", "Model")),
+        (_DECODERS, "pooling_models", ("ForSequenceClassification", "Model")),
         (_MULTIMODAL, "multimodal", ("ForConditionalGeneration",)),
-        (("InternLM2", "Qwen2", "Qwen3"), "vectors", ("ForRewardModel",)),
-        (("Qwen2",), "vectors", ("ForProcessRewardModel",)),
-        (("Cohere", "Cohere2", "EuroBert", "Granite"), "vectors", ("Model",)),
-        (("LlamaBidirectional", "LlamaEmbedding"), "vectors", ("Model",)),
-        (("Llama",), "vectors", ("ForClassification", _WEIGHED)),
+        (("InternLM2", "Qwen2", "Qwen3"), "pooling_models", ("ForRewardModel",)),
+        (("Qwen2",), "pooling_models", ("ForProcessRewardModel",)),
+        (("Cohere", "Cohere2", "EuroBert", "Granite"), "pooling_models", ("Model",)),
+        (("LlamaBidirectional", "LlamaEmbedding"), "pooling_models", ("Model",)),
+        (("Llama",), "pooling_models", ("ForClassification", _WEIGHED)),
         (("Contriever",), "encoder", ("",)),
         (("CLIP",), "clip", ("Model", "TextModel", "TextModelWithProjection")),
         (("Siglip", "Siglip2"), "siglip", ("Model", "TextModel")),
@@ -289,7 +290,7 @@ class Model(Protocol):
         ...
 
     def head(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Logits of chosen rows. Shape: float32 (R, V)."""
+        """Logits of selected rows. Shape: float32 (R, V)."""
         ...
 
 
@@ -303,7 +304,7 @@ class ModelFamily:
 
 @dataclass(frozen=True, slots=True)
 class ServingPath:
-    """How a checkpoint is served (`config.path`), and why."""
+    """How a checkpoint is served (`config.path`: native code or transformers), and why."""
 
     config: ModelConfig
     why: str
@@ -343,7 +344,7 @@ def load_config(model_dir: Path, *, headless: bool = False, trusted: bool = Fals
         trusted: Whether Python files of the checkpoint may run.
 
     Raises:
-        ConfigError: the model is not supported; one sentence.
+        ConfigError: The model is not supported.
     """
     raw = with_image_token(read_config(model_dir), model_dir)
     config = choose_path(raw, model_dir if trusted else None).config
@@ -360,7 +361,7 @@ def choose_path(raw: dict[str, Any], code: Path | None = None) -> ServingPath:
         code: Directory of the checkpoint, if its Python files may run.
 
     Raises:
-        ConfigError: neither serves it; one sentence.
+        ConfigError: Neither supports it.
     """
     architecture = architecture_of(raw)
     lack = "no native file serves it"

@@ -1,9 +1,9 @@
-"""Retrievers of pages that make a vector of each token (arXiv:2407.01449).
+"""Visual document retrievers with a vector per token (late interaction, arXiv:2407.01449).
 
-ColPali, ColQwen2, and ColModernVBERT, whose layers are those of an encoder (arXiv:2510.01149).
+ColPali, ColQwen2, and ColModernVBERT, which is an encoder (arXiv:2510.01149).
 
-A model that sees, without its head; a matrix makes its vectors shorter. Its layers, and the module
-that serves them, are those of the family inside (`vlm_config`).
+A vision model (`vlm_config`) without its LM head, whose family serves the layers; a projection
+reduces the dimension of token vectors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSIDE: Mapping[str, str] = MappingProxyType(
         "qwen2_vl": "Qwen2VLForConditionalGeneration",
     }
 )
-"""Model type inside -> its architecture."""
+"""Model type of `vlm_config` -> its architecture."""
 _PROJECTION = "embedding_proj_layer"
 
 
@@ -41,7 +41,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of a `...ForRetrieval`.
 
     Raises:
-        ConfigError: the model inside is not served.
+        ConfigError: The model in `vlm_config` is not supported.
     """
     inner = raw.get("vlm_config") or {}
     kind = str(inner.get("model_type"))
@@ -54,13 +54,13 @@ def parse(raw: Raw) -> ModelConfig:
         )
     else:
         config = multimodal.parse(inner | {"architectures": [_INSIDE[kind]]})
-        assert config.media is not None, "the model inside sees"
+        assert config.media is not None, "a vision model has media inputs"
         media = msgspec.structs.replace(config.media, architecture=architecture_of(raw))
     return msgspec.structs.replace(config, media=media, head="none", tie_word_embeddings=False)
 
 
 def is_retriever(config: ModelConfig) -> bool:
-    """Whether a config is one of these."""
+    """Whether a config describes one of these retrievers."""
     return config.media is not None and config.media.architecture.endswith("ForRetrieval")
 
 
@@ -78,4 +78,4 @@ def projection(model_dir: Path) -> Transform:
     return lambda x: F.linear(x, weight, bias)
 
 
-MODEL = Decoder  # unused as such: the config names the family whose class is taken
+MODEL = Decoder  # unused: the config names the family whose class is used

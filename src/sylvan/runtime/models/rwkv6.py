@@ -1,9 +1,8 @@
-"""RWKV-5 and RWKV-6: each head keeps a matrix that fades by row (arXiv:2404.05892).
+"""RWKV-5 and RWKV-6: each head keeps a matrix that decays per row (arXiv:2404.05892).
 
-In RWKV-6 the fading, and how much of the row before is mixed in, depend on the row. Names as in the
-checkpoints that come with code for transformers. Like them, the newest token counts with a weight
-of its own; weights are not halved in the last layers (`rescale_every`), as rows are added in
-float32.
+In RWKV-6 decay and token shift depend on the row. Names as in the checkpoints that come with code
+for transformers. As there, the newest token has a separate weight. Weights of the last layers are
+not halved (`rescale_every`), because the residual stream is float32.
 
 Shapes: T rows, D hidden, H heads, N columns of a head.
 """
@@ -40,9 +39,9 @@ from sylvan.runtime.models.rwkv7 import HeadGroupNorm
 
 Raw = dict[str, Any]
 
-_PARTS = 3  # states of a layer: the row before, of both halves, and the matrices
-_NORM_EPS = 1e-5  # of heads, whatever the other norms' is
-_WIDE = 4096  # hidden size of the model whose ranks are twice as large
+_PARTS = 3  # states of a layer: previous rows of both halves, and the matrices
+_NORM_EPS = 1e-5  # of head norms; independent of the model's epsilon
+_WIDE = 4096  # from this hidden size on, low-rank matrices have twice the rank
 _MIXED = ("w", "k", "v", "r", "g")
 
 
@@ -79,15 +78,15 @@ def parse(raw: Raw) -> ModelConfig:
     return make_config(plain_fields(raw) | split_layers(["rwkv"] * layers, parts) | sizes)
 
 
-def _size(raw: Raw, name: str, usual: int | None = None) -> int:
-    value = raw.get(name, usual)
+def _size(raw: Raw, name: str, default: int | None = None) -> int:
+    value = raw.get(name, default)
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"config.json: {name} must be a positive integer, it is {value!r}")
     return value
 
 
 class DecayTimeMix(Recurrent):
-    """The matrices; what stands for attention. Fades by constants: RWKV-5."""
+    """Time mixing, in place of attention, with constant decay: RWKV-5."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -125,11 +124,11 @@ class DecayTimeMix(Recurrent):
         return self.output(self.ln_x(found.flatten(1)).to(x_TD.dtype) * opened)
 
     def shares(self, x_TD: torch.Tensor, change_TD: torch.Tensor) -> dict[str, torch.Tensor]:
-        """How much of the change from the row before each projection reads."""
+        """Token-shift weights of the projections."""
         return {letter: getattr(self, f"time_maa_{letter}") for letter in _MIXED[1:]}
 
     def decay(self, given: Mapping[str, torch.Tensor], x_TD: torch.Tensor) -> torch.Tensor:
-        """Logarithm of how fast matrices fade. Shape: float32 (T, D)."""
+        """Logarithm of the decay. Shape: float32 (T, D)."""
         return self.time_decay.float().expand(len(x_TD), -1)
 
     def _heads(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -137,7 +136,7 @@ class DecayTimeMix(Recurrent):
 
 
 class DynamicTimeMix(DecayTimeMix):
-    """The same with shares and fading that depend on the row: RWKV-6."""
+    """Time mixing whose token shift and decay depend on the row: RWKV-6."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__(config, build, layer)
@@ -224,7 +223,7 @@ class Rwkv6(Decoder):
         return name.removeprefix("rwkv.")
 
     def source_name(self, source: str) -> str:
-        """RWKV-5 says how much of the row itself is read, and in longer words."""
+        """Map names; RWKV-5 stores weights of the row itself, under longer names."""
         if self.config.architecture == "Rwkv6ForCausalLM":
             return source
         for letter, word in zip("kvrg", ("key", "value", "receptance", "gate"), strict=True):
@@ -232,7 +231,7 @@ class Rwkv6(Decoder):
         return source
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Vectors are stored with more dimensions, and small matrices inputs first."""
+        """Flatten vectors, and transpose small matrices, which are stored inputs first."""
         if name.endswith(("_w1", "_w2")):
             return tensor.transpose(-1, -2)
         if ".time_mix_" in name:

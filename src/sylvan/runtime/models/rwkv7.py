@@ -69,8 +69,8 @@ def parse(raw: Raw) -> ModelConfig:
         raise NotNative("layers that attend, or values wider than keys")
     if raw.get("hidden_act", "sqrelu") != "sqrelu" or raw.get("norm_first") is False:
         raise NotNative("another activation, or embeddings without a norm")
-    for name, usual in _RANKS.values():
-        _size(raw, name, usual)
+    for name, default in _RANKS.values():
+        _size(raw, name, default)
     inner = raw.get("intermediate_size")
     parts = ((2, width), False), ((width // columns, columns, columns), True), ((2, width), False)
     sizes = {
@@ -92,8 +92,8 @@ def parse(raw: Raw) -> ModelConfig:
     return make_config(plain_fields(raw) | split_layers(["rwkv"] * layers, parts) | sizes)
 
 
-def _size(raw: Raw, name: str, usual: int | None = None) -> int:
-    value = raw.get(name, usual)
+def _size(raw: Raw, name: str, default: int | None = None) -> int:
+    value = raw.get(name, default)
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"config.json: {name} must be a positive integer, it is {value!r}")
     return value

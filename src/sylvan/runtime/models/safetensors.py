@@ -40,7 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
 """Types by their names in a header."""
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 """Names of types in headers."""
-_AT_HAND = 8  # tensors whose pages stay resident; fewer are converted at a time
+_MAX_RESIDENT = 8  # newest tensors whose pages stay resident; more than are converted at a time
 
 
 class Checkpoint:
@@ -58,7 +58,7 @@ class Checkpoint:
         """
         self.tensors: dict[str, StoredTensor] = {}
         self._regions: dict[Path, tuple[mmap.mmap, int]] = {}  # mapping, and offset of the data
-        self._at_hand: deque[StoredTensor] = deque()
+        self._resident: deque[StoredTensor] = deque()
         for file in weight_files(
             model_dir, SAFETENSORS_INDEX, "model.safetensors", "*.safetensors"
         ):
@@ -77,15 +77,15 @@ class Checkpoint:
             return torch.empty(stored.shape, dtype=stored.dtype)
         region, begin = self._regions[stored.file]
         raw = np.frombuffer(region, np.uint8, stored.stop - stored.start, begin + stored.start)
-        self._at_hand.append(stored)
-        if len(self._at_hand) > _AT_HAND:
-            self._let_go(self._at_hand.popleft())
+        self._resident.append(stored)
+        if len(self._resident) > _MAX_RESIDENT:
+            self._release_tensor(self._resident.popleft())
         flat = torch.from_numpy(raw)
         if raw.ctypes.data % stored.dtype.itemsize:
             flat = flat.clone()
         return flat.view(stored.dtype).view(stored.shape)
 
-    def _let_go(self, stored: StoredTensor) -> None:
+    def _release_tensor(self, stored: StoredTensor) -> None:
         """Release a tensor's whole pages from residency."""
         region, begin = self._regions[stored.file]
         _release(region, begin + stored.start, begin + stored.stop)

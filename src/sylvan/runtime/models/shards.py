@@ -42,7 +42,7 @@ def of_each(splits: Splits) -> Splits:
     return {dim: split for dim, split in splits.items() if dim > _STACK}
 
 
-def picked(splits: Splits) -> IndexSelection | None:
+def expert_selection(splits: Splits) -> IndexSelection | None:
     """Which matrices of a stack this rank holds; None: all."""
     found = splits.get(_STACK)
     return found if isinstance(found, IndexSelection) else None
@@ -86,12 +86,12 @@ def take_quantised(name: str, weight: QuantisedWeight, splits: Splits) -> Quanti
 
 
 def _columns(name: str, weight: QuantisedWeight, split: Split) -> QuantisedWeight:
-    if weight.together == 1:
+    if weight.column_multiple == 1:
         return weight.like([split.take(weight.tensors[0], -1).contiguous(), *weight.tensors[1:]])
     (share,) = split.shares
-    if share.size % weight.together or share.start % weight.together:
+    if share.size % weight.column_multiple or share.start % weight.column_multiple:
         raise ConfigError(
-            f"the quantised {name!r} has inputs in groups of {weight.together}, and a rank would "
-            f"hold {share.size} of {share.whole}; use fewer ranks"
+            f"the quantised {name!r} has inputs in groups of {weight.column_multiple}, and a rank "
+            f"would hold {share.size} of {share.whole}; use fewer ranks"
         )
     return weight.columns(share.start, share.start + share.size)

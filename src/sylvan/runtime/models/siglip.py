@@ -1,8 +1,8 @@
-"""The half of SigLIP and SigLIP 2 that reads texts: their tokens see each other both ways.
+"""Text encoder of SigLIP and SigLIP 2: bidirectional, pooled at the last token.
 
-A text is padded to the length that the model was trained on; padding is read like text, and the
-last token stands for the text (arXiv:2303.15343, arXiv:2502.14786). The half that sees is a
-capability's (`features.multimodal`).
+A text is padded to the length that the model was trained on, and padding is attended to like text
+(arXiv:2303.15343, arXiv:2502.14786). The image encoder belongs to a capability
+(`features.multimodal`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sylvan.protocol.media import APART_TOKEN
 from sylvan.runtime.models.clip import ClipText
 from sylvan.runtime.models.config import ModelConfig, ModelMedia, common_fields, make_config
 from sylvan.runtime.models.safetensors import Checkpoint
-from sylvan.runtime.models.texts import text_part
+from sylvan.runtime.models.text_parts import text_part
 from sylvan.runtime.models.token_heads import Transform
 
 Raw = dict[str, Any]
@@ -65,7 +65,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def text_head(model_dir: Path) -> Transform:
-    """The projection after pooling, into the space that images share."""
+    """The projection after pooling, into the space shared with images."""
     checkpoint = Checkpoint(model_dir)
     named = {
         name.removeprefix("text_model."): name
@@ -86,11 +86,11 @@ def padding_facts(model: ModelConfig) -> dict[str, int]:
 
 
 class SiglipText(ClipText):
-    """CLIP's names, and a head."""
+    """CLIP's tensor names, and a head."""
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Starts of names of tensors that are read elsewhere, or not at all."""
+        """Name prefixes of tensors that are read elsewhere, or not at all."""
         return (*super().unused, f"{_HEAD}.", "logit_bias")
 
 

@@ -1,6 +1,6 @@
-"""Transformers models with our attention: built without weights, probed, and checked.
+"""Builds transformers models without weights, with our attention, then probes and checks them.
 
-Each attention call of such a model reaches `paged_attention`, which stores keys and values in our
+Every attention call of such a model goes to `paged_attention`, which stores keys and values in our
 pages and attends over them.
 
 Shapes: B requests, L tokens of each, T rows of all, N query heads, K key/value heads, H head dim.
@@ -23,7 +23,7 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch, RotaryAttention
 from sylvan.runtime.models.config import StatePart
-from sylvan.runtime.models.recurrent import Place, ProbeCache
+from sylvan.runtime.models.recurrent import ProbeCache, StateKey
 
 NAME = "sylvan_paged"
 """Name under which our attention is registered in transformers."""
@@ -86,9 +86,9 @@ class AttentionStep:
     done: int = 0  # calls of this pass: the same module may be called several times
     width: int = 0  # head width in the pool
     groups: int = 0  # key heads in the pool; layers with fewer repeat them
-    ends_in_windows: bool = False  # only layers with a window heed `ForwardBatch.row_ends`
+    ends_in_windows: bool = False  # only layers with a window apply `ForwardBatch.row_ends`
     hidden: torch.Tensor | None = None  # set: the base model returns just this
-    turn: RotaryCall | None = None  # rotation for the next call
+    rotary: RotaryCall | None = None  # rotation for the next call
     # This pass's cosines, sines and `RotaryCall`, by id of the cosines.
     tables: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = field(
         default_factory=dict
@@ -96,7 +96,7 @@ class AttentionStep:
 
     def begin(self, batch: ForwardBatch | None) -> None:
         """Start a pass over these rows; None ends it."""
-        self.batch, self.done, self.turn = batch, 0, None
+        self.batch, self.done, self.rotary = batch, 0, None
         self.tables.clear()
 
 
@@ -127,7 +127,7 @@ class ProbeResult:
     """
 
     calls: list[AttentionCall]
-    places: Mapping[Place, StatePart]
+    states: Mapping[StateKey, StatePart]
     chosen: Mapping[str, int]
 
 
@@ -154,7 +154,7 @@ def paged_attention(
         k, v = (x.repeat_interleave(step.groups // about[1], 1) for x in (k, v))
     spec = _spec(step, about, scaling, options)
     step.done += 1
-    if step.turn is None:
+    if step.rotary is None:
         out_TNH = step.batch.attention.run(spec, q, k, v, step.batch)
     else:
         out_TNH = _rotated(step, spec, (q, k, v), (query, key))
@@ -170,13 +170,13 @@ def _rotated(
     given: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Attention over queries and keys that are not rotated yet."""
-    turn, step.turn = step.turn, None
-    assert turn is not None
+    call, step.rotary = step.rotary, None
+    assert call is not None
     assert step.batch is not None
-    if turn.query is not given[0] or turn.key is not given[1]:
+    if call.query is not given[0] or call.key is not given[1]:
         raise RuntimeError("queries or keys changed between the rotary call and attention")
     attention = cast("RotaryAttention", step.batch.attention)
-    return attention.run_rotated(spec, *heads, step.batch, turn.table_TR)
+    return attention.run_rotated(spec, *heads, step.batch, call.table_TR)
 
 
 def _spec(
@@ -222,7 +222,7 @@ def _check_call(module: nn.Module, mask: torch.Tensor | None, options: dict[str,
         raise ConfigError("its attention is not causal")
     for name in options.keys() - _KNOWN:
         if isinstance(options[name], torch.Tensor):
-            raise ConfigError(f"its attention takes {name!r}, which paged attention does not know")
+            raise ConfigError(f"its attention takes {name!r}, which paged attention lacks")
 
 
 def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionStep]:
@@ -242,7 +242,7 @@ def skeleton(cls: Any, config: Any, dtype: torch.dtype) -> tuple[Any, AttentionS
 
 
 def skeleton_of(model: Any) -> tuple[Any, AttentionStep]:
-    """As `skeleton`, for a model that has its weights."""
+    """`skeleton` for a model that already has its weights."""
     return skeleton(type(model), model.config, torch.bfloat16)
 
 
@@ -262,7 +262,7 @@ def attach(model: Any, names: list[str]) -> AttentionStep:
         if isinstance(part, nn.Module):
             part.forward = _bypass(part.forward, step)
     if not _takes_positions(base) and hasattr(base, "embed_positions"):
-        base.embed_positions.forward = _placed(base.embed_positions.forward, step)
+        base.embed_positions.forward = _with_batch_positions(base.embed_positions.forward, step)
     return step
 
 
@@ -270,7 +270,7 @@ def _takes_positions(base: Any) -> bool:
     return "position_ids" in inspect.signature(type(base).forward).parameters
 
 
-def _placed(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
+def _with_batch_positions(forward: Callable[..., Any], step: AttentionStep) -> Callable[..., Any]:
     """Wrap a position table's forward to use the batch's positions, which models cannot pass."""
 
     def run(*args: Any, position_ids: torch.Tensor | None = None, **kwargs: Any) -> Any:
@@ -333,14 +333,14 @@ def probe(model: Any, step: AttentionStep) -> ProbeResult:
     except UNTRACEABLE as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(f"{type(model).__name__} cannot be traced: {reason}") from None
-    if recurrent and not cache.places:
+    if recurrent and not cache.states:
         raise ConfigError(f"{type(model).__name__} keeps recurrent states in a way of its own")
-    if not step.calls and not cache.places:
+    if not step.calls and not cache.states:
         raise ConfigError(f"{type(model).__name__} computes attention by itself")
     base = called(model)
-    if not (cache.places or _takes_positions(base) or hasattr(base, "embed_positions")):
+    if not (cache.states or _takes_positions(base) or hasattr(base, "embed_positions")):
         raise ConfigError(f"{type(model).__name__} counts positions by itself")
-    return ProbeResult(step.calls, cache.places, chosen)
+    return ProbeResult(step.calls, cache.states, chosen)
 
 
 @contextmanager
@@ -369,7 +369,7 @@ def _noting(name: str, found: dict[str, int]) -> Callable[..., None]:
 
 
 def is_stateful(model: Any) -> bool:
-    """Whether transformers says that the model keeps more than keys and values."""
+    """Whether transformers declares that the model keeps more than keys and values."""
     return bool(getattr(type(model), "_is_stateful", False))
 
 
@@ -382,7 +382,7 @@ def check_layers(text: Any, found: ProbeResult) -> None:
     kinds = getattr(text, "layer_types", None) or ()
     if unknown := set(kinds) - _ATTENDING - _RECURRENT - _MEMORYLESS:
         raise ConfigError(f"it has layers of type {', '.join(sorted(unknown))}")
-    with_state = {layer for _, layer, _ in found.places}
+    with_state = {layer for _, layer, _ in found.states}
     for layer, kind in enumerate(kinds):
         if kind in _RECURRENT and layer not in with_state:
             raise ConfigError(f"its layer {layer}, of type {kind}, keeps its state by itself")

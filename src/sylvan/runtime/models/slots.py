@@ -13,9 +13,9 @@ from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
 from sylvan.runtime.models.shards import (
     Splits,
+    expert_selection,
     of_each,
     of_source,
-    picked,
     splits_of,
     whole_shape,
 )
@@ -71,7 +71,7 @@ def slots(model: nn.Module) -> Iterator[Slot]:
         by_expert = isinstance(module, Experts) and not getattr(model, "stacked", False)
         if by_expert:
             names = fused.get(attribute, (attribute,))
-            own = picked(splits)
+            own = expert_selection(splits)
             here = range(len(parameter)) if own is None else own.numbers
             others = () if own is None else sorted({*range(own.whole)} - {*here})
             sources, elsewhere = (

@@ -1,6 +1,6 @@
-"""Spark X2.5: Llama with gates by head, and windows whose layers have positions of their own.
+"""Spark X2.5: Llama with a gate per head, and other rotary positions in window layers.
 
-Source: the modelling file that comes with its checkpoints, whose names of tensors these are.
+Source and tensor names: the modelling file in its checkpoints.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `Spark2_5ForCausalLM`.
 
     Raises:
-        ConfigError: gates have an activation that no published checkpoint has.
+        ConfigError: Gates have an activation that no published checkpoint has.
     """
     if raw.get("gate_attn_act_mode", "sigmoid") != "sigmoid":
         raise ConfigError("config.json: gate_attn_act_mode must be 'sigmoid'")
     if raw.get("attention_bias") and raw.get("headwise_attn_output_gate", True):
-        raise ConfigError("config.json: attention_bias with gates, as in no published checkpoint")
+        raise ConfigError("config.json: attention_bias must be false with gated attention")
     layers = raw.get("num_hidden_layers") or 0
     kinds = raw.get("layer_types") or [_NEAR if (i + 1) % 4 else _FULL for i in range(layers)]
     sizes = {

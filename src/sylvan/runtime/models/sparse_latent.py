@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and GLM-5: DeepSeek V3 with sparse attention, whose tokens an indexer selects.
+"""DeepSeek V3.2 and GLM-5: DeepSeek V3 with sparse attention to tokens that an indexer selects.
 
 In GLM-5 some layers reuse the selection of the previous layer (`indexer_types`).
 """
@@ -28,7 +28,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `DeepseekV32ForCausalLM` and `GlmMoeDsaForCausalLM`.
 
     Raises:
-        ConfigError: as DeepSeek V3, or the index is impossible.
+        ConfigError: See `deepseek`; or sizes of the indexer are impossible.
     """
     config = deepseek.parse(raw)
     for name in ("index_n_heads", "index_head_dim", "index_topk"):
@@ -36,14 +36,16 @@ def parse(raw: Raw) -> ModelConfig:
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"config.json: {name} must be a positive integer, it is {value!r}")
     if config.latent is None or config.latent.index < config.latent.rope_dim:
-        raise ConfigError("config.json: index_head_dim must hold the columns that turn")
-    kinds = _choosing(raw, config.num_hidden_layers)
+        raise ConfigError("config.json: index_head_dim must be at least qk_rope_head_dim")
+    kinds = _has_indexer(raw, config.num_hidden_layers)
     if len(kinds) != config.num_hidden_layers or not kinds[0]:
-        raise ConfigError("config.json: indexer_types must begin with a layer that chooses")
+        raise ConfigError(
+            "config.json: indexer_types must have an entry per layer, the first not 'shared'"
+        )
     return config
 
 
-def _choosing(raw: Raw, layers: int) -> list[bool]:
+def _has_indexer(raw: Raw, layers: int) -> list[bool]:
     """Whether each layer has its own indexer."""
     kinds = raw.get("indexer_types") or ["full"] * layers
     return [kind != "shared" for kind in kinds] if isinstance(kinds, list) else []
@@ -72,7 +74,7 @@ class SparseBlock(LatentBlock):
             top_k=raw.get("index_topk") or 2048,
             interleaved=config.architecture == "GlmMoeDsaForCausalLM",
         )
-        own = _choosing(raw, config.num_hidden_layers)[layer]
+        own = _has_indexer(raw, config.num_hidden_layers)[layer]
         assert isinstance(self.self_attn, SparseLatentAttention)
         self.self_attn.index_by(build, config.hidden_size, shape, own=own)
 

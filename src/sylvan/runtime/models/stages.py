@@ -1,4 +1,4 @@
-"""Cuts a model into pipeline stages, each with some of its layers."""
+"""Divides a model into pipeline stages, each with some of its layers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class AbsentLayer(nn.Module):
 
 
 def check_stages(config: ModelConfig, count: int) -> None:
-    """Reject a model that cannot be divided into this many stages.
+    """Check that a model can be divided into this many stages.
 
     Raises:
-        ConfigError: says why, and how many stages there can be.
+        ConfigError: It cannot; the message says why, and how many stages are possible.
     """
     if count == 1:
         return
@@ -41,14 +41,14 @@ def check_stages(config: ModelConfig, count: int) -> None:
     media = config.media
     reasons = {
         "runs through transformers": config.path != "native",
-        "reads texts both ways": not config.causal,
-        "attends to what an encoder makes": media is not None and media.cross,
-        "adds pictures in several layers": media is not None and bool(media.edited_layers),
+        "has bidirectional attention": not config.causal,
+        "has cross-attention": media is not None and media.cross,
+        "adds image vectors in several layers": media is not None and bool(media.edited_layers),
     }
     why = next((why for why, is_so in reasons.items() if is_so), "")
     if why:
         raise ConfigError(
-            f"{pp}: {config.architecture} {why}, and such models have no pipeline stages; use "
+            f"{pp}: {config.architecture} {why}, which pipeline stages do not support; use "
             "parallel.pp=1"
         )
     layers = config.num_hidden_layers
@@ -62,10 +62,10 @@ def check_stages(config: ModelConfig, count: int) -> None:
 
 
 def num_last_layers(config: ModelConfig, count: int) -> int:
-    """Layers of the last of several stages: few enough to do the work of the others with its head.
+    """Number of layers of the last stage, which also computes the head, to balance the stages.
 
-    More than that, up to an equal share, if a stage would otherwise lack a kind of KV that the
-    model has; 0 if one does even so.
+    More, up to an equal share, if another stage would otherwise lack a kind of KV that the model
+    has; 0 if one lacks it even then.
     """
     layers, kinds = config.num_hidden_layers, [group.window for group in kv_groups(config)]
     head = config.vocab_size * config.hidden_size / max(1, _layer_weights(config))
@@ -83,7 +83,7 @@ def num_last_layers(config: ModelConfig, count: int) -> int:
 
 
 def _layer_weights(config: ModelConfig) -> int:
-    """Weights that a token is multiplied by in a layer, roughly."""
+    """Approximate number of weights that a token is multiplied by in a layer."""
     dim, latent, moe = config.hidden_size, config.latent, config.moe
     keys = 2 * config.kv_dim if latent is None else latent.kept
     inner = config.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared

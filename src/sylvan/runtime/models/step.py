@@ -1,7 +1,7 @@
-"""Step 3.5: Llama with gates by head, more heads where a window is, and many experts.
+"""Step 3.5: Llama with a gate per head, more heads in window layers, and many experts.
 
-Layers with a window have their own number of query heads and their own positions. In the last
-layers the factors of experts are clamped. Names as in published checkpoints.
+Layers with a window have another number of query heads and other positions. The last layers clamp
+the activations of experts. Names as in published checkpoints.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse(raw: Raw) -> ModelConfig:
     layers = raw.get("num_hidden_layers") or 0
     kinds = _each(raw, "layer_types", layers) or [_FULL] * layers
     if not raw.get("use_head_wise_attn_gate", True):
-        raise ConfigError("config.json: a Step 3.5 without gates by head is not known")
+        raise ConfigError("config.json: Step 3.5 without gated heads is not supported")
     sizes = {
         "num_key_value_heads": raw.get("num_attention_groups") or raw.get("num_key_value_heads"),
         "max_position_embeddings": raw.get("max_position_embeddings") or raw.get("max_seq_len"),
@@ -80,7 +80,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _each(raw: Raw, name: str, layers: int) -> list[Any] | None:
-    """A list with an entry for each layer, and perhaps for those that predict further tokens."""
+    """Read a list with an entry per layer; drops entries of multi-token prediction layers."""
     found = raw.get(name)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def _each(raw: Raw, name: str, layers: int) -> list[Any] | None:
 
 
 def _sparse(raw: Raw, layers: int) -> tuple[int, ...]:
-    """Layers with experts: a text of numbers, a list of them, or all from the fourth on."""
+    """Layers with experts: numbers in a string or a list; default: all from the fourth on."""
     given = raw.get("moe_layers_enum")
     if given is None:
         return tuple(range(3, layers))
@@ -103,7 +103,7 @@ def _sparse(raw: Raw, layers: int) -> tuple[int, ...]:
 
 
 def _rope(raw: Raw, kinds: list[Any], kind: str) -> RopeParams | None:
-    """Positions of one kind of layers, which all have the same; None if there are none."""
+    """Rotary positions of one kind of layers, which must be equal; None without such layers."""
     if kind not in kinds:
         return RopeParams() if kind == _FULL else None
     at, found = kinds.index(kind), {"rope_type": "default"}
@@ -122,7 +122,7 @@ def _of_layer(value: T | list[T], layer: int) -> T | None:
 
 
 def _limit(raw: Raw, name: str, layer: int) -> float | None:
-    """The limit of a layer; 0 stands for none."""
+    """The limit of a layer; 0: none."""
     found = _of_layer(raw.get(name) or [], layer)
     return float(found) if isinstance(found, int | float) and found else None
 
@@ -138,7 +138,7 @@ def _of_heads(config: ModelConfig, layer: int) -> ModelConfig:
 
 
 class HeadGateAttention(Attention):
-    """Attention whose heads are gated, each by one number of a row."""
+    """Attention with a gate per head, computed from the row."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__(config, build, layer, ropes)
@@ -148,14 +148,14 @@ class HeadGateAttention(Attention):
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("attention with gates by head")
+            raise Unsupported("attention with a gate per head")
         assert isinstance(x_TD, torch.Tensor)
         out = self.attn(self.qkv_proj(x_TD), batch).unflatten(-1, (self.attn.layer.num_heads, -1))
         return self.o_proj((out * self.g_proj(x_TD).sigmoid()[..., None]).flatten(1))
 
 
 class StepBlock(PreNorm):
-    """As Llama's, each with heads and limits of its own."""
+    """Llama's block, with heads and limits that differ between layers."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         assert config.moe is not None
@@ -188,7 +188,7 @@ class StepDecoder(Decoder):
         return tuple(f"{stem}.mlp.experts.{expert}.{kind}_proj.weight" for expert in numbers)
 
     def source_name(self, source: str) -> str:
-        """Experts lie beside the mlp, and the bias for choosing has a name of its own."""
+        """Map names: experts are stored beside the mlp, the selection bias as `router_bias`."""
         source = source.replace(".mlp.gate.e_score_correction_bias", ".moe.router_bias")
         source = source.replace(".mlp.gate.", ".moe.gate.")
         return source.replace(".mlp.share_expert.", ".share_expert.")

@@ -1,4 +1,4 @@
-"""Tensors as stored in files: helpers shared by the readers of all formats."""
+"""Tensors as stored in files: the interface `WeightFiles`, and locations of tensors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""T5, Flan-T5, mT5 and UMT5: a decoder that attends to the encoding of the prompt.
+"""T5, Flan-T5, mT5 and UMT5: a decoder with cross-attention to the encoded prompt.
 
-Positions are learned numbers that are added to scores by distance; queries are not scaled
+Instead of positions, learned biases are added to scores by distance; queries are not scaled
 (arXiv:1910.10683, section 2.1).
 """
 
@@ -41,7 +41,7 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json.
 
     Raises:
-        ConfigError: it has a switch that is not served.
+        ConfigError: An option is not supported.
     """
     gate, _, act = str(raw.get("feed_forward_proj", "relu")).rpartition("-")
     if gate not in ("", "gated"):

@@ -54,7 +54,7 @@ def read_token_heads(model_dir: Path, dim: int) -> TokenHeads | None:
     if not any(path.is_file() for path in found):
         return None
     if missing := [path.name for path in found if not path.is_file()]:
-        raise ConfigError(f"{str(model_dir)!r} lacks {missing[0]}, which belongs to the other head")
+        raise ConfigError(f"{str(model_dir)!r} lacks {missing[0]}, but has the other BGE-M3 head")
     vectors, weights = (_linear(path, dim) for path in found)
     return TokenHeads(
         transforms=(vectors,), skips_first=True, weights=lambda x: weights(x).relu()[:, 0]
@@ -75,12 +75,12 @@ def step_token(model_dir: Path) -> int:
     for entry in added if isinstance(added, list) else ():
         if entry.get("content") == STEP_TOKEN and isinstance(entry.get("id"), int):
             return entry["id"]
-    raise ConfigError(f"tokenizer.json has no token {STEP_TOKEN}, by which steps of a text end")
+    raise ConfigError(f"tokenizer.json has no token {STEP_TOKEN}, which ends the steps of a text")
 
 
 def _linear(path: Path, dim: int) -> Transform:
     tensors = {name: tensor.float() for name, tensor in read_tensors(path).items()}
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if weight is None or weight.dim() != 2 or weight.shape[1] != dim:
-        raise ConfigError(f"{str(path)!r} holds no matrix over {dim} columns")
+        raise ConfigError(f"{str(path)!r} must hold a matrix with {dim} columns")
     return lambda x: F.linear(x, weight, bias)

@@ -1,7 +1,7 @@
-"""Whisper: a decoder with cross-attention to an encoded sound.
+"""Whisper: a decoder with cross-attention to encoded audio.
 
-The encoder belongs to a capability (`features.multimodal`); the sound is an item of the prompt with
-the placeholder `<|startoftranscript|>`.
+The encoder belongs to a capability (`features.multimodal`); the audio is an item of the prompt,
+with the placeholder `<|startoftranscript|>`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse(raw: dict[str, Any]) -> ModelConfig:
 
 
 class WhisperBlock(nn.Module):
-    """Attention to the text so far, attention to the sound, feed-forward: each after a norm."""
+    """Self-attention, cross-attention to the audio, and feed-forward, with pre-norms."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> None:
         super().__init__()

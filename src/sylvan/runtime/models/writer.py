@@ -71,12 +71,12 @@ def write_quantised(
 ) -> Written:
     """Write `model_dir` to the new directory `out_dir`, its matrices rounded.
 
-    A failed write leaves nothing behind. `load_format` is that of the configuration. `given` has,
-    by the model's names, matrices that are already quantised, and replacements of checkpoint
-    tensors that are still to be quantised.
+    A failed write leaves nothing behind. `load_format` is the setting of that name. `given` has, by
+    the model's names, matrices that are already quantised, and replacements of checkpoint tensors
+    that are still to be quantised.
 
     Raises:
-        ConfigError: `out_dir` exists, or the model cannot be read, or not be quantised like this.
+        ConfigError: `out_dir` exists, or the model cannot be read or quantised like this.
     """
     wanted = format_of(quantization)
     check_new(model_dir, out_dir)
@@ -117,7 +117,7 @@ def _by_stored_name(
             continue
         name = reader.stored_name(source)
         if reader.reorders(source, name):
-            raise ConfigError(f"{name!r} is stored in another order than the model has it")
+            raise ConfigError(f"{name!r} is stored in another order than in the model")
         found[name] = tensor
     return found
 
@@ -129,7 +129,7 @@ def check_new(model_dir: Path, out_dir: Path) -> None:
         ConfigError: `out_dir` exists, or the model is quantised already.
     """
     if out_dir.exists():
-        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
+        raise ConfigError(f"{str(out_dir)!r} exists already; choose another path")
     if stored_format(read_config(model_dir)) is not None:
         raise ConfigError(f"{str(model_dir)!r} is quantised already")
 
@@ -145,7 +145,7 @@ def write_checkpoint(
         ConfigError: `out_dir` exists, or the weights are not finite.
     """
     if out_dir.exists():
-        raise ConfigError(f"{str(out_dir)!r} is there already; nothing is written over it")
+        raise ConfigError(f"{str(out_dir)!r} exists already; choose another path")
     with _new_folder(out_dir) as part:
         _copy_others(model_dir, part)
         shutil.copyfile(model_dir / "config.json", part / "config.json")
@@ -174,8 +174,8 @@ def _bits_by_tensor(model: nn.Module, reader: WeightReader, wanted: Format) -> d
             name = reader.stored_name(source)
             if reader.reorders(source, name):
                 raise ConfigError(
-                    f"{name!r} is stored in another order than linear layers are; such models can "
-                    f"be quantised while loading only (--quantization {wanted.name})"
+                    f"{name!r} is stored in another order than linear layers; quantise this model "
+                    f"while loading instead (--quantization {wanted.name})"
                 )
             found[name] = bits[slot.name]
     return found

@@ -1,7 +1,7 @@
-"""K2 Horizon, and xLLM before it: Llama, with experts that sigmoids choose in larger ones.
+"""K2 Horizon, and xLLM before it: Llama; larger models have experts with sigmoid routing.
 
-If only a part of a head turns, it is the part of the smallest angles of each half: the columns of
-queries and keys are put in another order, which scores do not see.
+If only a part of a head is rotated, it is the columns with the smallest angles of each half. They
+are moved to the front of queries and keys, which does not change scores.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `K2HorizonForCausalLM` and `XllmForCausalLM`.
 
     Raises:
-        ConfigError: it has value experts, or a switch that no other published checkpoint sets.
+        ConfigError: It has value experts (MoVA), or options that belong to them.
     """
     if any(raw.get(name) for name in _VALUES):
-        raise ConfigError("config.json: experts of values (MoVA) are not served")
+        raise ConfigError("config.json: value experts (MoVA) are not supported")
     for name in _UNKNOWN:
         if raw.get(name):
             raise ConfigError(f"config.json: {name} {raw[name]!r} belongs to models with MoVA")
     if (raw.get("layernorm_num_groups") or 1) > 1:
-        raise ConfigError("config.json: norms of several groups (layernorm_num_groups)")
+        raise ConfigError("config.json: layernorm_num_groups must be 1")
     fields = common_fields(raw)
     head, part = fields.get("head_dim") or 1, raw.get("rope_head_dim")
     if isinstance(part, int) and 0 < part < head:
@@ -70,16 +70,16 @@ def _mixture(raw: Raw) -> MoEConfig:
 
 
 class Xllm(Decoder):
-    """Puts the columns that turn first."""
+    """Moves rotated columns to the front of heads."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = FUSED
 
     def source_name(self, source: str) -> str:
-        """The bias that only selects experts is stored as that of the router."""
+        """Map names: the selection bias is stored as the router's bias."""
         return source.replace(".gate.e_score_correction_bias", ".gate.bias")
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Reorder the columns of heads, if only a part of them turns."""
+        """Reorder the columns of heads if only a part of them is rotated."""
         head = self.config.head_dim
         rotary = self.config.rope.rotary_dim(head)
         if rotary == head or not (".q_proj." in name or ".k_proj." in name):

@@ -1,7 +1,7 @@
-"""Zamba: Mamba layers with several heads, and one block of attention that some of them share.
+"""Zamba: multi-head Mamba layers, some of which share one attention block (arXiv:2405.16712).
 
-The shared block reads the stream beside the embeddings; what it finds is added to the input of a
-Mamba layer, not to the stream. Each place where it is used has KV of its own (arXiv:2405.16712).
+The shared block reads the concatenated residual stream and embeddings; its output is added to the
+input of a Mamba layer, not to the residual stream. Each layer that uses it has its own KV.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PARTS = 2  # states of a layer: the convolution's and the scan's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiHeadMambaShape:
-    """A Mamba mixer of `heads` that share nothing but the projections around them."""
+    """A Mamba mixer of `heads` that share only the first and the last projection."""
 
     mamba: MambaShape
     heads: int
@@ -51,7 +51,9 @@ def parse(raw: Raw) -> ModelConfig:
     """
     layers, kinds = raw.get("num_hidden_layers") or 0, _kinds(raw)
     if len(kinds) != layers or "hybrid" not in kinds:
-        raise ConfigError("config.json: layers_block_type must name each layer, some hybrid")
+        raise ConfigError(
+            "config.json: layers_block_type must have an entry per layer, at least one 'hybrid'"
+        )
     heads = raw.get("num_attention_heads") or 1
     size = raw.get("attention_head_dim") or 2 * (raw.get("hidden_size") or 1) // heads
     wide = raw.get("attention_hidden_size")
@@ -59,7 +61,9 @@ def parse(raw: Raw) -> ModelConfig:
         raise ConfigError("config.json: attention_hidden_size must be twice hidden_size")
     shape = _shape(raw)
     if shape.heads < 1 or shape.mamba.inner % shape.heads:
-        raise ConfigError(f"config.json: {shape.heads} Mamba heads of {shape.mamba.inner} channels")
+        raise ConfigError(
+            f"config.json: {shape.heads} Mamba heads must divide {shape.mamba.inner} channels"
+        )
     states = [StatePart(part, exact) for part, exact in shape.mamba.parts]
     fields = common_fields({"hidden_act": "gelu"} | raw | {"head_dim": size}) | {
         "attention_layers": tuple(i for i, kind in enumerate(kinds) if kind == "hybrid"),
@@ -73,7 +77,7 @@ def parse(raw: Raw) -> ModelConfig:
 
 
 def _kinds(raw: Raw) -> list[str]:
-    """`hybrid` or not, of each layer."""
+    """The kind of each layer: `hybrid` or `mamba`."""
     given = raw.get("layers_block_type") or raw.get("layer_types")
     if isinstance(given, list):
         return given
@@ -98,7 +102,7 @@ def _shape(raw: Raw) -> MultiHeadMambaShape:
 
 
 class MultiHeadMamba(Recurrent):
-    """Selective state spaces whose heads have matrices of their own; the same on every rank."""
+    """Mamba with separate matrices per head; the same on every rank."""
 
     scans_only = True
 
@@ -154,7 +158,7 @@ class MambaBlock(nn.Module):
     def forward(
         self, x_TD: torch.Tensor, found_TD: torch.Tensor | None, batch: ForwardBatch
     ) -> torch.Tensor:
-        """The stream after the layer; `found_TD` is read with it. Shape: float32 (T, D)."""
+        """The stream after the layer, whose input is stream + `found_TD`. Shape: float32 (T, D)."""
         given_TD = x_TD if found_TD is None else x_TD + found_TD.float()
         return x_TD + self.mamba(self.input_layernorm(given_TD)[0], batch).float()
 
@@ -172,7 +176,7 @@ class SharedProjections(nn.Module):
 
 
 class SharedBlock(nn.Module):
-    """Attention and mlp over the stream and the embeddings, without residuals."""
+    """The shared block: attention and mlp over stream and embeddings, without residuals."""
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -197,15 +201,15 @@ class SharedBlock(nn.Module):
         attention: PagedAttention,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Shape: (T, D), (T, D) -> (T, D); `attention` has the KV of the place."""
+        """Shape: (T, D), (T, D) -> (T, D); `attention` has the KV of the layer that uses it."""
         both_TC = torch.cat((x_TD, embedded_TD), -1)
         qkv = self.self_attn.qkv_proj(self.input_layernorm(both_TC)[0])
         out_TD = self.self_attn.o_proj(attention(qkv, batch))
         return self.feed_forward(self.pre_ff_layernorm(out_TD)[0])
 
 
-class HybridPlace(nn.Module):
-    """A Mamba layer that also reads what the shared block finds."""
+class ZambaHybridLayer(nn.Module):
+    """A Mamba layer that also reads the output of the shared block."""
 
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         super().__init__()
@@ -225,7 +229,7 @@ class HybridPlace(nn.Module):
 
 
 class Zamba(Decoder):
-    """A decoder of these; the checkpoint stores the shared block with its first place."""
+    """A decoder of these; the checkpoint stores the shared block in the first hybrid layer."""
 
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {**FUSED, "norm": ("final_layernorm",)}
 
@@ -236,12 +240,12 @@ class Zamba(Decoder):
             place.shared_transf = first.shared_transf
 
     @property
-    def _places(self) -> list[HybridPlace]:
-        return [block for block in self.layers if isinstance(block, HybridPlace)]
+    def _places(self) -> list[ZambaHybridLayer]:
+        return [block for block in self.layers if isinstance(block, ZambaHybridLayer)]
 
     def block(self, config: ModelConfig, build: Build, layer: int, ropes: Ropes) -> nn.Module:
         hybrid = layer in (config.attention_layers or ())
-        return (HybridPlace if hybrid else MambaBlock)(config, build, layer)
+        return (ZambaHybridLayer if hybrid else MambaBlock)(config, build, layer)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -250,7 +254,7 @@ class Zamba(Decoder):
         return (*super().unused, *(f"layers.{layer}.shared_transf." for layer in others))
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Channels and their gates take turns in the checkpoint."""
+        """Separate channels from gates, which the checkpoint interleaves."""
         if ".mamba.in_proj." not in name:
             return tensor
         return torch.cat((tensor[::2], tensor[1::2]))
@@ -262,7 +266,7 @@ class Zamba(Decoder):
         assert isinstance(x_TD, torch.Tensor)
         embedded_TD = x_TD = x_TD.float()
         for block in self.layers:
-            if isinstance(block, HybridPlace):
+            if isinstance(block, ZambaHybridLayer):
                 x_TD = block(x_TD, embedded_TD, batch)
             else:
                 x_TD = block(x_TD, None, batch)

@@ -1,4 +1,4 @@
-"""GPUs by torch's own interface, which CUDA, ROCm and XPU share."""
+"""GPUs through torch's device interface, which CUDA, ROCm and XPU share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.utils.garbage import gc_paused
 
 
 class DeviceEvent:
-    """A recorded event."""
+    """Implements `Event`."""
 
     def __init__(self, event: Any) -> None:
         self.raw = event
@@ -67,13 +67,13 @@ class DeviceGraph:
 
 
 class Accelerator:
-    """Implements `Platform` for the process's current device."""
+    """Implements `Platform` for the current device of this process."""
 
     def __init__(self, facts: PlatformFacts) -> None:
-        """Begin to use the device.
+        """Open the device.
 
         Raises:
-            ConfigError: torch cannot.
+            ConfigError: torch cannot use it.
         """
         self.facts = facts
         self._module: Any = getattr(torch, facts.device_type)
@@ -85,7 +85,7 @@ class Accelerator:
         self.device = torch.device(facts.device_type, self._module.current_device())
         self.chip = _chip(self._module, self.device)
         self._stream = DeviceStream(self._module, self.device)
-        # Everything of this thread, loading included, is ordered by the one stream.
+        # One stream orders all work of this thread, including the loading of weights.
         self._module.set_stream(self._stream.raw)
         self._graph_type = getattr(self._module, f"{facts.device_type.upper()}Graph", None)
         self._pool = self._module.graph_pool_handle() if self._graph_type else None
@@ -135,8 +135,8 @@ class Accelerator:
 def _chip(module: Any, device: torch.device) -> str:
     properties = module.get_device_properties(device)
     architecture = getattr(properties, "gcnArchName", "")
-    if architecture.startswith("gfx"):  # of NVIDIA's it is the name of the card
-        return architecture.split(":")[0]  # what follows are its modes
+    if architecture.startswith("gfx"):  # NVIDIA devices have the name of the card there
+        return architecture.split(":")[0]  # without modes, such as xnack
     if hasattr(properties, "major"):
         return f"sm_{properties.major}{properties.minor}"
     return str(properties.name)

@@ -13,14 +13,14 @@ from sylvan.runtime.platform.facts import PlatformFacts
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """A point in the work of a stream."""
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         ...
 
     def wait(self) -> None:
-        """Block until all work given to the stream before this event is done.
+        """Block until all work queued before this event is done.
 
         Raises:
             RuntimeError: the device failed.
@@ -29,47 +29,47 @@ class Event(Protocol):
 
 
 class PlatformStream(Protocol):
-    """Work on the device, in the order given."""
+    """A queue of work on the device, done in order."""
 
     def run(self, work: Callable[[], None]) -> None:
-        """Give work to the device; it is done at the latest when an event after it is waited for.
+        """Queue work; it is done at the latest when a later event has been waited for.
 
-        `work` launches kernels and copies and must neither read a result nor wait for one.
-        Memory that it reads on the host must stay as it is until then.
+        `work` launches kernels and copies; it must not read results or wait for them. Host memory
+        that it reads must not change until it is done.
         """
         ...
 
     def event(self) -> Event:
-        """Mark this place."""
+        """Record an event after all work queued so far."""
         ...
 
     def after(self, event: Event) -> None:
-        """Work given from now on begins once `event`, of another stream, is past; never blocks."""
+        """Make later work of this stream wait for `event` of another stream; never blocks."""
         ...
 
 
 class PlatformGraph(Protocol):
-    """Kernel launches recorded once, over memory that stays where it is."""
+    """Kernel launches that are recorded once; the memory that they use must not move."""
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record what `work` launches; the tensor returned is filled by each replay."""
+        """Record the launches of `work`; each replay fills the returned tensor."""
         ...
 
     def replay(self) -> None:
-        """Launch it all again; inside `PlatformStream.run`."""
+        """Launch the recorded work again; call inside `PlatformStream.run`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the device."""
+    """Memory of a device, in bytes."""
 
     free: int
     total: int
 
 
 class Platform(Protocol):
-    """One device of a kind, in use by this process. `chip`: as compilers call it, like `sm_90`."""
+    """An open device. `chip`: the compilers' name of its architecture, such as `sm_90`."""
 
     facts: PlatformFacts
     device: torch.device
@@ -80,27 +80,27 @@ class Platform(Protocol):
         ...
 
     def peak(self, work: Callable[[], None]) -> int:
-        """Run `work` to completion; return the peak of additional bytes it held."""
+        """Run `work` to completion; return its peak memory use, in bytes."""
         ...
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed host memory that the device reads and writes by itself."""
+        """Allocate zeroed host memory that the device can access (pinned memory)."""
         ...
 
     def stream(self) -> PlatformStream:
-        """The stream that this process's steps run on; one object for all callers."""
+        """The stream on which steps run; the same object for all callers."""
         ...
 
     def side_stream(self) -> PlatformStream:
-        """A new stream, whose work runs beside that of the steps."""
+        """Create a stream whose work runs concurrently with steps."""
         ...
 
     def graph(self) -> PlatformGraph | None:
-        """A new graph, which shares memory with all others; None if there are none."""
+        """Create a graph, which shares memory with all others; None: graphs are not supported."""
         ...
 
     def unsynced(self) -> AbstractContextManager[None]:
-        """While it is entered, a call that waits for the device raises RuntimeError."""
+        """Context in which a call that waits for the device raises RuntimeError; for tests."""
         ...
 
     def trim(self) -> None:

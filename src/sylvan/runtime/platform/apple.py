@@ -1,4 +1,4 @@
-"""Apple GPUs by `torch.mps`, which has one stream, events, and memory shared with the CPU."""
+"""Apple GPUs through `torch.mps`, which has one stream, events, and memory shared with the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.utils.machine import inspect_machine
 
 
 class MpsStream:
-    """The only stream: work is queued by the thread that calls."""
+    """The only stream; the calling thread queues the work."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -30,17 +30,17 @@ class MpsStream:
         return DeviceEvent(event)
 
     def after(self, event: Event) -> None:
-        """In one stream everything given later comes later."""
+        """Do nothing: there is one stream, which keeps the order."""
 
 
 class MpsPlatform:
     """Implements `Platform` for the one GPU of a Mac."""
 
     def __init__(self, facts: PlatformFacts) -> None:
-        """Begin to use the device.
+        """Open the device.
 
         Raises:
-            ConfigError: torch cannot.
+            ConfigError: torch cannot use it.
         """
         if not torch.backends.mps.is_available():
             raise ConfigError(
@@ -54,12 +54,12 @@ class MpsPlatform:
         self._stream = MpsStream(self._module)
 
     def memory(self) -> Memory:
-        """Free part of the working set that Metal recommends, and its size."""
+        """Size of the working set that Metal recommends, and the unused part of it."""
         total = int(self._module.recommended_max_memory())
         return Memory(max(0, total - int(self._module.driver_allocated_memory())), total)
 
     def peak(self, work: Callable[[], None]) -> int:
-        """Growth of the driver's memory by a call; the driver keeps freed memory."""
+        """Growth of the driver's memory during `work`; the driver keeps freed memory."""
         self.trim()
         before = int(self._module.driver_allocated_memory())
         work()
@@ -67,14 +67,14 @@ class MpsPlatform:
         return max(0, int(self._module.driver_allocated_memory()) - before)
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host: the device shares it."""
+        """Allocate host memory, which the device shares."""
         return torch.zeros(size, dtype=dtype)
 
     def stream(self) -> PlatformStream:
         return self._stream
 
     def side_stream(self) -> PlatformStream:
-        """The same: there is one."""
+        """Return the only stream."""
         return self._stream
 
     def graph(self) -> PlatformGraph | None:
@@ -82,7 +82,7 @@ class MpsPlatform:
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """Not available on Metal."""
+        """Do nothing: Metal cannot detect waits."""
         yield
 
     def trim(self) -> None:

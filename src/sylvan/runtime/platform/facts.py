@@ -8,24 +8,24 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlatformFacts:
-    """Facts that hold for every device of a kind.
+    """Properties of every device of a kind.
 
     Attributes:
-        name: What `device` in the configuration calls it.
-        device_type: What torch calls it; ROCm's devices are `cuda` there.
-        attention: Attention backends that may be chosen for it, the preferred one first.
-        runners: Ways to execute a step, the preferred one first.
+        name: Name of the kind in the setting `device`.
+        device_type: torch's device type; `cuda` for ROCm.
+        attention: Attention backends for it, the preferred one first.
+        runners: Step runners for it, the preferred one first.
         dtypes: Types of weights that it computes with at full speed.
-        float8: torch's names of 8-bit floats with 4 exponent bits that kernels read and write, by
-            how the chip's name begins; chips that are not listed have none.
+        float8: Names in torch of the 8-bit floats with 4 exponent bits that kernels read and write,
+            by prefix of the chip's name; other chips have none.
         collective: Backend of `torch.distributed`.
-        streams: Whether work runs beside the CPU.
-        state: What was done with such devices: run, or compiled for only.
-        how: How to get what serving on one needs, in one line.
+        streams: Whether the device works asynchronously to the CPU.
+        state: How Sylvan was tested on such devices: run, or compiled for only.
+        how: Requirements for serving on one, in one line.
         automatic: Whether `device=auto` may choose it.
-        opener: `module:function` that makes the `Platform`; imported when the device is used.
-        lowering: `module:function` that runs step programs on it instead of tensors: from a
-            `ModelPlan` and a model without contents to a `BuiltModel`; empty: it takes tensors.
+        opener: `module:function` that opens the `Platform`; imported when the device is used.
+        lowering: `module:function` that lowers step programs to it, from a `ModelPlan` and a model
+            without weights to a `BuiltModel`; empty: the device computes with tensors.
     """
 
     name: str
@@ -43,22 +43,22 @@ class PlatformFacts:
     lowering: str = ""
 
     def float8_of(self, chip: str) -> str | None:
-        """The 8-bit float of a chip; None: it has none."""
+        """The 8-bit float type of a chip; None: it has none."""
         return next((name for start, name in self.float8 if chip.startswith(start)), None)
 
 
-class Kind(Protocol):
-    """A kind of device. Packages offer their own as entry points of group `sylvan.platforms`."""
+class DeviceKind(Protocol):
+    """A kind of device. Other packages add kinds by entry points of group `sylvan.platforms`."""
 
     facts: PlatformFacts
 
     def problem(self) -> str | None:
-        """Why no device of this kind can be used here, with a remedy; None if one can.
+        """Why no device of this kind can be used here, and what to do; None if one can be used.
 
-        One sentence without a full stop. Must be quick where there is no such device.
+        One sentence without a full stop. Must be fast on machines without such a device.
         """
         ...
 
     def memory(self) -> tuple[int, int] | None:
-        """Free and total bytes of the device, without using it; None: unknown."""
+        """Free and total bytes of the device, without opening it; None: unknown."""
         ...

@@ -1,4 +1,4 @@
-"""Kinds of devices by name: those here, and those of other packages."""
+"""Finds kinds of devices by name, built-in ones and those of other packages, and opens devices."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from typing import Any
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.platform import kinds
-from sylvan.runtime.platform.facts import Kind
+from sylvan.runtime.platform.facts import DeviceKind
 from sylvan.utils import plugins
 
 GROUP = "sylvan.platforms"
 AUTO_ORDER = ("cuda", "rocm")
-"""Kinds of this package that `auto` prefers to a CPU; those of other packages come before them."""
+"""Built-in kinds that `auto` prefers to a CPU, best first; kinds of other packages come before."""
 
 
-def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, Kind]:
+def load_kinds(others: Iterable[EntryPoint] | None = None) -> Mapping[str, DeviceKind]:
     """All kinds by name; `auto` takes the first usable one among those that are `automatic`.
 
     Args:
-        others: Instead of the entry points of installed packages.
+        others: Entry points to use; None: those of installed packages.
 
     Raises:
-        ConfigError: another package's kind cannot be imported, or takes a name of ours.
+        ConfigError: another package's kind cannot be imported, or has the name of a built-in one.
     """
     own = plugins.options(kinds)
     order = [*AUTO_ORDER, *(name for name in own if name not in AUTO_ORDER)]
-    found: dict[str, Kind] = {}
+    found: dict[str, DeviceKind] = {}
     for entry in entry_points(group=GROUP) if others is None else others:
         if entry.name in own:
-            raise ConfigError(f"device {entry.name!r} of {entry.value!r} is a name of Sylvan's own")
+            raise ConfigError(
+                f"the device {entry.name!r} of {entry.value!r} has the name of a built-in one"
+            )
         found[entry.name] = _load(entry)
     return found | {name: plugins.load(kinds, name).KIND for name in order}
 
 
-def _load(entry: EntryPoint) -> Kind:
+def _load(entry: EntryPoint) -> DeviceKind:
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
@@ -46,13 +48,13 @@ def _load(entry: EntryPoint) -> Kind:
         ) from None
 
 
-def open_platform(kind: Kind) -> Any:
-    """Make the device of a kind ready for use.
+def open_platform(kind: DeviceKind) -> Any:
+    """Open the device of a kind.
 
-    Returns: A `Platform`, whose module imports torch.
+    Returns: A `Platform`; its module imports torch.
 
     Raises:
-        ConfigError: it cannot be used here; says why.
+        ConfigError: the device cannot be used here; says why.
     """
     if why := kind.problem():
         raise ConfigError(f"device={kind.facts.name}: {why}")
@@ -62,7 +64,8 @@ def open_platform(kind: Kind) -> Any:
     except (ImportError, RuntimeError) as error:  # jax and jaxlib that do not fit, for one
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"device={kind.facts.name}: what it needs cannot be imported: {why}; reinstall it: "
+            f"device={kind.facts.name}: a package that it needs cannot be imported: {why}; "
+            "reinstall it: "
             f"{kind.facts.how}"
         ) from error
     return getattr(found, function)(kind.facts)

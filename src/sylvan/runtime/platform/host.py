@@ -1,4 +1,4 @@
-"""The CPU as a platform: work is done when it is given, and every event is past."""
+"""The CPU as a platform: work is done at once, so every event has passed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sylvan.utils.machine import inspect_machine
 
 
 class CompletedEvent:
-    """An event of a stream that never lags."""
+    """An event of `InlineStream`, which has always passed."""
 
     def done(self) -> bool:
         return True
@@ -37,7 +37,7 @@ class InlineStream:
 
 
 class HostPlatform:
-    """Implements `Platform` without a device; for tests and small trials of the device path."""
+    """Implements `Platform` without a device, to test and try the device path on a CPU."""
 
     def __init__(self, facts: PlatformFacts) -> None:
         self.facts = facts
@@ -50,7 +50,7 @@ class HostPlatform:
         return Memory(machine.available_bytes, machine.total_bytes)
 
     def peak(self, work: Callable[[], None]) -> int:
-        """The CPU's allocator does not count, so 0."""
+        """Return 0: the CPU's allocator does not count."""
         work()
         return 0
 
@@ -68,7 +68,7 @@ class HostPlatform:
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """Nothing waits here."""
+        """Do nothing: no call waits on a CPU."""
         yield
 
     def trim(self) -> None:

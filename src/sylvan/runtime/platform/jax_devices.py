@@ -1,4 +1,4 @@
-"""Devices of JAX as a platform: memory and names. Step programs compute on them, tensors do not."""
+"""JAX devices as a platform: memory and names. Step programs run on them, torch tensors do not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sylvan.runtime.platform.host import HostPlatform
 
 
 class JaxPlatform(HostPlatform):
-    """Implements `Platform`: tensors are on the host, and a program has devices of its own.
+    """Implements `Platform`: tensors are on the host, and programs use the JAX devices.
 
     Attributes:
-        chip: As JAX calls it, such as `TPU v5e` or `cpu`.
+        chip: JAX's name of the device, such as `TPU v5e` or `cpu`.
     """
 
     def __init__(self, facts: PlatformFacts) -> None:
@@ -31,7 +31,7 @@ class JaxPlatform(HostPlatform):
 
 
 def open_jax(facts: PlatformFacts) -> JaxPlatform:
-    """Open TPUs, or JAX's CPU backend, and have what it compiles kept on disk.
+    """Open TPUs, or JAX's CPU backend, with a compilation cache on disk.
 
     Raises:
         ConfigError: JAX has no such devices, or they are in use.

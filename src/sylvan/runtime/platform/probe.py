@@ -1,4 +1,4 @@
-"""Why a GPU cannot be used: the driver first, then the installed torch; never a stack trace."""
+"""Explains why a device cannot be used: checks the driver first, then the installed packages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ELSE = "or choose device=cpu or auto"
-_DRIVERS = {12: 525, 13: 580}  # oldest NVIDIA driver of each CUDA, from its release notes
+OR_CPU = "or choose device=cpu or auto"
+_DRIVERS = {12: 525, 13: 580}  # oldest NVIDIA driver by CUDA version, from CUDA's release notes
 _NEWEST_CUDA = 13
 _OLDEST_JAX = 0, 8, 0
 _JAX_START_S = 120
 _NVML = "libnvidia-ml.so.1"
-_LEAST_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
+_MIN_CAPABILITY = (8, 0)  # of NVIDIA GPUs that Triton supports (its README)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchBuild:
-    """The installed torch and what it was built for."""
+    """Version of the installed torch, and the devices that it was built for."""
 
     version: str = ""  # empty: there is none
     cuda: str | None = None
@@ -40,7 +40,7 @@ FindCapability = Callable[[], "Capability | None"]
 
 
 def find_build() -> TorchBuild:
-    """Read torch's own file about it; importing torch takes seconds, and is another process's."""
+    """Read torch's version file, because importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return TorchBuild()
@@ -64,7 +64,7 @@ def _driver_problem(root: Path, find: FindBuild) -> str | None:
     if driver is None and not (root / "dev/nvidiactl").exists():
         return (
             "no NVIDIA driver is loaded on this machine; install one, until nvidia-smi lists the "
-            f"GPU, {ELSE}"
+            f"GPU, {OR_CPU}"
         )
     build = find()
     if build.cuda is None:
@@ -74,7 +74,7 @@ def _driver_problem(root: Path, find: FindBuild) -> str | None:
         return (
             f"the NVIDIA driver {driver[1]} is too old for CUDA {build.cuda} of torch "
             f"{build.version}, which needs {least} or newer; update the driver, install a torch "
-            f"for an older CUDA, {ELSE}"
+            f"for an older CUDA, {OR_CPU}"
         )
     return None
 
@@ -82,14 +82,14 @@ def _driver_problem(root: Path, find: FindBuild) -> str | None:
 def _gpu_problem(root: Path, newest: FindCapability) -> str | None:
     if not any(root.glob("dev/nvidia[0-9]*")):
         return (
-            "the NVIDIA driver shows this process no GPU; look at nvidia-smi, and at "
-            f"what its container was given, {ELSE}"
+            "the NVIDIA driver shows this process no GPU; check nvidia-smi, and which devices its "
+            f"container may use, {OR_CPU}"
         )
     capability = newest()
-    if capability is not None and capability < _LEAST_CAPABILITY:
+    if capability is not None and capability < _MIN_CAPABILITY:
         return (
-            f"the GPU has compute capability {_dotted(capability)} and kernels need "
-            f"{_dotted(_LEAST_CAPABILITY)} (Ampere) or newer; use a newer GPU, {ELSE}"
+            f"the GPU has compute capability {_dotted(capability)}, and the kernels need "
+            f"{_dotted(_MIN_CAPABILITY)} (Ampere) or newer; use a newer GPU, {OR_CPU}"
         )
     return None
 
@@ -102,8 +102,8 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
     """Probe ROCm devices."""
     if not (root / "dev/kfd").exists():
         return (
-            "the AMD driver (amdgpu with /dev/kfd) is not loaded on this machine; install ROCm's, "
-            f"until rocminfo lists the GPU, {ELSE}"
+            "the AMD driver (amdgpu with /dev/kfd) is not loaded on this machine; install ROCm's "
+            f"driver, so that rocminfo lists the GPU, {OR_CPU}"
         )
     build = find()
     if build.hip is None:
@@ -111,7 +111,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
     if not any(root.glob("dev/dri/renderD*")):
         return (
             "ROCm shows this process no GPU; look at rocminfo, and at the groups video "
-            f"and render, {ELSE}"
+            f"and render, {OR_CPU}"
         )
     return None
 
@@ -119,7 +119,7 @@ def amd_problem(root: Path, find: FindBuild) -> str | None:
 def intel_problem(root: Path, find: FindBuild) -> str | None:
     """Probe XPU devices."""
     if not any(root.glob("dev/dri/renderD*")):
-        return f"there is no Intel GPU with a driver (/dev/dri) on this machine; install it, {ELSE}"
+        return f"there is no Intel GPU with a driver (/dev/dri) here; install the driver, {OR_CPU}"
     build = find()
     if build.xpu is None:
         return _wrong_build(build, "XPU", "https://pytorch.org/get-started/locally")
@@ -130,33 +130,34 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
     """Probe the GPU of a Mac; the arguments replace this machine in tests."""
     found = system or platform.system(), machine or platform.machine()
     if found != ("Darwin", "arm64"):
-        return f"this machine is not a Mac with Apple silicon ({' '.join(found)}); use one, {ELSE}"
+        return f"this machine is not a Mac with Apple silicon ({' '.join(found)}); use one, {OR_CPU}"
     return None
 
 
 def jax_problem(extra: str, *also: str) -> str | None:
-    """Of JAX's devices: packages that are missing or too old; `also` are needed beside jax.
+    """Probe the packages of JAX devices: jax, and `also`.
 
-    `extra`: of this package, that installs them.
+    `extra`: the extra of Sylvan that installs them.
     """
     for name in ("jax", "jaxlib", *also):
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return f"the package {name} is not installed; pip install 'sylvan[{extra}]', {ELSE}"
+            return f"the package {name} is not installed; pip install 'sylvan[{extra}]', {OR_CPU}"
         if name in ("jax", "jaxlib") and _numbers(version) < _OLDEST_JAX:
             oldest = ".".join(map(str, _OLDEST_JAX))
             return (
                 f"{name} {version} is too old, {oldest} or newer is needed; pip install --upgrade "
-                f"'sylvan[{extra}]', {ELSE}"
+                f"'sylvan[{extra}]', {OR_CPU}"
             )
     return None
 
 
 def tpu_memory() -> tuple[int, int] | None:
-    """Free and total bytes of the first TPU, asked by a process that ends at once. None: unknown.
+    """Free and total bytes of the first TPU; None: unknown.
 
-    A TPU belongs to one process at a time, and this one is not the one that computes.
+    A short-lived process asks, because a TPU belongs to one process at a time, and this process
+    does not compute.
     """
     code = (
         "import jax; s = jax.devices('tpu')[0].memory_stats(); "
@@ -179,15 +180,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _wrong_build(build: TorchBuild, wanted: str, where: str) -> str:
     if not build.version:
-        return f"torch is not installed; install its build for {wanted} ({where}), {ELSE}"
+        return f"torch is not installed; install its build for {wanted} ({where}), {OR_CPU}"
     return (
         f"the installed torch {build.version} was built without {wanted}; install a build with it "
-        f"({where}), {ELSE}"
+        f"({where}), {OR_CPU}"
     )
 
 
 def _driver_version(root: Path) -> tuple[int, str] | None:
-    """Its first number and the whole; None if unknown."""
+    """Major version of the NVIDIA driver, and the whole version; None: unknown."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
@@ -197,9 +198,9 @@ def _driver_version(root: Path) -> tuple[int, str] | None:
 
 
 def nvidia_memory(name: str = _NVML) -> tuple[int, int] | None:
-    """Free and total bytes of the first GPU, asked of the driver's own library (NVML).
+    """Free and total bytes of the first GPU, from the driver's library NVML; None: unknown.
 
-    Unlike asking CUDA this takes no memory of the device. None: unknown.
+    Unlike CUDA, NVML allocates no memory on the device.
     """
     numbers = (ctypes.c_uint64 * 3)()  # total, free, used
     with _nvml(name) as (library, devices):
@@ -210,7 +211,7 @@ def nvidia_memory(name: str = _NVML) -> tuple[int, int] | None:
 
 
 def nvidia_capability(name: str = _NVML) -> Capability | None:
-    """Compute capability of the newest GPU, asked of the same library. None: unknown."""
+    """Compute capability of the newest GPU, from NVML; None: unknown."""
     found: list[Capability] = []
     major, minor = ctypes.c_int(), ctypes.c_int()
     with _nvml(name) as (library, devices):
@@ -223,7 +224,7 @@ def nvidia_capability(name: str = _NVML) -> Capability | None:
 
 @contextmanager
 def _nvml(name: str) -> Iterator[tuple[Any, list[ctypes.c_void_p]]]:
-    """The library and its handles of all GPUs; of none where it does not work."""
+    """Open NVML; return the library, and handles of all GPUs (none if it does not work)."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -249,7 +250,7 @@ def _nvml(name: str) -> Iterator[tuple[Any, list[ctypes.c_void_p]]]:
 
 
 def amd_memory(root: Path) -> tuple[int, int] | None:
-    """Free and total bytes of the first GPU, as its driver says. None: unknown."""
+    """Free and total bytes of the first GPU, from files of its driver; None: unknown."""
     for folder in sorted(root.glob("sys/class/drm/card*/device")):
         total, used = (folder / f"mem_info_vram_{name}" for name in ("total", "used"))
         if total.exists() and used.exists():

@@ -26,7 +26,7 @@ class LatentPool:
         device: torch.device | str = "cpu",
         transfers: Transfers | None = None,
     ) -> None:
-        """Zeroed, because masked keys are still multiplied and 0 * NaN is not 0."""
+        """Allocate zeroed pages: masked keys are still multiplied, and 0 * NaN is not 0."""
         assert shape.num_kv_heads == 1
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
         self.groups: Sequence[PagedBuffer] = []
@@ -41,14 +41,14 @@ class LatentPool:
             self.groups.append(PagedBuffer(memory, shape.page_size, transfers=transfers))
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The values are a view of the keys."""
+        """Return keys, and values that are a view of them."""
         keys = self._layers[index]
         return keys, keys[..., : self._value_dim]
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
-        """The values are part of the keys."""
+        """Store keys; values are part of them."""
         layer = self._layers[index]
         layer.flatten(0, 1)[slots_T.long()] = fitted(k_TKH, layer.dtype)
 

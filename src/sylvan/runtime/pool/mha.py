@@ -67,7 +67,7 @@ class KVShape:
 
 
 def bytes_of(numbers: int, dtype: torch.dtype, scaled: int) -> int:
-    """Bytes of so many keys and values, with a float32 scale for each `scaled` of them; 0: none."""
+    """Bytes of `numbers` elements, with a float32 scale per `scaled` of them; 0: no scales."""
     scales = numbers // scaled if scaled else 0
     size = numbers // 2 if dtype == NIBBLES else numbers * dtype.itemsize
     return size + 4 * scales
@@ -76,11 +76,11 @@ def bytes_of(numbers: int, dtype: torch.dtype, scaled: int) -> int:
 class MHAPool:
     """One tensor (L, 2, P, page_size, K, H) for each group: keys, then values of each layer.
 
-    Layers come first, because the attention kernels of devices find a token by its slot and one
-    step from token to token. So a page lies in 2 L regions; exported, it is the layers one after
-    another, each its keys then its values, token by token.
+    Layers come first, because attention kernels of devices address a token by its slot times one
+    stride. So a page has 2 L regions; an exported page has one layer after another, each with its
+    keys, then its values, token by token.
 
-    Of int8 and int4 a token has its heads, then their scales: see `kernels.paged.pages`.
+    With int8 and int4, a token has its heads, then their scales: see `kernels.paged.pages`.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class MHAPool:
         device: torch.device | str = "cpu",
         transfers: Transfers | None = None,
     ) -> None:
-        """Zeroed, because masked keys are still multiplied and 0 * NaN is not 0.
+        """Allocate zeroed pages: masked keys are still multiplied, and 0 * NaN is not 0.
 
         Raises:
-            ConfigError: heads that cannot be rotated, for int4.
+            ConfigError: int4 does not support this head dimension.
         """
         if dtype == NIBBLES and shape.head_dim not in ROTATED_HEADS:
             sizes = ", ".join(map(str, sorted(ROTATED_HEADS)))
             raise ConfigError(
-                f"cache.dtype=int4: heads of {shape.head_dim} columns, but only those of {sizes} "
-                "can be rotated; choose int8"
+                f"cache.dtype=int4 needs heads of {sizes} columns, and this model has "
+                f"{shape.head_dim}; choose int8"
             )
         self.page_size, self.layer_groups = shape.page_size, shape.layer_groups
         self.groups: Sequence[PagedBuffer] = []
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._tokens: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with their scales
+        self._tokens: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer, with scales
         heads, width = shape.num_kv_heads, shape.head_dim // (2 if dtype == NIBBLES else 1)
         row = heads * (width + (4 if dtype in SCALED else 0))
         for group in shape.kv_groups:
@@ -139,7 +139,7 @@ class MHAPool:
 
 
 def move_rows(tensors: Sequence[torch.Tensor], sources_N: IntArray, targets_N: IntArray) -> None:
-    """Copy rows of tensors (P, page_size, ...) from slots to slots, reading all of them first."""
+    """Copy entries of tensors (P, page_size, ...) between slots; all are read before any write."""
     sources, targets = (torch.from_numpy(x.astype(np.int64)) for x in (sources_N, targets_N))
     for tensor in tensors:
         rows = tensor.flatten(0, 1)

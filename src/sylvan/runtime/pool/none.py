@@ -22,7 +22,7 @@ class NoPool:
 
     @property
     def layers(self) -> Mapping[int, LayerPages]:
-        """Pages for step programs, by layer: none."""
+        """Return no pages."""
         return {}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,12 +22,10 @@ class PagedBuffer:
 
     Args:
         memory_RPW: uint8 (R, P, W): the contiguous bytes of page p in region r. The first
-        dimensions
-            may have any strides; a pool with contiguous pages has one region.
+            dimensions may have any strides; a pool with contiguous pages has one region.
         page_size: Tokens of a page.
         whole_pages: Whether copies of tokens must copy the whole page, because the first tokens of
-        a
-            page are not the first bytes of its regions.
+            a page are not the first bytes of its regions.
         transfers: Runs exports and imports; None: a thread, for host memory.
 
     Checksums are XXH3-64 by the library `xxhash`, which is as fast as a copy; zlib's CRC-32 takes
@@ -121,14 +119,14 @@ class PagedBuffer:
         regions, _, width = self._memory.shape
         host, through = host_bytes(buffer, len(pages), self.page_bytes), self.through
         if not through.suits(host):
-            raise ValueError("host memory is not pinned: take it from host_buffer")
+            raise ValueError("host memory must be pinned; allocate it with host_buffer")
         numbers = through.host_memory(8 * len(pages)).view(np.int64)
         numbers[:] = pages
         return torch.from_numpy(numbers), host.view(len(pages), regions, width)
 
     def _check(self, pages: NDArray[np.integer[Any]]) -> None:
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
-            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
+            raise ValueError(f"pages {pages.tolist()} must be in 0..{self.num_pages - 1}")
 
     @property
     def through(self) -> Transfers:
@@ -138,7 +136,7 @@ class PagedBuffer:
             ValueError: There is none.
         """
         if self._transfers is None:
-            raise ValueError("this pool was made without a way to the host")
+            raise ValueError("this pool cannot transfer pages to the host")
         return self._transfers
 
 
@@ -201,7 +199,7 @@ class JoinedPages:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each part, and its range in the host memory of a page."""
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
-            raise ValueError(f"pages {pages.tolist()}: there are 0..{self.num_pages - 1}")
+            raise ValueError(f"pages {pages.tolist()} must be in 0..{self.num_pages - 1}")
         host_NB = host_bytes(buffer, len(pages), self.page_bytes).view(len(pages), -1)
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         start = 0
@@ -245,14 +243,14 @@ def host_bytes(buffer: NDArray[np.uint8], count: int, page_bytes: int) -> torch.
     """
     needed = count * page_bytes
     if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous:
-        raise ValueError("a host buffer is contiguous and of bytes")
+        raise ValueError("a host buffer must be contiguous and of type uint8")
     if buffer.nbytes < needed:
         raise ValueError(f"{count} pages are {needed} bytes; the buffer has {buffer.nbytes}")
     return _tensor(buffer, needed)
 
 
 def _tensor(buffer: NDArray[np.uint8], num_bytes: int) -> torch.Tensor:
-    """The first bytes of host memory, which may be read-only; does not keep it."""
+    """View the first bytes of host memory, which may be read-only; does not keep it alive."""
     if not num_bytes:
         return torch.empty(0, dtype=torch.uint8)
     at = (ctypes.c_char * num_bytes).from_address(buffer.ctypes.data)

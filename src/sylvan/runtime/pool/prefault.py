@@ -1,7 +1,7 @@
 """Makes KV pages resident while no step runs, before steps write to them.
 
-On first write the system must map and zero memory: for a page of 0.8 MB this takes 0.2 ms, and
-several times as long in a virtual machine that has to ask its host.
+On first write the system must map and zero memory. For a page of 0.8 MB this takes 0.2 ms, and
+several times as long in a virtual machine that must ask its host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sylvan.utils.clock import Clock, monotonic
 AHEAD_BYTES = 128 << 20
 """Bytes per KV group beyond the pages that steps have used."""
 SLICE_BYTES = 2 << 20  # per call: a step that starts meanwhile competes with one slice only
-REST_S = 0.25  # idle time before the thread starts to work
+IDLE_S = 0.25  # idle time before the thread starts to work
 
 Populate = Callable[[int, int], bool]
 
@@ -35,7 +35,7 @@ class PageRegions(Protocol):
         ...
 
 
-class Steps(Protocol):
+class StepListener(Protocol):
     """Notifications of the executor about its steps."""
 
     def begin(self, pages: IntArray) -> None:
@@ -68,16 +68,16 @@ class _Group:
 
 
 class PagePrefaulter:
-    """Implements `Steps`: a thread that makes pages resident, slice by slice.
+    """Implements `StepListener`: a thread that makes pages resident, slice by slice.
 
     Pages are allocated in ascending order until some are reused, so the next ones are those after
-    the highest used page. The thread works when no step has run for `rest_s`, from `start` on, and
+    the highest used page. The thread works when no step has run for `idle_s`, from `start` on, and
     sleeps otherwise.
 
     Args:
         groups: KV groups of the model, in host memory.
         ahead_bytes: Bytes per group to keep resident ahead.
-        rest_s: Idle time before it starts to work.
+        idle_s: Idle time before it starts to work.
         populate: Makes memory (address, bytes) resident; False: unsupported, the thread ends.
     """
 
@@ -85,13 +85,13 @@ class PagePrefaulter:
         self,
         groups: Sequence[PageRegions],
         ahead_bytes: int = AHEAD_BYTES,
-        rest_s: float = REST_S,
+        idle_s: float = IDLE_S,
         populate: Populate = make_resident,
         clock: Clock = monotonic,
     ) -> None:
         self._groups = [_Group(each, ahead_bytes // max(1, each.page_bytes)) for each in groups]
         self._has_bytes = any(each.page_bytes for each in groups)  # False: pages are only counted
-        self._rest_s, self._populate, self._clock = rest_s, populate, clock
+        self._idle_s, self._populate, self._clock = idle_s, populate, clock
         self._running, self._ended_s = False, clock()
         self._released = False
         self._wake, self._over = threading.Event(), threading.Event()
@@ -149,9 +149,9 @@ class PagePrefaulter:
 
     def _advance(self) -> bool:
         """Populate one slice, or wait for idle time; False: there is nothing to do."""
-        rested_s = self._clock() - self._ended_s
-        if self._running or rested_s < self._rest_s:
-            self._over.wait(max(self._rest_s - rested_s, self._rest_s / 4))
+        idled_s = self._clock() - self._ended_s
+        if self._running or idled_s < self._idle_s:
+            self._over.wait(max(self._idle_s - idled_s, self._idle_s / 4))
             return True
         with self._slice:
             if self._released:

@@ -9,17 +9,17 @@ from sylvan.runtime.pool.releasable import ReleasableMemory
 class PrefaultedMemory:
     """Wraps the `ReleasableMemory` of pages, and pauses population while they are released."""
 
-    def __init__(self, occupation: ReleasableMemory, ahead: PagePrefaulter) -> None:
-        self._occupation, self._ahead = occupation, ahead
+    def __init__(self, memory: ReleasableMemory, prefaulter: PagePrefaulter) -> None:
+        self._memory, self._prefaulter = memory, prefaulter
 
     @property
     def num_bytes(self) -> int:
-        return self._occupation.num_bytes
+        return self._memory.num_bytes
 
     def release(self) -> int:
-        self._ahead.release()
-        return self._occupation.release()
+        self._prefaulter.release()
+        return self._memory.release()
 
     def resume(self) -> None:
-        self._occupation.resume()
-        self._ahead.resume()
+        self._memory.resume()
+        self._prefaulter.resume()

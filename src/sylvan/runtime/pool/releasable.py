@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from sylvan.kernels.memory import give_back
+from sylvan.kernels.memory import release_pages
 
 
 class ReleasableMemory(Protocol):
@@ -52,7 +52,7 @@ class TensorMemory:
         freed = 0
         for storage, size in self._sizes:
             if storage.device.type == "cpu":
-                freed += give_back(_bytes(storage, size))
+                freed += release_pages(_bytes(storage, size))
             else:
                 storage.resize_(0)
                 freed += size

@@ -16,8 +16,8 @@ from sylvan.runtime.pool.transfers import HostTransfers
 class StatePages:
     """Implements `PageMemory` for recurrent states in host memory.
 
-    An exported slot has its parts one after another, each in its tensor's layout. There are no
-    checksums here: stores of states have their own.
+    An exported slot has its parts one after another, each in its tensor's layout. Transfers have no
+    checksums, because stores of states compute their own.
 
     Args:
         parts: One contiguous tensor (S, ...) for each part of each layer.
@@ -85,10 +85,10 @@ class StatePages:
         if checked:
             raise ValueError("states are moved without checksums")
         if buffer.dtype != np.uint8 or not buffer.flags.c_contiguous or buffer.nbytes < needed:
-            raise ValueError(f"{len(pages)} states take a contiguous buffer of {needed} bytes")
+            raise ValueError(f"{len(pages)} states need a contiguous buffer of {needed} bytes")
         rows = torch.from_numpy(buffer[:needed].reshape(len(pages), self.page_bytes))
         return torch.from_numpy(pages.astype(np.int64)), rows
 
     def _check(self, pages: IntArray | NDArray[np.int64]) -> None:
         if pages.size and not 0 <= pages.min() <= pages.max() < self.num_pages:
-            raise ValueError(f"slots {pages.tolist()}: there are 0..{self.num_pages - 1}")
+            raise ValueError(f"slots {pages.tolist()} must be in 0..{self.num_pages - 1}")

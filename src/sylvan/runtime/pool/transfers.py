@@ -1,4 +1,4 @@
-"""Runs transfers: in a thread concurrent with steps, or on a separate stream of the device."""
+"""Runs transfers concurrently with steps: in a thread, or on a separate stream of a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Hashing = Callable[[], Checksums]
 
 
 class ChecksumError(RuntimeError):
-    """The bytes differ from those exported."""
+    """The bytes of a page differ from those that were exported."""
 
 
 class Transfers(Protocol):
@@ -36,15 +36,15 @@ class Transfers(Protocol):
         """Begin to copy.
 
         Args:
-            num_bytes: For `Transfer.num_bytes`.
-            work: Copies, or launches a copy.
-            check: Done before; may raise ChecksumError.
-            hashes: Done after, once the bytes are there.
+            num_bytes: Size of the transfer, for `Transfer.num_bytes`.
+            work: Copies the bytes, or launches a copy.
+            check: Called before `work`; raises ChecksumError to fail the transfer.
+            hashes: Computes checksums, after the bytes have arrived.
         """
         ...
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """New host memory."""
+        """Allocate host memory that transfers can use."""
         ...
 
     def suits(self, buffer: torch.Tensor) -> bool:
@@ -55,7 +55,7 @@ class Transfers(Protocol):
 class HostTransfers:
     """Copies within host memory: one thread, which sleeps when idle.
 
-    It is not a kernel thread, so a concurrent step keeps all of its threads.
+    It is not one of the threads that run kernels, so a concurrent step keeps all of its threads.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class HostTransfers:
 class DeviceTransfers:
     """Copies between a device and the host, on a separate stream.
 
-    A copy starts after all work queued on the steps' stream so far, and runs beside later work.
-    Only checksums need a thread, to hash bytes in the background.
+    A copy starts after all work queued on the steps' stream so far, and runs concurrently with
+    later work. Only checksums need a thread, which hashes bytes in the background.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -171,7 +171,7 @@ class StreamTransfer:
     checksums = None
 
     def __init__(self, num_bytes: int, event: Event, work: Work) -> None:
-        """The work was launched; it is kept until done, because it references the copied memory."""
+        """`work` has been launched; it is kept until done, because it references the memory."""
         self.num_bytes = num_bytes
         self.error: str | None = None
         self._running: tuple[Event, Work] | None = event, work

@@ -15,26 +15,27 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 
 class TokenSampler(Protocol):
-    """From logits to tokens. A row never sees another row."""
+    """Samples tokens from logits; each row independently of the others."""
 
     def sample(
         self, logits_RV: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None
     ) -> SampleOutput:
-        """Choose one token for each row; overwrites the logits.
+        """Sample one token for each row; overwrites the logits.
 
-        The order of what changes them is the contract's: penalties and early stops, the masks of
-        grammars, the bias, custom processors, cleaning.
+        All samplers edit logits in the same order: penalties, early stops, grammar masks, bias,
+        custom processors, cleaning.
         """
         ...
 
     def token_logprobs(
         self, logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
     ) -> TokenLogprobs:
-        """Log probability of `token_ids` (P,), the most likely ids, and the ids asked for.
+        """Log probabilities of `token_ids` (P,), of the most likely ids, and of requested ids.
 
         Args:
             logits_PV: float32.
             token_ids: The token of each position.
-            options: Numbers beyond the vocabulary were refused at the edge; here they are cut.
+            options: Requested ids; the server has rejected those beyond the vocabulary, and here
+                they are clamped.
         """
         ...

@@ -25,17 +25,17 @@ class Masks:
     bits: IntArray
 
     def of(self, row: int) -> Masks | None:
-        """The mask of one row as a batch of one; None without a mask."""
+        """The mask of one row as a batch of one; None: the row has no mask."""
         found = np.flatnonzero(self.rows == row)
         return Masks(np.zeros(1, np.int32), self.bits[found]) if len(found) else None
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """Outcome of a sampled row.
+    """Outcome of a sampled row, as decided by constraints.
 
-    `tokens` replaces the sampled id: empty if the row is void, else that id and the forced ids
-    after it. `ended`: they complete the output. An `error` fails the request.
+    `tokens` replaces the sampled id: the id and forced ids after it, or none if the sample is
+    discarded. `ended`: they complete the output. An `error` fails the request.
     """
 
     tokens: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class RowOutcome:
 
 
 class Constraints(Protocol):
-    """The data half of a feature that lives beside the sampler; called by the worker's thread.
+    """Token masks of a capability, and the state behind them; called by the worker's thread.
 
     Each step calls `leave` and `join` for changed requests. Unless `idle`, it then calls `prepare`,
     and one or more times `masks` followed by `advance` with the same batch.
@@ -65,10 +65,10 @@ class Constraints(Protocol):
         ...
 
     def leave(self, slot: int) -> None:
-        """The request in `slot` is gone."""
+        """The request in `slot` has ended."""
         ...
 
-    def bound(self, slot: int) -> bool:
+    def constrains(self, slot: int) -> bool:
         """Whether the outputs of the request in `slot` are constrained."""
         ...
 

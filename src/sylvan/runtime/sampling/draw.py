@@ -1,11 +1,11 @@
-"""Draws one token a row: softmax, top-k, top-p, min-p, then the inverse of the distribution.
+"""Draws one token per row: softmax, top-k, top-p, min-p, then inverse transform sampling.
 
-The definition, row by row and independent of all other rows: probabilities p; ids ordered by
-(logit falling, id rising). top-k keeps the first k. top-p keeps those before which less than top_p
-has been collected; of p itself, or of p renormalised after top-k where min-p is used as well. min-p
-keeps p >= min_p * max(p). With u in [0, 1) from (seed, sample, position), the draw is the first id,
-in id order, at which the kept probabilities sum to more than u times their total. (A GPU orders by
-p: at temperatures of many thousands, different logits have the same there.)
+All samplers implement this definition, for each row independently. Let p be the probabilities, and
+sort ids by descending logit, ties by ascending id. top-k keeps the first k ids. top-p keeps an id
+if the probabilities before it sum to less than top_p; with min-p as well, they are renormalised
+after top-k first. min-p keeps ids with p >= min_p * max(p). Given u in [0, 1) from (seed, sample,
+position), the draw is the first id, in id order, at which the kept probabilities sum to more than u
+times their total. (GPUs sort by p, in which logits may tie at temperatures of many thousands.)
 
 Shapes: R rows, V vocabulary, C candidates.
 """
@@ -22,9 +22,9 @@ from sylvan.runtime.sampling.params import NO_TOP_K, SamplingBatch, SamplingSlot
 from sylvan.runtime.sampling.philox import uniform
 
 CANDIDATES = 1024
-"""Most likely ids that are looked at before a row's whole vocabulary is sorted.
+"""Number of most likely ids that are tried before a row's whole vocabulary is sorted.
 
-A constant: a number that depended on the batch would make rows depend on each other.
+It is constant, because a number that depends on the batch would make rows depend on each other.
 """
 
 
@@ -37,15 +37,15 @@ class Filter:
     min_p: torch.Tensor
 
     def rows(self, chosen: torch.Tensor) -> Filter:
-        """The same for some rows only."""
+        """Select the parameters of some rows."""
         return Filter(self.top_k[chosen], self.top_p[chosen], self.min_p[chosen])
 
 
 def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Token ids int64 (R,) from logits that are final except for temperature."""
+    """Draw token ids, int64 (R,), from logits to which only temperature has not been applied."""
     params, slots = batch.params, batch.slots
     device = logits_RV.device
-    out_R = logits_RV.argmax(-1)  # the first of equals
+    out_R = logits_RV.argmax(-1)  # ties: the lowest id
     random = np.flatnonzero(~params.greedy[slots])
     if not len(random):
         return out_R
@@ -53,7 +53,7 @@ def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     index = torch.from_numpy(random).to(device)
     temperature = torch.from_numpy(params.temperature[mine])[:, None].to(device)
     logits = logits_RV[index]
-    # Less the maximum first: a large logit over a tiny temperature must not overflow.
+    # Subtract the maximum first, because a large logit over a tiny temperature would overflow.
     probs_RV = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, -1)
     u = uniform(params.seed[mine], params.sample[mine], batch.positions[random])
     u_R = torch.from_numpy(u).to(device)
@@ -75,7 +75,7 @@ def draw(logits_RV: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
 
 def filtered(params: SamplingSlots, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which of these slots drop improbable tokens; greedy ones may seem to."""
+    """Whether each of these slots has top-k, top-p or min-p; meaningless for greedy ones."""
     return (
         (params.top_k[slots] < NO_TOP_K) | (params.top_p[slots] < 1.0) | (params.min_p[slots] > 0.0)
     )
@@ -88,7 +88,7 @@ def _invert(probs_RC: torch.Tensor, u_R: torch.Tensor) -> torch.Tensor:
     below = torch.nextafter(total_R, torch.zeros_like(total_R))
     target_R = torch.minimum(u_R * total_R, below)
     place_R = torch.searchsorted(sums_RC, target_R[:, None], right=True)[:, 0]
-    return place_R.clamp_max(probs_RC.shape[1] - 1)  # NaN is found nowhere; the sampler reports it
+    return place_R.clamp_max(probs_RC.shape[1] - 1)  # rows of NaN; the sampler reports them
 
 
 def _draw_filtered(
@@ -111,12 +111,12 @@ def _draw_among(
     filters: Filter,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `size` most likely ids; also return which rows needed no more."""
+    """Draw among the `size` most likely ids; also return in which rows these were enough."""
     x_RC, ids_RC = _ordered(logits_RV, size)
     p_RC = probs_RV.gather(-1, ids_RC)
     kept_RC = _keep(p_RC, filters)
-    # ---- a row is sure if nothing beyond the candidates, nor an equal of the last, is kept, and
-    #      the mass of its first k, where that matters, is that of candidates
+    # ---- a row has enough candidates if neither the last one, nor an id beyond them, is kept, and
+    #      if top-p, where it is a share of the first k ids, finds these among the candidates
     sure = torch.ones(len(p_RC), dtype=torch.bool, device=p_RC.device)
     if size < probs_RV.shape[1]:
         ties = x_RC == x_RC[:, -1:]
@@ -129,7 +129,7 @@ def _draw_among(
 
 
 def _ordered(logits_RV: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `size` largest logits of each row and their ids: logits falling, equals by rising id."""
+    """The `size` largest logits of each row and their ids, descending; ties by ascending id."""
     if size == logits_RV.shape[1]:
         return torch.sort(logits_RV, dim=-1, descending=True, stable=True)
     x_RC, ids_RC = logits_RV.topk(size, -1, sorted=False)

@@ -13,12 +13,13 @@ from sylvan.protocol.requests import LogprobOptions
 def token_logprobs(
     logits_PV: torch.Tensor, token_ids: IntArray, options: LogprobOptions
 ) -> TokenLogprobs:
-    """Log probability of `token_ids` (P,), the most likely ids, and the ids asked for.
+    """Log probabilities of `token_ids` (P,), of the most likely ids, and of requested ids.
 
     Args:
-        logits_PV: float32, already divided by the temperature where that is wanted.
+        logits_PV: float32, divided by the temperature if the log probabilities are to include it.
         token_ids: The token of each position.
-        options: Numbers beyond the vocabulary were refused at the edge; here they are cut.
+        options: Requested ids; the server has rejected those beyond the vocabulary, and here they
+            are clamped.
     """
     logprobs_PV = torch.log_softmax(logits_PV, -1)
     ids = torch.from_numpy(token_ids.astype(np.int64)).to(logits_PV.device)
@@ -40,7 +41,7 @@ def token_logprobs(
 
 
 def _largest(x_PV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest values and their ids, equals by rising id."""
+    """Largest values and their ids; ties by ascending id."""
     values, ids = x_PV.topk(count, -1)
     by_id = ids.argsort(-1)
     values, order = torch.sort(values.gather(-1, by_id), dim=-1, descending=True, stable=True)

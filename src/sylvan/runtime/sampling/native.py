@@ -1,4 +1,4 @@
-"""From the logits of a step to its tokens on the CPU: one native call for all rows."""
+"""Samples all rows of a step on the CPU in one native call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sylvan.runtime.sampling.params import SamplingBatch
 
 
 class NativeSampler:
-    """Implements `TokenSampler` for logits in the CPU's memory. Custom processors need another."""
+    """Implements `TokenSampler` for logits in host memory; runs no custom processors."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

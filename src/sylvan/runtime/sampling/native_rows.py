@@ -1,4 +1,4 @@
-"""Rows of logits to be sampled by native calls, and the results of these calls. No tensors."""
+"""Arguments and results of the native calls that sample rows of logits. No tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sylvan.runtime.sampling.params import SamplingSlots
 
 
 class NativeSamplingRows:
-    """The arguments of native calls that sample rows of one table of parameters."""
+    """Arguments of native sampling calls, which read one table of sampling parameters."""
 
     def __init__(self, params: SamplingSlots, max_rows: int) -> None:
         self.params = params
@@ -27,7 +27,7 @@ class NativeSamplingRows:
         self._masked = False
 
     def ready(self, slots: IntArray) -> None:
-        """Set the pointers of the call for the rows of these slots."""
+        """Prepare the call for rows of these request slots."""
         params = self.params
         if params.counts.matrix is not self._counts:  # it has grown
             self._counts = params.counts.matrix
@@ -43,7 +43,7 @@ class NativeSamplingRows:
             self.call.collect_logprobs(None)
 
     def mask(self, masks: Masks | None) -> None:
-        """Constrain the rows of the call as these say; None: no row."""
+        """Set the token masks of the call; None: no row has one."""
         if masks is not None:
             self.call.mask(masks.rows, masks.bits)
             self._masked = True
@@ -52,7 +52,7 @@ class NativeSamplingRows:
             self._masked = False
 
     def output(self, slots: IntArray, num_failed: int) -> SampleOutput:
-        """The results of the call."""
+        """Return the results of the call."""
         count = len(slots)
         ids = self.call.ids[:count].copy()
         errors: dict[int, str] = {}
@@ -81,7 +81,7 @@ class NativeSamplingRows:
 def logprobs_part(
     found: LogprobRows, rows: slice, token_ids: IntArray, options: LogprobOptions
 ) -> TokenLogprobs:
-    """Select rows of the log probabilities, cut to the width that one request asked for."""
+    """Select rows of the log probabilities, with as many alternatives as one request wants."""
     top = min(options.top, found.top.shape[1])
     return TokenLogprobs(
         token_ids=token_ids[rows],

@@ -1,6 +1,6 @@
-"""Sampling without waiting for the device: every row takes the same path, whatever its parameters.
+"""Sampling without waiting for the device: the same operations for rows of any parameters.
 
-The definition is that of `draw`. Shapes: R rows, V vocabulary, C counts, M masks, E entries.
+`draw` defines the results. Shapes: R rows, V vocabulary, C counts, M masks, E entries.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sylvan.runtime.sampling.params import NO_TOP_K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRowParams:
-    """Parameters of the rows to draw, on the device, each (R,)."""
+    """Sampling parameters of the rows, on the device, each (R,)."""
 
     greedy: torch.Tensor  # bool
     temperature: torch.Tensor  # float32
-    top_k: torch.Tensor  # int32; the vocabulary or more: all
+    top_k: torch.Tensor  # int32; at least the vocabulary size: off
     top_p: torch.Tensor  # float32
     min_p: torch.Tensor  # float32
-    seed: torch.Tensor  # int64; with sample and position the key of a row's random number
+    seed: torch.Tensor  # int64; with sample and position, the key of a row's random number
     sample: torch.Tensor
     position: torch.Tensor
     # float64 in [0, 1): the random number, for backends that cannot generate it
@@ -67,9 +67,9 @@ class DeviceLogitEdits:
 
 
 class DeviceSampling(Protocol):
-    """Kernels that choose tokens. `makes_numbers`: random numbers are made on the device."""
+    """Sampling kernels. `generates_random`: they generate the random numbers themselves."""
 
-    makes_numbers: bool
+    generates_random: bool
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         """Change logits in place."""
@@ -78,9 +78,9 @@ class DeviceSampling(Protocol):
     def draw(
         self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """Ids int32 (R,), -1 where no token is possible; `rows` None: all are greedy.
+        """Draw ids int32 (R,), -1 where no token is valid. `rows` None: all rows are greedy.
 
-        `filtered` False: no row that is not greedy has top-k, top-p or min-p.
+        `filtered` False: only greedy rows have top-k, top-p or min-p.
         """
         ...
 
@@ -88,7 +88,7 @@ class DeviceSampling(Protocol):
 class TorchSampling:
     """PyTorch on any device; slow, because it sorts the vocabulary."""
 
-    makes_numbers = False
+    generates_random = False
 
     def edit(self, logits_RV: torch.Tensor, edits: DeviceLogitEdits) -> None:
         if (p := edits.penalties) is not None:
@@ -105,7 +105,7 @@ class TorchSampling:
     def draw(
         self, logits_RV: torch.Tensor, rows: DeviceRowParams | None, *, filtered: bool = True
     ) -> torch.Tensor:
-        """Every row takes the same path."""
+        """Sort the vocabulary of every row, and draw from it."""
         del filtered
         clean_RV = cleaned(logits_RV)
         best_R, ids_R = clean_RV.max(-1)
@@ -116,7 +116,7 @@ class TorchSampling:
 
 
 def cleaned(logits_RV: torch.Tensor) -> torch.Tensor:
-    """NaN can never win; infinities become the largest finite numbers. A copy."""
+    """Return a copy in which NaN is never sampled, and infinity is the largest finite number."""
     most = torch.finfo(torch.float32).max
     return logits_RV.nan_to_num(nan=float("-inf"), posinf=most, neginf=float("-inf"))
 
@@ -146,7 +146,7 @@ def _random(clean_RV: torch.Tensor, best_R: torch.Tensor, rows: DeviceRowParams)
 
 
 def _keep(p_RV: torch.Tensor, rows: DeviceRowParams) -> torch.Tensor:
-    """Which of the sorted ids a row may draw; all of them where nothing filters."""
+    """Whether each of the sorted ids passes the row's top-k, top-p and min-p."""
     rank = torch.arange(p_RV.shape[1], device=p_RV.device)
     top_k, top_p, min_p = (x[:, None] for x in (rows.top_k, rows.top_p, rows.min_p))
     first_k = rank < top_k

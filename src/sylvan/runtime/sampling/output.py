@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.messages import TokenLogprobs
 
-NO_VALID_TOKEN = "no token is possible: all logits are forbidden or not a number"
+NO_VALID_TOKEN = "no token is valid: all logits are masked out or not a number"
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """One token a row, log probabilities where asked for, and what went wrong, by row."""
+    """One token per row, requested log probabilities, and errors by row."""
 
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, str]
 
     def done(self) -> bool:
-        """The tokens are here."""
+        """Return True: the tokens are on the host."""
         return True
 
     def wait(self) -> SampleOutput:
-        """There is nothing to wait for."""
+        """Return itself at once."""
         return self

@@ -20,7 +20,7 @@ NO_TOP_K = 1 << 30
 
 
 class SamplingSlots:
-    """Row arrays filled by `join` and emptied by `leave`; `counts` holds outputs seen so far."""
+    """Arrays over request slots, set by `join` and cleared by `leave`; `counts`: generated ids."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -40,7 +40,7 @@ class SamplingSlots:
         self.has_logprobs = np.zeros(num_slots, np.bool_)
         self.top = np.zeros(num_slots, np.int32)  # number of alternatives with log probabilities
         self.logprobs: list[LogprobOptions | None] = [None] * num_slots
-        self.num_logprobs = 0  # slots that want some
+        self.num_logprobs = 0  # number of slots that want log probabilities
         self.bias: list[tuple[IntArray, NDArray[np.float32]]] = [
             (np.empty(0, np.int32), np.empty(0, np.float32))
         ] * num_slots
@@ -78,7 +78,7 @@ class SamplingSlots:
             self.counts.open(slot, outputs)
 
     def leave(self, slot: int) -> None:
-        """Forget the request in `slot`."""
+        """Clear the parameters of `slot`."""
         self.greedy[slot] = True
         self.has_penalty[slot] = self.has_bias[slot] = self.has_logprobs[slot] = False
         self.min_position[slot] = 0
@@ -88,7 +88,7 @@ class SamplingSlots:
         self.counts.drop(slot)
 
     def sampled(self, slots: IntArray, token_ids: IntArray) -> None:
-        """Count the tokens that a step has chosen."""
+        """Count the tokens that a step has sampled, for penalties."""
         if not self.counts:
             return
         chosen = self.has_penalty[slots]
@@ -96,7 +96,7 @@ class SamplingSlots:
             self.counts.add(slots[chosen], token_ids[chosen])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All of it by name, lists as their addresses and lengths, for native readers."""
+        """All arrays by name, with lists as addresses and lengths, for native code."""
         plain = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         lists = {
             "stops": self.stops,
@@ -131,7 +131,7 @@ class SamplingSlots:
 
 
 class SlotLists:
-    """A short array per slot, with its address, for native readers."""
+    """A short array per slot, and its address for native code."""
 
     def __init__(self, num_slots: int, dtype: type[np.generic]) -> None:
         self._empty: NDArray[Any] = np.empty(0, dtype)
@@ -158,10 +158,10 @@ class SlotLists:
 
 
 class OutputCounts:
-    """How often each id was generated, for the requests that have a penalty only.
+    """How often each id was generated, for requests with a penalty only.
 
-    `matrix` float32 (rows, V) grows by doubling, for most requests need no row; `rows` says which
-    one belongs to a slot, -1 if none.
+    `matrix` float32 (rows, V) grows by doubling, because most requests need no row. `rows` is the
+    row of each slot; -1: none.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:

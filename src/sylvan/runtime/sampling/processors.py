@@ -19,7 +19,7 @@ LogitsProcessor = Callable[[torch.Tensor, SamplingBatch], None]
 
 
 def penalise(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
-    """Frequency, presence and repetition penalty, over output tokens only."""
+    """Apply frequency, presence and repetition penalties, which count output tokens only."""
     params = batch.params
     rows = np.flatnonzero(params.has_penalty[batch.slots])
     if not len(rows):
@@ -38,7 +38,7 @@ def penalise(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
 
 
 def forbid_early_stops(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
-    """No end-of-sequence or stop token before `min_new_tokens`."""
+    """Mask out end-of-sequence and stop tokens before `min_new_tokens`."""
     params = batch.params
     early = np.flatnonzero(batch.positions < params.min_position[batch.slots])
     if not len(early):
@@ -50,7 +50,7 @@ def forbid_early_stops(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
 
 
 def add_bias(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
-    """`logit_bias`."""
+    """Add `logit_bias`."""
     biased = np.flatnonzero(batch.params.has_bias[batch.slots])
     if not len(biased):
         return
@@ -63,9 +63,9 @@ def add_bias(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
 
 
 def clean(logits_RV: torch.Tensor, batch: SamplingBatch) -> None:
-    """NaN can never win; infinities become the largest finite numbers, so that sums stay finite.
+    """Make NaN impossible to sample, and infinity the largest finite number.
 
-    Minus infinity is how a token is forbidden, and stays.
+    Minus infinity stays, because it masks out a token.
     """
     torch.nan_to_num(
         logits_RV,

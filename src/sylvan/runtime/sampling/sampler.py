@@ -1,4 +1,4 @@
-"""From the logits of a step to its tokens, in PyTorch: the definition, for every device."""
+"""The reference sampler in PyTorch, for every device: processors, then `draw`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _finite(logits_RV: torch.Tensor) -> bool:
 
 
 def _has_no_valid_token(logits_RV: torch.Tensor, ids: IntArray) -> dict[int, str]:
-    """Rows where every token is forbidden or not a number."""
+    """Errors of rows in which every token is masked out or NaN."""
     if not len(ids):
         return {}
     index = torch.from_numpy(ids.astype(np.int64)).to(logits_RV.device)

@@ -22,7 +22,7 @@ MIN_STARTS = 12
 _priority = attrgetter("priority")
 
 
-def most_starts(num_others: int) -> int:
+def max_starts(num_others: int) -> int:
     """Most requests to start in a step that also decodes; the rest start in later steps."""
     return max(MIN_STARTS, (LIGHT_STEP - num_others) // START_COST)
 

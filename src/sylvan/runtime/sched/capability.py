@@ -13,8 +13,8 @@ from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.core.held import Held, Review
 from sylvan.runtime.core.req import Batch, Draft, Req, Slice
+from sylvan.runtime.core.review import Review, ReviewState
 from sylvan.runtime.core.step import StepPlan, StepResult
 
 
@@ -493,10 +493,10 @@ class Hooks:
 
     def _hold(self, req: Req) -> None:
         """Hold back the output of a starting request that is under review."""
-        if req.held is None and req.generates:
+        if req.review is None and req.generates:
             reviewed = any(c.reviews(req) for c in self._reviewers)
             self._observe("reviews", req, reviewed)
-            req.held = Held(req.tokens.length) if reviewed else None
+            req.review = ReviewState(req.tokens.length) if reviewed else None
 
     def _observe(self, question: str, req: Req | None, answer: Any) -> None:
         for capability in self._observers:

@@ -49,7 +49,7 @@ def usage(req: Req) -> Usage:
         host_tokens=req.host_tokens,
         retractions=req.retractions,
         drafts=req.drafts,
-        taken_back=req.held.taken_back if req.held is not None else 0,
+        taken_back=req.review.taken_back if req.review is not None else 0,
     )
 
 
@@ -87,8 +87,8 @@ def buffered_outputs(reqs: Iterable[Req]) -> list[TokenOutput]:
 
 def emittable(req: Req) -> int:
     """Number of tokens, including the prompt, that may be emitted."""
-    length, held = req.tokens.length, req.held
-    return length if held is None else max(req.num_emitted, min(length, held.final))
+    length, review = req.tokens.length, req.review
+    return length if review is None else max(req.num_emitted, min(length, review.final))
 
 
 def _take_new(req: Req) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ def accept_plain(
             length >= req.max_tokens
             or token in req.stop_ids
             or req.finish
-            or req.held
+            or req.review
             or not req.first_token_s
             or (piece is not req.decode and (piece.draft or not piece.samples))
             or (others and index in others)

@@ -172,8 +172,8 @@ class Pipeline:
                 tokens, finish = tokens[:count], found
                 break
         self._statistics.generated += len(tokens)
-        if req.held is not None and tokens:
-            req.held.keep(head(out.logprobs, len(tokens)))
+        if req.review is not None and tokens:
+            req.review.keep(head(out.logprobs, len(tokens)))
             finish = self._review(req, len(tokens), finish, ended=out.ended)
         if self._hooks.follows_tokens:
             self._notify(req, tokens)
@@ -183,8 +183,8 @@ class Pipeline:
         if req.finish or fields or emittable(req) >= req.emit_at:
             found = out.logprobs
             logprobs = without_chosen(found) if only_prefill else head(found, len(tokens))
-            if req.held is not None and not only_prefill:
-                logprobs = req.held.take(emittable(req) - req.num_emitted)
+            if req.review is not None and not only_prefill:
+                logprobs = req.review.take(emittable(req) - req.num_emitted)
             self._lifecycle.outbox.append(output(req, now, logprobs=logprobs, **fields))
 
     def _notify(self, req: Req, tokens: Sequence[int]) -> None:
@@ -195,26 +195,26 @@ class Pipeline:
 
     def _review(self, req: Req, count: int, finish: Finish | None, *, ended: bool) -> Finish | None:
         """Let capabilities review the newest tokens; return the resulting finish, if any."""
-        held = req.held
-        assert held is not None
+        state = req.review
+        assert state is not None
         complete = ended or (finish is not None and finish.type == "stop")
         try:
             review = self._hooks.review(req, count, complete=complete)
         except RequestError as error:
             return refusal(error)
-        held.final = max(held.final, review.final)
+        state.final = max(state.final, review.final)
         if review.kept < req.tokens.length:
             self._truncate(req, max(review.kept, req.num_emitted))
             return None
         if finish is not None:
-            held.final = req.tokens.length
+            state.final = req.tokens.length
         return finish
 
     def _truncate(self, req: Req, length: int) -> None:
         """Drop the tokens from `length` on; earlier KV stays valid and shared."""
-        assert req.held is not None
+        assert req.review is not None
         self._void_later_samples(req)
-        req.held.drop(req.tokens.length - length)
+        req.review.drop(req.tokens.length - length)
         req.tokens.truncate(length)
         req.computed = min(req.computed, length)
         self._planner.start_again(req)

@@ -14,7 +14,7 @@ from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import EmbedRequest, GenerateRequest
 from sylvan.runtime.cache.by_rank import KVMemory
 from sylvan.runtime.core.req import NEVER, NO_GROWTH, Draft, Growth, Phase, Req, Slice
-from sylvan.runtime.sched.admission import Admission, Preemption, most_starts
+from sylvan.runtime.sched.admission import Admission, Preemption, max_starts
 from sylvan.runtime.sched.capability import Hooks, Verdict
 from sylvan.runtime.sched.limits import SchedulerDeps, SchedulerLimits, StepSize
 from sylvan.runtime.sched.lookup import Lookup
@@ -62,7 +62,7 @@ class Planner:
         self._budget = 0
         self._chunk = self._first_chunk = 0
         self._guesses = self._paths = 0  # of this step
-        self._most_samples = deps.executor.caps.max_samples or NEVER
+        self._max_sampled_rows = deps.executor.caps.max_samples or NEVER
         self._stages = deps.executor.caps.stages
 
     def plan(self) -> tuple[Slice, ...]:
@@ -255,7 +255,7 @@ class Planner:
         limit = min(
             self._budget - size,
             req.max_tokens - req.num_tokens - 1,  # one more token follows them
-            self._most_samples - len(self._running) - self._guesses,
+            self._max_sampled_rows - len(self._running) - self._guesses,
         )
         draft = self._hooks.draft(req, limit) if limit > 0 else None
         if draft is None or req.kv is None or not 0 < len(draft.tokens) <= limit:
@@ -289,7 +289,7 @@ class Planner:
             return
         reserved = self.admission.reserved_tokens(self._running)
         leaders = [r for r in self._running if r.computed < r.prompt_len]
-        limit = most_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
+        limit = max_starts(len(self._slices)) if self._slices else self._limits.max_running_reqs
         for req in self._waiting.candidates():
             if not self._has_room or len(self.started) >= limit:
                 return
@@ -309,7 +309,7 @@ class Planner:
     def _has_room(self) -> bool:
         """Whether this step has room for tokens and a sampled row of one more request."""
         sampled = len(self._running) + self._guesses
-        return self._budget > 0 and self._chunk > 0 and sampled < self._most_samples
+        return self._budget > 0 and self._chunk > 0 and sampled < self._max_sampled_rows
 
     def _admit(self, req: Req) -> Verdict:
         loading = self._requests.loading

@@ -51,7 +51,7 @@ class Skipping:
         for req in requests.running:
             known = req.tokens.length
             limit = min(limit, req.max_tokens - known - 1, req.emit_at - known - 1)
-            if req.stop_ids or req.held or not req.first_token_s:
+            if req.stop_ids or req.review or not req.first_token_s:
                 return 0
         while limit > 0 and self._pages(limit) > self._cache.spare_pages:
             limit //= 2  # steps that evict run one by one

@@ -29,7 +29,7 @@ class EncoderApp:
 
     def __init__(self, service: EncoderService, item_bytes: int, key: Secret | None) -> None:
         self._service, self._key = service, key
-        self._most_bytes = item_bytes + _BESIDE_ITEM
+        self._max_bytes = item_bytes + _BESIDE_ITEM
         self._encoder = MessageEncoder(limit=None)
         self._decoder = MessageDecoder[EncodeItem](EncodeItem)
         self.app = Starlette(
@@ -47,8 +47,8 @@ class EncoderApp:
         size = 0
         async for part in request.stream():
             size += len(part)
-            if size > self._most_bytes:
-                return _error(413, f"the item is larger than {self._most_bytes} bytes")
+            if size > self._max_bytes:
+                return _error(413, f"the item is larger than {self._max_bytes} bytes")
             parts.append(part)
         try:
             order = self._decoder.decode(b"".join(parts))

@@ -32,7 +32,7 @@ from sylvan.text.tokenizer import Tokenizer
 from sylvan.utils.threads import call_in_pool
 
 _INLINE_CHARS = 2048  # longer texts are tokenised in a thread
-_MOST_NUMBERS = 1 << 24  # of the vectors of all tokens of a text: 64 MiB
+_MAX_NUMBERS = 1 << 24  # of the vectors of all tokens of a text: 64 MiB
 _INT32 = range(-(2**31), 2**31)
 KINDS = {"embed": "makes embeddings", "classify": "classifies texts", "generate": "generates text"}
 FORMS: Mapping[VectorForm, str] = MappingProxyType(
@@ -235,10 +235,10 @@ def build_embed(
         message = f"input[{empty}] is empty; a chunk needs a token"
         raise RequestError(message, param="input")
     form = _form(inp, facts)
-    if form == "tokens" and count * facts.vector_size > _MOST_NUMBERS:
+    if form == "tokens" and count * facts.vector_size > _MAX_NUMBERS:
         message = (
             f"{prompt.param} has {count} tokens; vectors of each are made of up to "
-            f"{_MOST_NUMBERS // facts.vector_size}"
+            f"{_MAX_NUMBERS // facts.vector_size}"
         )
         raise RequestError(message, param=prompt.param)
     types: IntArray | None = None

@@ -26,7 +26,7 @@ from sylvan.text.patterns.states import (
 
 _MAX_CLASSES = 4096
 _WORDS_PER_STATE = 64  # size of the transition cache
-_LEAST_WORDS = 4096
+_MIN_WORDS = 4096
 _STEP_WORDS = 32
 _UNKNOWN = side(word=False, ascii_word=False, newline=False)
 
@@ -83,7 +83,7 @@ class Automaton:
         self._classes: dict[str, _CharClass] = {}
         self._alike: dict[object, _CharClass] = {}
         self._threads: dict[tuple[int, ...], _Threads] = {}
-        self._most_words = _LEAST_WORDS + _WORDS_PER_STATE * program.size
+        self._max_words = _MIN_WORDS + _WORDS_PER_STATE * program.size
         self._words = 0
 
     def class_of(self, char: str) -> _CharClass:
@@ -121,7 +121,7 @@ class Automaton:
         if found is None:
             found = self._step(threads, sides, kind, truths, begin=begin)
             self._words += _STEP_WORDS + 2 * len(found.sources)
-            if self._words > self._most_words:
+            if self._words > self._max_words:
                 self._forget()
             threads.steps[key] = found
         return found

@@ -9,7 +9,7 @@ _SCHEMAS_BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
 _VALUES = frozenset({"const", "enum", "default", "examples"})
-_MOST_REFERENCES = 16
+_MAX_REFERENCES = 16
 
 
 def refers(schema: object) -> bool:
@@ -22,7 +22,7 @@ def refers(schema: object) -> bool:
 
 def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema behind a reference; the schema itself if it is none; None if it leads nowhere."""
-    for _ in range(_MOST_REFERENCES):
+    for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return None
         reference = schema.get("$ref")

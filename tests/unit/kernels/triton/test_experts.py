@@ -162,7 +162,7 @@ def test_each_rank_adds_up_the_experts_that_it_has(count: int, scale_inputs: boo
     for rank in range(2):
         own = slice(3 * rank, 3 * rank + 3)
         spread = ExpertRanks(ranks=Partial(rank), groups=2, per_group=3, slots_EC=slots)
-        mine = replace(whole, gate_up=whole.gate_up[own], down=whole.down[own], spread=spread)
+        mine = replace(whole, gate_up=whole.gate_up[own], down=whole.down[own], expert_ranks=spread)
 
         part, seen = experts(x, logits, routing, mine)
 

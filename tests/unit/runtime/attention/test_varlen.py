@@ -30,11 +30,11 @@ class Varlen:
         self.calls = []
 
     def __call__(
-        self, q, k, v, q_starts, k_starts, most_q, most_k, *, scale, window_size, enable_gqa,
+        self, q, k, v, q_starts, k_starts, max_q, max_k, *, scale, window_size, enable_gqa,
         num_splits,
     ):  # fmt: skip
         rows, tokens = q_starts.tolist(), k_starts.tolist()
-        assert (most_q, most_k) == (max(q_starts.diff()), max(k_starts.diff()))
+        assert (max_q, max_k) == (max(q_starts.diff()), max(k_starts.diff()))
         assert num_splits == 1
         assert enable_gqa == (q.shape[1] != k.shape[1])
         self.calls.append(len(rows) - 1)

@@ -73,7 +73,7 @@ def test_less_than_is_of_use_fits(model_dir):
             attention="dense",
             runner="eager",
             fill=True,
-            most_pages=most,
+            max_pages=most,
         )
         platform = DelayedPlatform(memory_bytes=100 << 20)
         executor, facts = build_executor(model_dir, options, platform=platform)

@@ -106,7 +106,7 @@ def test_auto_falls_back_to_tensors_with_a_reason(model_dir, caplog, monkeypatch
             "runner program cannot be used: .*multiple of 16",
             marks=native,
         ),
-        ({"runner": "program", "attention": "reference"}, "'reference' was asked for"),
+        ({"runner": "program", "attention": "reference"}, "attention is set to 'reference'"),
         ({"runner": "eager", "attention": "native"}, "part of runner program only"),
         ({"attention": "refrence"}, "did you mean 'reference'"),
         ({"dtype": "int9"}, "dtype must be auto or one of float32"),
@@ -121,10 +121,10 @@ def test_what_cannot_be_honoured_is_refused(model_dir, changes, words):
 @pytest.mark.parametrize("runner", ["auto", "program", "eager"])
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"page_size": 4}, "multiple of 16"), ({"attention": "torch"}, "'torch' was asked for")],
+    [({"page_size": 4}, "multiple of 16"), ({"attention": "torch"}, "attention is set to 'torch'")],
 )
 def test_deterministic_refuses_what_tensors_would_compute(model_dir, runner, changes, words):
-    reason = words if runner != "eager" else "runner eager was asked for"
+    reason = words if runner != "eager" else "runner is set to eager"
     with pytest.raises(ConfigError, match=f"deterministic=true cannot be kept: .*{reason}") as why:
         build_executor(model_dir, options(runner=runner, deterministic=True, **changes))
     assert "\n" not in str(why.value)

@@ -55,7 +55,7 @@ def test_memory_that_was_measured_is_divided(tmp_path):
     assert full.num_pages + 3 * windowed.num_pages <= 4 * 1001
     assert 4 * 1000 // (1 + 3 / 4) * 0.97 < full.num_pages < 4 * 1000 // (1 + 3 / 4)
     assert found.num_pages == full.num_pages
-    limited = pages_shape(config, SHAPE, options(fill=True, most_pages=1201))
+    limited = pages_shape(config, SHAPE, options(fill=True, max_pages=1201))
     assert limited.num_pages == 1201
     tiny = pages_shape(config, small(2), options(fill=True))
     assert all(group.num_pages >= 2 for group in tiny.groups)

@@ -87,8 +87,8 @@ def test_a_placement_is_read_from_a_file(tmp_path):
     [
         ("[]", "expected an object"),
         ("{", "truncated"),
-        ("{}", "no physical_to_logical_map"),
-        ('{"logical_count": {"mlp": [1]}}', "names no layer"),
+        ("{}", "expected one of physical_to_logical_map"),
+        ('{"logical_count": {"mlp": [1]}}', "has no layer number"),
         ('{"physical_to_logical_map": [[0.5]]}', "Expected `int`"),
     ],
 )
@@ -102,5 +102,5 @@ def test_a_file_that_says_neither_is_refused_by_name(tmp_path, content, why):
 def test_what_does_not_divide_is_refused_with_what_does():
     with pytest.raises(ConfigError, match=r"parallel\.ep=4: 6 experts .*redundant_experts=2 adds"):
         ExpertPlacement(4).of_layer(0, 6)
-    with pytest.raises(ConfigError, match=r"redundant_experts=10: 2 groups have use for 8"):
+    with pytest.raises(ConfigError, match=r"redundant_experts=10: 2 groups can use at most 8"):
         ExpertPlacement(2, 10).of_layer(0, 8)

@@ -106,7 +106,7 @@ def test_switches_of_families(tmp_path, family, switches):
         ({"torch_dtype": "int3"}, "unsupported dtype 'int3'"),
         ({"eos_token_id": "end"}, "eos_token_id"),
         ({"max_position_embeddings": -4}, "max_position_embeddings"),
-        ({"architectures": []}, "names no model"),
+        ({"architectures": []}, "architectures must name one model"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": "x"}, "sliding_window"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "at least 1"),
         (

@@ -97,7 +97,7 @@ def test_code_in_a_file_is_refused_and_not_run(models, tmp_path, new):
     content = {"model.norm.weight": torch.ones(4), "x": Evil(tmp_path / "ran")}
     torch.save(content, path / "pytorch_model.bin", _use_new_zipfile_serialization=new)
 
-    with pytest.raises(ConfigError, match="it holds more than tensors") as error:
+    with pytest.raises(ConfigError, match="contains other objects than tensors") as error:
         open_weights(path, "pt")
 
     assert "\n" not in str(error.value)
@@ -107,10 +107,13 @@ def test_code_in_a_file_is_refused_and_not_run(models, tmp_path, new):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "cannot be read as PyTorch weights|holds more than tensors"),
-        (b"PK\x03\x04 cut off", "cannot be read as PyTorch weights|holds more than tensors"),
-        (["no", "names"], "not a table of tensors by name"),
-        ({"a": {"b": torch.ones(1)}}, "not a table of tensors by name"),
+        (b"", "cannot be read as PyTorch weights|contains other objects than tensors"),
+        (
+            b"PK\x03\x04 cut off",
+            "cannot be read as PyTorch weights|contains other objects than tensors",
+        ),
+        (["no", "names"], "must be a dict of tensors by name"),
+        ({"a": {"b": torch.ones(1)}}, "must be a dict of tensors by name"),
     ],
 )
 def test_broken_files_are_named(models, tmp_path, content, words):

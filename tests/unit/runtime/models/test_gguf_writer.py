@@ -241,7 +241,7 @@ def test_the_command_writes_a_file(tmp_path, capsys):
     assert "note for llama.cpp" in said
     for wrong, words in (
         (["--format", "gguf:Q9"], "'gguf:Q9' is not one of gguf:F32"),
-        (["--format", "gguf:Q4_0"], "nothing is written over it"),
+        (["--format", "gguf:Q4_0"], "exists already"),
         (["--format", "fp8", "--quantization", "fp8"], "say the same"),
     ):
         assert main(["quantize", str(source), str(out), *wrong]) != 0

@@ -48,7 +48,7 @@ def test_files_that_change_while_they_are_read_stop_everything(live, model_dir):
 
     assert live.missing
     assert live.changes == []
-    with pytest.raises(ConfigError, match="update all of them"):
+    with pytest.raises(ConfigError, match="update all weights"):
         live.tensor(name)
     with pytest.raises(ConfigError, match="lacks the tensor"):
         live.update(InMemory({name: new[name]}), partial=True)

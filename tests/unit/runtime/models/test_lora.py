@@ -112,7 +112,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path, capsys):
     ("change", "says"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3"),
-        ({"bias": "all"}, "biases that were trained"),
+        ({"bias": "all"}, "trained biases"),
         ({"r": 0}, "r must be 1 or more, not 0"),
         ({"r": "4"}, "not an adapter configuration"),
         ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),

@@ -120,7 +120,7 @@ def test_dense_layers_of_another_size_are_refused(tmp_path):
     ("kind", "pooling", "message"),
     [
         ("WordWeights", None, "'WordWeights', which is not supported"),
-        ("Pooling", {}, "turns no way of pooling on"),
+        ("Pooling", {}, "enables no pooling mode"),
         ("Pooling", {"pooling_mode": "median"}, "unknown pooling 'median'"),
     ],
 )

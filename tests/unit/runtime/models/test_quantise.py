@@ -178,7 +178,7 @@ def test_groups_that_differ_cannot_be_written(model_dir, tmp_path):
 
 
 def test_nothing_is_written_over(model_dir, tmp_path):
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_quantised(model_dir, model_dir, "w8a8")
 
 

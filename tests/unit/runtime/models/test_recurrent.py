@@ -47,7 +47,7 @@ def test_probe_notes_shapes_in_order():
     probe.update_conv_state(torch.empty(1, 6, 3, dtype=torch.bfloat16), 0, conv_kernel_size=4)
     probe.update_recurrent_state(torch.empty(1, 2, 3, 5), 0)
 
-    assert probe.places == {
+    assert probe.states == {
         ("conv", 0, 0): StatePart((6, 4), exact=False),
         ("recurrent", 0, 0): StatePart((2, 3, 5), exact=True),
     }

@@ -33,7 +33,7 @@ def test_kinds_of_other_packages_come_first():
 def test_kinds_that_cannot_be_imported_are_named():
     with pytest.raises(ConfigError, match=r"'odd' .* 'nowhere:KIND'"):
         load_kinds([entry("odd", "nowhere:KIND")])
-    with pytest.raises(ConfigError, match="own"):
+    with pytest.raises(ConfigError, match="the name of a built-in one"):
         load_kinds([entry("cuda")])
 
 

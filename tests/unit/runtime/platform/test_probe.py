@@ -69,7 +69,7 @@ def test_cuda_with_driver_and_torch_can_be_used(tmp_path, driver):
 
 @pytest.mark.parametrize(
     ("capability", "said"),
-    [((7, 5), "compute capability 7.5 and kernels need 8.0"), ((8, 0), None), (None, None)],
+    [((7, 5), "compute capability 7.5, and the kernels need 8.0"), ((8, 0), None), (None, None)],
 )
 def test_chips_that_kernels_do_not_support_are_refused(tmp_path, capability, said):
     root = machine(tmp_path, driver="590.10", node="dev/nvidia0")

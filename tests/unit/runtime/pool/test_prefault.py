@@ -54,7 +54,7 @@ def buffer() -> PagedBuffer:
 
 @pytest.fixture
 def ahead(buffer):
-    found = PagePrefaulter([buffer], AHEAD, rest_s=0.02)
+    found = PagePrefaulter([buffer], AHEAD, idle_s=0.02)
     yield found
     found.close()
 
@@ -96,7 +96,7 @@ def test_memory_that_was_given_back_stays_so_until_it_is_taken_again(buffer, ahe
 
 
 def test_a_pool_may_be_used_up_while_its_pages_become_resident(buffer):
-    ahead = PagePrefaulter([buffer], AHEAD, rest_s=0.0, populate=lambda *_: last_page())
+    ahead = PagePrefaulter([buffer], AHEAD, idle_s=0.0, populate=lambda *_: last_page())
 
     def last_page() -> bool:
         ahead.begin(step_with(COUNT - 1))
@@ -117,7 +117,7 @@ def test_a_system_that_cannot_is_asked_once(buffer):
         calls.append(num_bytes)
         return False
 
-    ahead = PagePrefaulter([buffer], AHEAD, rest_s=0.0, populate=refuse)
+    ahead = PagePrefaulter([buffer], AHEAD, idle_s=0.0, populate=refuse)
     ahead.start()
     deadline = time.monotonic() + 60
     while not calls and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sylvan.runtime.core.req import Batch
-from sylvan.runtime.sched.admission import LIGHT_STEP, MIN_STARTS, most_starts
+from sylvan.runtime.sched.admission import LIGHT_STEP, MIN_STARTS, max_starts
 from tests.support.kv import World, alone, request
 
 CROWD = 100
@@ -39,10 +39,10 @@ def test_a_crowd_holds_up_those_that_decode_by_a_few_starts_at_a_time(inflight):
         rids = [piece.req.rid for piece in batch.slices]
         new = set(rids) - begun
         begun |= new
-        assert len(new) <= most_starts(len(rids) - len(new)) or not rids[len(new) :]
+        assert len(new) <= max_starts(len(rids) - len(new)) or not rids[len(new) :]
         starts.append(len(new))
     assert sum(starts) == CROWD + 1
-    first_of_them = starts.index(most_starts(1))
+    first_of_them = starts.index(max_starts(1))
     assert 0 not in starts[first_of_them : first_of_them + 3]
     for one in (first, *crowd()):
         assert world.tokens[one.rid] == alone(one)
@@ -59,7 +59,7 @@ def test_without_decoding_requests_all_that_fit_start_at_once():
 
 
 def test_the_more_continue_the_fewer_start_but_always_some():
-    counts = [most_starts(others) for others in range(1, 2000)]
+    counts = [max_starts(others) for others in range(1, 2000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == (LIGHT_STEP - 1) // 12
-    assert most_starts(256) == counts[-1] == MIN_STARTS
+    assert max_starts(256) == counts[-1] == MIN_STARTS

@@ -1,7 +1,7 @@
 """Ops of attention to tokens that an indexer selects.
 
-Shapes: T rows, H heads, C latent and rotary columns, I columns of a head of the index, G its
-heads, K tokens that are chosen.
+Shapes: T rows, H heads, C latent and rotary columns, I columns of an indexer head, G indexer heads,
+K selected tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Queues steps on a device without waiting for their results.
 
-The next step's inputs come from the last step's sampled ids on the device. Only constrained outputs
-need the host to see an id before the next one is sampled; the worker then runs the next forward
-pass meanwhile. Shapes: T rows, R slices, S sampled rows, V vocabulary.
+The next step reads the last step's sampled ids on the device. Only constrained outputs need the
+host to see an id before the next one is sampled; the worker launches the next forward pass before
+it waits for the id. Shapes: T rows, R slices, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sylvan.runtime.core.step import StepPlan
 from sylvan.runtime.executor.backend import PendingSample
 from sylvan.runtime.executor.device.counts import DeviceCounts
 from sylvan.runtime.executor.device.edits import StagedEdits, pinned_copy
-from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, index_on
+from sylvan.runtime.executor.device.logprobs import LogprobReader, LogprobRequest, index_on
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep, Work
 from sylvan.runtime.executor.device.pending_sample import DevicePendingSample, SampleLaunch
 from sylvan.runtime.executor.device.sampling_inputs import fill_sampling, fill_uniform
@@ -35,7 +35,7 @@ _PROMPT_BLOCK_BYTES = 256 << 20  # logits of prompt positions held at once
 
 
 def state_work(plan: StepPlan) -> StateWork | None:
-    """Return a plan's work on recurrent states; the batch may already have that of a later plan."""
+    """Return a plan's work on recurrent states; `batch.state_work` may be a later plan's."""
     return next((work for work in plan.work.values() if isinstance(work, StateWork)), None)
 
 
@@ -165,7 +165,7 @@ class DeviceBackend:
     ) -> Callable[[], TokenLogprobs]:
         """Compute in blocks to bound memory; see `StepContext.token_logprobs`."""
         platform, vocab_size = self._parts.platform, self._memory.vocab_size
-        reader = LogprobReader(platform, Wanted(len(rows), options), vocab_size)
+        reader = LogprobReader(platform, LogprobRequest(len(rows), options), vocab_size)
         size = max(1, _PROMPT_BLOCK_BYTES // (4 * vocab_size))
         works: list[Work] = []
         for start in range(0, len(rows), size):
@@ -230,9 +230,9 @@ class DeviceBackend:
         bucket = runner.bucket(tokens, plan.num_slices) if graph else None
         inputs = self._memory.inputs(tokens, plan.num_slices)
         host, batch = inputs.host(), self.batch
-        feed = host.arrays["feed"]
-        feed[: bucket.rows if bucket else tokens] = -1
-        feed[plan.in_flight] = plan.in_flight_slots
+        in_flight = host.arrays["in_flight_slots"]
+        in_flight[: bucket.rows if bucket else tokens] = -1
+        in_flight[plan.in_flight] = plan.in_flight_slots
         tables, shifts = batch.host.page_tables, batch.host.position_shifts
         sizes = fill_step(host.arrays, plan, tables, batch.kv.page_size, bucket, shifts)
         if batch.rotary_positions is not None:
@@ -247,13 +247,13 @@ class DeviceBackend:
         slots = rows.slots
         fill_sampling(arrays, slots, rows.positions, params)
         arrays["count_rows"][: len(slots)] = self._counts.rows(slots)
-        if not self._parts.sampling.makes_numbers and not params.greedy[slots].all():
+        if not self._parts.sampling.generates_random and not params.greedy[slots].all():
             fill_uniform(arrays, slots, rows.positions, params)
 
     def _forward(self, staged: StagedStep) -> None:
         """Launch the forward pass; call inside `Stream.run`."""
         memory = self._memory
-        memory.point(staged.inputs, staged.sizes, staged.host, staged.edits.on_device)
+        memory.set_views(staged.inputs, staged.sizes, staged.host, staged.edits.on_device)
         graph = staged.sizes.bucket is not None
         with torch.inference_mode():
             logits = self._parts.runner.run(memory.batch, graph=graph)

@@ -26,11 +26,11 @@ from sylvan.runtime.executor.device.memory import (
 )
 from sylvan.runtime.executor.device.parts import DeviceParts, StepMemory
 from sylvan.runtime.executor.device.sampling import device_sampling
+from sylvan.runtime.executor.graph_buckets import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.local import DeviceExecutor
 from sylvan.runtime.executor.runner import EagerRunner, ModelRunner
-from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.worker import StepWorker
 from sylvan.runtime.layers.mesh import SingleRank
@@ -63,13 +63,13 @@ class DevicePlan:
         make_pool: Builds a KV cache of the given number of pages.
         kv_groups: KV groups of a cache of the given number of pages.
         states: Memory for recurrent states, if the model has such layers.
-        ranks: Those that share the model; each has as many pages as the one with the least memory.
+        ranks: Ranks that share the model; all have as many pages as the one with the least memory.
         page_bytes: Bytes of a page in all layers.
         num_pages: Requested number of pages, padding page included; None to fill memory.
-        most_pages: Maximum number of pages when filling memory.
+        max_pages: Maximum number of pages when filling memory.
         vocab_size: Columns of logits.
-        table_rows: Rows of the embedding table, if more.
-        media_ids: Ids of prompts with items, if more than the vocabulary.
+        table_rows: Rows of the embedding table, if more than `vocab_size`.
+        media_ids: Number of ids that prompts with media may use, if more than `vocab_size`.
         graph: Whether decoding steps replay captured graphs.
         capabilities: Worker halves of capabilities.
         custom: Logits processors.
@@ -94,7 +94,7 @@ class DevicePlan:
     custom: tuple[LogitsProcessor, ...] = ()
     weights: LiveWeights | str = "the weights of this model can be neither read nor updated"
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    most_pages: int | None = None
+    max_pages: int | None = None
     table_rows: int = 0
     media_ids: int = 0
     on_built: Callable[[ForwardBatch, ModelRunner], None] = lambda batch, runner: None
@@ -115,7 +115,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     batch = ForwardBatch(limits, pool, plan.attention, platform.device, plan.states)
     memory = StepMemory(platform, batch, plan.vocab_size, plan.table_rows)
     layers = [layer for c in plan.capabilities for layer in c.hidden_layers]
-    eager = EagerRunner(plan.model, memory.feed, layers, heads_of(plan.capabilities))
+    eager = EagerRunner(plan.model, memory.resolve_in_flight, layers, heads_of(plan.capabilities))
     parts = DeviceParts(
         memory=memory,
         runner=eager,
@@ -124,7 +124,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     )
     buckets: tuple[GraphBucket, ...] = ()
     if plan.graph:
-        # Where states are saved along a prompt is known to the host alone.
+        # Only the host knows at which tokens of a prompt states are saved.
         mixed = () if plan.states else mixed_buckets(limits.max_tokens, limits.max_reqs)
         buckets = (*decode_buckets(limits.max_reqs), *mixed)
     measured = DeviceUsage(
@@ -136,7 +136,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
     )
     platform.trim()
     least = min(limits.max_pages_per_req, _PROBE_PAGES) + 1
-    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.most_pages)
+    report = plan_pages(measured, plan.page_bytes, plan.num_pages, least, plan.max_pages)
     counts = plan.ranks.all_gather(torch.tensor([report.num_pages], device=platform.device))
     report = replace(report, num_pages=int(counts.min()))
     del pool
@@ -156,7 +156,7 @@ def build_device(plan: DevicePlan) -> tuple[DeviceExecutor, MemoryReport]:
         max_batch_tokens=limits.max_tokens,
         max_running_reqs=limits.max_reqs,
         kv_groups=plan.kv_groups(report.num_pages),
-        max_samples=limits.most_samples,
+        max_samples=limits.max_sampled_rows,
         draft_chains=plan.states is None,
     )
     plan.on_built(batch, runner)
@@ -209,10 +209,10 @@ class _Graphs:
 def _captured(
     parts: DeviceParts, eager: EagerRunner, buckets: Sequence[GraphBucket]
 ) -> ModelRunner:
-    """Capture the graphs of all buckets; return none if a step has work that no graph can hold."""
+    """Capture the graphs of all buckets; return none if steps have work that cannot be captured."""
     runner = BucketRunner(eager, buckets)
     try:
-        runner.capture(parts.platform, parts.memory.point_bucket)
+        runner.capture(parts.platform, parts.memory.set_bucket_views)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as why:
@@ -238,14 +238,14 @@ def _largest_step(parts: DeviceParts, eager: EagerRunner, longest: int) -> None:
     host.arrays["q_starts"][1 : needed + 1] = ends
     host.arrays["kv_lens"][:needed] = ends - starts
     host.arrays["positions"][:tokens] = np.arange(tokens) - np.repeat(starts, ends - starts)
-    host.arrays["feed"][:] = -1
+    host.arrays["in_flight_slots"][:] = -1
     host.arrays["top_k"][:] = NO_TOP_K
     for name in ("temperature", "top_p", "repetition"):
         host.arrays[name][:] = 1.0
     with torch.inference_mode():
         inputs.upload(host)
-        samples = min(limits.most_samples, tokens)
-        memory.point(inputs, Sizes(tokens, needed, samples), host)
+        samples = min(limits.max_sampled_rows, tokens)
+        memory.set_views(inputs, Sizes(tokens, needed, samples), host)
         batch = memory.batch
         if batch.states is not None:
             inputs.device["state_slots"].fill_(-1)
@@ -263,7 +263,7 @@ def _graph_reserve(parts: DeviceParts, eager: EagerRunner, buckets: Sequence[Gra
 
     def largest() -> None:
         with torch.inference_mode():
-            eager.run(parts.memory.point_bucket(max(buckets)))
+            eager.run(parts.memory.set_bucket_views(max(buckets)))
 
     if not buckets:
         return 0

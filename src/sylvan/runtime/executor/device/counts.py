@@ -55,7 +55,7 @@ class DeviceCounts:
             self._free.append(row)
 
     def rows(self, slots: IntArray) -> IntArray:
-        """Count rows of slots; -1 for slots without counts."""
+        """Return the row of each slot in the matrix; -1: nothing is counted for it."""
         if not self._row_of:
             return np.full(len(slots), -1, np.int32)
         return np.array([self._row_of.get(slot, -1) for slot in slots.tolist()], np.int32)

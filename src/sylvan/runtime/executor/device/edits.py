@@ -1,4 +1,4 @@
-"""Changes by capabilities in a queued step: copied when planned, uploaded when it runs."""
+"""Edits by capabilities in a queued step: copied when it is planned, uploaded when it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StagedEdits:
 
     Args:
         platform: The device.
-        batch: Holds the edits in host fields, which the next step overwrites.
+        batch: Has the edits in host fields, which the next step overwrites.
 
     Attributes:
         on_device: The edits, after `upload`.

@@ -55,10 +55,10 @@ def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -
 
     `samples` counts sampled rows, one per request plus guesses; 0 if there are no guesses.
 
-    `feed` is the request slot whose newest token a row reads, or -1. `state_slots` are those of
-    recurrent states, -1 in padding.
+    `in_flight_slots`: the request slot whose newest token a row reads; -1: the row has an id.
+    `state_slots`: slots of recurrent states, -1 in padding.
     """
-    per_token = ("input_ids", "positions", "token_types", "feed")
+    per_token = ("input_ids", "positions", "token_types", "in_flight_slots")
     per_request = ("kv_lens", "req_slots", "state_slots")
     per_sample = ("sample_rows", "slots", "top_k", "count_rows")
     floats = ("temperature", "top_p", "min_p", "frequency", "presence", "repetition")
@@ -88,10 +88,10 @@ class StagedInputs:
     def __init__(self, layout: StagedLayout, platform: Platform, copies: int) -> None:
         self._buffer = torch.zeros(layout.words, dtype=torch.int32, device=platform.device)
         self.device = layout.views(self._buffer)
-        self._hosts = [Host(layout, platform) for _ in range(copies)]
+        self._hosts = [HostInputs(layout, platform) for _ in range(copies)]
         self._turn = 0
 
-    def host(self) -> Host:
+    def host(self) -> HostInputs:
         """The next host copy, once the step that used it has read it."""
         self._turn = (self._turn + 1) % len(self._hosts)
         chosen = self._hosts[self._turn]
@@ -101,15 +101,15 @@ class StagedInputs:
         return chosen
 
     def clear(self) -> None:
-        """Set the inputs to a step without rows and requests."""
+        """Set the inputs to a step of padding only."""
         self._buffer.zero_()
 
-    def upload(self, host: Host) -> None:
+    def upload(self, host: HostInputs) -> None:
         """Copy all inputs to the device; inside `Stream.run`."""
         self._buffer.copy_(host.buffer, non_blocking=True)
 
 
-class Host:
+class HostInputs:
     """One host copy: numpy arrays over pinned memory. `used` completes after the upload."""
 
     def __init__(self, layout: StagedLayout, platform: Platform) -> None:

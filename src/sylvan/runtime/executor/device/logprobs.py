@@ -18,8 +18,8 @@ from sylvan.runtime.platform.api import Platform
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Log probabilities wanted for `count` rows of logits that share their options."""
+class LogprobRequest:
+    """A request for log probabilities of `count` rows of logits with the same options."""
 
     count: int
     options: LogprobOptions
@@ -28,7 +28,7 @@ class Wanted:
 class LogprobReader:
     """Host buffer for one request's log probabilities; `launch` fills it, `read` returns them."""
 
-    def __init__(self, platform: Platform, wanted: Wanted, vocab_size: int) -> None:
+    def __init__(self, platform: Platform, wanted: LogprobRequest, vocab_size: int) -> None:
         self._wanted, self._vocab_size = wanted, vocab_size
         options, count = wanted.options, wanted.count
         self._top = min(options.top, vocab_size)

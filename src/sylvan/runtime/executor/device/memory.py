@@ -1,4 +1,4 @@
-"""Measures the memory a model needs on a device, and sizes the KV cache with the rest."""
+"""Measures the memory that a model needs on a device, and sizes the KV cache to fill the rest."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def plan_pages(
     """Number of pages that fit, padding page included.
 
     Args:
-        measured: Memory of everything else.
+        measured: Memory used by everything except the KV cache.
         page_bytes: Bytes of a page in all layers.
-        wanted: Requested pages; None to fill memory.
-        least: Minimum.
-        most: Maximum when filling memory.
+        wanted: Requested number of pages; None to fill memory.
+        least: Minimum number of pages.
+        most: Maximum number of pages when filling memory.
 
     Raises:
         ConfigError: they do not fit; the message states the shortfall.
     """
     free = max(0, measured.budget - measured.fixed)
-    # Without attention pages take nothing; they count tokens.
+    # Pages of models without attention have no bytes; they only count tokens.
     room = free // page_bytes if page_bytes else max(wanted or 0, least, most or 0)
     useful = room if most is None else min(room, most)
     pages = max(least, useful if wanted is None else wanted)

@@ -1,4 +1,4 @@
-"""Parts of a device worker, and the memory shared by all its steps."""
+"""The objects that a device worker is made of, and the device memory shared by all its steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from sylvan.kernels.scan.device_spans import DeviceSpans
 from sylvan.runtime.core.forward import NO_EDITS, BatchLimits, ForwardBatch, StepEdits
 from sylvan.runtime.executor.device.edits import StagedEdits
-from sylvan.runtime.executor.device.layout import Host, StagedInputs, step_layout
+from sylvan.runtime.executor.device.layout import HostInputs, StagedInputs, step_layout
 from sylvan.runtime.executor.device.table import DevicePageTable
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.executor.inputs import Sizes
 from sylvan.runtime.executor.runner import ModelRunner
-from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.platform.api import Platform
 from sylvan.runtime.sampling.on_device import DeviceSampling
 from sylvan.runtime.sampling.processors import LogitsProcessor
@@ -25,8 +25,8 @@ _HOST_COPIES = 3  # two steps in flight, and one being written
 class StepMemory:
     """Persistent inputs (narrow for decoding, wide for prompts) and newest tokens.
 
-    Graphs read these inputs. `last_S` is the newest token of each request slot, plus a slot for
-    padding.
+    Captured graphs read these inputs. `last_S` is the newest token of each request slot, plus an
+    entry for padding.
     """
 
     def __init__(
@@ -40,26 +40,26 @@ class StepMemory:
         self.table = DevicePageTable(platform, batch.host.page_tables, batch.page_tables)
         reqs, groups = limits.max_reqs, len(batch.page_tables)
         self._narrow = StagedInputs(step_layout(reqs, reqs, groups), platform, _HOST_COPIES)
-        wide = step_layout(limits.max_tokens, reqs, groups, limits.most_samples)
+        wide = step_layout(limits.max_tokens, reqs, groups, limits.max_sampled_rows)
         self._wide = StagedInputs(wide, platform, _HOST_COPIES)
         starts = self._narrow.device["q_starts"]  # same for every decoding step
         starts.copy_(torch.arange(len(starts), dtype=torch.int32))
-        self._ids = self._feed = torch.empty(0)
+        self._ids = self._in_flight_slots = torch.empty(0)
 
     def inputs(self, tokens: int, requests: int) -> StagedInputs:
-        """The inputs for a step of this size."""
+        """Return the inputs that a step of this size uses."""
         return self._narrow if tokens == requests else self._wide
 
-    def point(
+    def set_views(
         self,
         inputs: StagedInputs,
         sizes: Sizes,
-        host: Host | None = None,
+        host: HostInputs | None = None,
         edits: StepEdits = NO_EDITS,
     ) -> None:
-        """Point the batch at the first rows of the inputs; call it inside `Stream.run`.
+        """Make the batch view the rows of the inputs that a step uses; call inside `Stream.run`.
 
-        `host` is their source, for backends that plan on the host.
+        `host`: the host copy of the inputs, for attention backends that plan on the host.
         """
         batch, device = self.batch, inputs.device
         batch.edits = edits
@@ -79,28 +79,28 @@ class StepMemory:
         batch.q_starts_R = device["q_starts"][: requests + 1]
         batch.req_slots_R = device["req_slots"][:requests]
         batch.sample_rows = device["sample_rows"][:samples]
-        self._feed = device["feed"][:rows]
+        self._in_flight_slots = device["in_flight_slots"][:rows]
         batch.state_spans = None
         if batch.states is not None and sizes.bucket is not None:
             batch.state_spans = DeviceSpans(batch.q_starts_R, device["state_slots"][:requests])
 
-    def feed(self, batch: ForwardBatch) -> None:
-        """Replace ids in flight by the newest tokens; captured in graphs.
+    def resolve_in_flight(self, batch: ForwardBatch) -> None:
+        """Resolve ids in flight to the newest tokens of their slots; captured in graphs.
 
         Always reads the persistent inputs, even if the batch was resolved before, because the
         warm-up step precedes the capture.
         """
-        newest = self.last_S[self._feed.clamp_min(0)]
-        ids = torch.where(self._feed >= 0, newest, self._ids)
+        newest = self.last_S[self._in_flight_slots.clamp_min(0)]
+        ids = torch.where(self._in_flight_slots >= 0, newest, self._ids)
         batch.input_ids_T = ids.clamp(0, self._table_rows - 1)
 
-    def point_bucket(self, bucket: GraphBucket) -> ForwardBatch:
-        """Turn the batch into a step of padding only, for capturing."""
+    def set_bucket_views(self, bucket: GraphBucket) -> ForwardBatch:
+        """Make the batch a step of padding of this size, for capturing a graph."""
         inputs = self.inputs(bucket.rows, bucket.requests)
         if not bucket.decodes:
             inputs.clear()
         inputs.device["state_slots"].fill_(-1)
-        self.point(inputs, Sizes(0, 0, 0, bucket))
+        self.set_views(inputs, Sizes(0, 0, 0, bucket))
         return self.batch
 
 
@@ -132,6 +132,6 @@ class StagedStep:
     """Inputs of a step: the buffer they are written to, the sizes in use, and the edits."""
 
     inputs: StagedInputs
-    host: Host
+    host: HostInputs
     sizes: Sizes
     edits: StagedEdits

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sylvan.runtime.executor.device.counts import DeviceCounts
-from sylvan.runtime.executor.device.logprobs import LogprobReader, Wanted, sampled_logits
+from sylvan.runtime.executor.device.logprobs import LogprobReader, LogprobRequest, sampled_logits
 from sylvan.runtime.executor.device.parts import DeviceParts, StagedStep
 from sylvan.runtime.executor.results import no_valid_token
 from sylvan.runtime.platform.api import Event, PlatformStream
@@ -54,7 +54,7 @@ class DevicePendingSample:
 
 
 class SampleLaunch:
-    """`prepare` copies parameters and masks of the step, `run` launches the sampling."""
+    """Samples one step: `prepare` copies parameters and masks, `run` launches the kernels."""
 
     def __init__(
         self, parts: DeviceParts, counts: DeviceCounts, staged: StagedStep, rows: SamplingBatch
@@ -78,7 +78,7 @@ class SampleLaunch:
         for row in np.flatnonzero(params.has_logprobs[rows.slots]).tolist():
             options = params.logprobs[rows.slots[row]]
             assert options is not None
-            reader = LogprobReader(self._platform, Wanted(1, options), params.vocab_size)
+            reader = LogprobReader(self._platform, LogprobRequest(1, options), params.vocab_size)
             self._drawing.readers[row] = reader
             self._temperatures[row] = float(params.temperature[rows.slots[row]])
 
@@ -125,7 +125,7 @@ class SampleLaunch:
         self._masks = bits, rows
 
     def _keep_entries(self, rows: SamplingBatch) -> None:
-        """Entries for early stop ids (banned) and `logit_bias`."""
+        """Copy the logits to change: stop ids that are still banned, and `logit_bias`."""
         params, slots = rows.params, rows.slots
         parts: list[tuple[int, np.ndarray, np.ndarray]] = []
         for row in np.flatnonzero(rows.positions < params.min_position[slots]).tolist():
@@ -157,7 +157,7 @@ class SampleLaunch:
         views = self._staged.inputs.device
         sampling = self._parts.sampling
         # Kernels that generate random numbers have no fast path for all-greedy rows.
-        drawn = None if self._greedy and not sampling.makes_numbers else self._rows(count)
+        drawn = None if self._greedy and not sampling.generates_random else self._rows(count)
         filters = self._filtered and not self._greedy
         ids_N = sampling.draw(logits_NV, drawn, filtered=filters)
         self._parts.memory.last_S.index_copy_(0, views["slots"][:count].long(), ids_N)

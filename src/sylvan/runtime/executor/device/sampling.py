@@ -19,7 +19,7 @@ from sylvan.runtime.sampling.on_device import (
 class TritonSampling:
     """Triton kernels that edit logits and sample without sorting."""
 
-    makes_numbers = True
+    generates_random = True
 
     def __init__(self, kernels: Any) -> None:
         """`kernels`: a module with `edit` and `draw`, as `kernels.sample.triton_sample`."""

@@ -37,6 +37,6 @@ def fill_sampling(
 def fill_uniform(
     arrays: Arrays, slots: IntArray, positions: np.ndarray, params: SamplingSlots
 ) -> None:
-    """Write random numbers made on the host, for samplers that make none themselves."""
+    """Write random numbers generated on the host, for kernels that generate none."""
     count = len(slots)
     arrays["uniform"][:count] = uniform(params.seed[slots], params.sample[slots], positions)

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyExecutor:
-    """Implements `Executor` without PyTorch, whose import takes as long as the rest of a start.
+    """Implements `Executor` without PyTorch, whose import would double the time of a start.
 
     When a command or a request first needs PyTorch, the full executor is built in a thread, over
     the same memory, while the steps of other requests continue. It then runs all later steps.
 
     Args:
-        caps: Capabilities of both executors.
+        caps: Facts for the scheduler, the same for both executors.
         steps: Runs the saved program.
         build: Builds the full executor, which continues with `steps.memory`.
         overlap: See `StepExecutor`.
@@ -81,7 +81,7 @@ class EarlyExecutor:
             if exceeds or self.whole:
                 self._take_over()
             if exceeds and self._whole is None:
-                why = f"PyTorch is needed, and cannot be used: {self.failure}"
+                why = f"PyTorch is needed but cannot be used: {self.failure}"
                 return FinishedStep(None, ExecutorError(why))
         executor = self._early if self._whole is None else self._whole
         self._last = executor.launch(plan)
@@ -105,7 +105,7 @@ class EarlyExecutor:
         """Wait for the full executor, which runs all later steps."""
         assert self._building is not None
         if self._last is not None:
-            with contextlib.suppress(ExecutorError):  # raised where the step is awaited
+            with contextlib.suppress(ExecutorError):  # the step's own `wait` raises it
                 self._last.wait()
         if self._building.exception() is None:
             self._whole = self._building.result()
@@ -140,4 +140,4 @@ class _LateCommand:
 
 def _log_failure(building: Future[Executor]) -> None:
     if not building.cancelled() and (error := building.exception()) is not None:
-        logger.error("PyTorch is needed, and cannot be used", exc_info=error)
+        logger.error("PyTorch is needed but cannot be used", exc_info=error)

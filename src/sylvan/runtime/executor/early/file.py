@@ -1,4 +1,4 @@
-"""Saved programs: one file with all that a start without PyTorch needs to know of a model."""
+"""Saved programs: one file with everything that a start without PyTorch needs from a model."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 class SavedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as an executor knows it.
+    """Properties of a saved model.
 
     Attributes:
-        facts: Of `EngineCore`.
+        facts: Facts for `EngineCore`.
         exact: Whether answers never depend on the batch.
-        caps: Of the executor; its only KV group may have another number of pages.
-        limits: Of a step.
-        page_bytes: Of KV, in all layers.
+        caps: Facts for the scheduler; the number of pages may differ in a later start.
+        limits: Size of the largest step.
+        page_bytes: Bytes of a KV page in all layers.
         vocab_size: Columns of logits.
         weights: Name of the file of packed weights, in the same directory.
-        weights_digest: See `Blob.digest`.
+        weights_digest: `Blob.digest` of that file.
     """
 
     facts: dict[str, str | int | float | bool | None]
@@ -46,13 +46,13 @@ class SavedModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_digest: str
 
     def with_pages(self, num_pages: int) -> ExecutorCaps:
-        """Capabilities with so many pages of KV."""
+        """Return `caps` for a KV cache of this many pages."""
         [group] = self.caps.kv_groups
         return replace(self.caps, kv_groups=(replace(group, num_pages=num_pages),))
 
 
 class _About(msgspec.Struct, frozen=True):
-    """The first array holds the ops."""
+    """Header of the file, whose first array holds the ops."""
 
     model: SavedModel
     pieces: list[BufferSource]
@@ -69,7 +69,7 @@ class SavedProgram:
     weights: Blob
 
     def pages(self, num_pages: int) -> Bytes:
-        """Allocate memory for KV, (pages, bytes of a page)."""
+        """Allocate memory for KV. Shape: (pages, bytes of a page)."""
         return allocate(num_pages * self.model.page_bytes).reshape(num_pages, -1)
 
 
@@ -85,7 +85,7 @@ def save_program(files: CacheFiles, name: str, model: SavedModel, image: Program
 
 
 def read_program(files: CacheFiles, name: str) -> SavedProgram | None:
-    """Read the file of an earlier start; None: there is no usable one."""
+    """Read a program that an earlier start saved; None: there is none, or it is unusable."""
     path = files.folder / name
     try:
         blob = read_blob(path)

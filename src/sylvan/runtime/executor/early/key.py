@@ -20,21 +20,21 @@ from sylvan.kernels.cache_files import CacheFiles
 from sylvan.kernels.native.library import ops_digest
 
 _FORMAT = 1
-"""Increment when the contents of files change."""
+"""Format number of saved programs; increment it when their contents change."""
 _DECIDING = "kernels", "checkpoints", "runtime/executor", "runtime/layers", "runtime/models"
 _OF_NO_PROGRAM = (
     *("server", "limits", "text", "observe", "grammar", "embedding", "media", "chaos"),
     *("served_model_name", "weight_version", "tokenizer", "load_cache", "seed", "processes"),
 )
-"""Settings that no program depends on."""
+"""Settings that do not affect a program."""
 
 
 def program_name(config: Config, variant: str) -> str:
-    """The file of the program, which may not exist.
+    """Return the file name of the program, which may not exist.
 
     Args:
-        config: Resolved.
-        variant: Of the kernels.
+        config: The resolved configuration.
+        variant: Variant of the kernels.
     """
     folder = model_dir(config.model)
     said = {

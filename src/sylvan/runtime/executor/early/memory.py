@@ -1,4 +1,4 @@
-"""State that later steps continue with, in this executor or the next one."""
+"""Memory that the early executor hands to the full executor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class InheritedMemory:
         pages: KV of the model's only group, (pages, bytes of a page).
         host: Page tables and inputs.
         slots: Sampling parameters of requests, and their newest tokens.
-        file: Of the packed weights.
-        weights: Its contents.
+        file: Name of the file of packed weights.
+        weights: Contents of that file.
     """
 
     pages: Bytes

@@ -40,7 +40,7 @@ class FinishedStep:
 
 
 class HostPages:
-    """Implements `PageRegions`: one region."""
+    """Implements `PageRegions` over one region of host memory."""
 
     def __init__(self, memory: Bytes) -> None:
         self._address = memory.ctypes.data
@@ -57,11 +57,11 @@ class SavedSteps:
     Args:
         library: The kernels that the program was compiled for.
         saved: The program.
-        num_pages: Of KV.
-        threads: Of the kernels.
+        num_pages: Pages of the KV cache.
+        threads: Threads of the kernels.
 
     Attributes:
-        memory: What the next executor continues with.
+        memory: Memory that the next executor continues with.
 
     Raises:
         IndexError: The program does not fit its weights.
@@ -90,22 +90,22 @@ class SavedSteps:
             self.memory.slots.newest,
             self.memory.slots.params,
         )
-        self._ahead = PagePrefaulter([HostPages(pages)])
-        self._ahead.start()
+        self._prefaulter = PagePrefaulter([HostPages(pages)])
+        self._prefaulter.start()
 
     def launch(self, plan: StepPlan) -> FinishedStep:
         """Compute a step; a failure is part of the result."""
-        self._ahead.begin(plan.pages)
+        self._prefaulter.begin(plan.pages)
         try:
             return FinishedStep(self._result(plan))
         except FAILURES as error:
             return FinishedStep(None, failure(error))
         finally:
-            self._ahead.end()
+            self._prefaulter.end()
 
     def close(self) -> None:
         """End the threads; the memory may belong to another executor by now. Idempotent."""
-        self._ahead.close()
+        self._prefaulter.close()
 
     def _run(self, step: StepRun) -> int:
         return self._program_run(self._part.handle, ctypes.byref(step))
@@ -118,7 +118,7 @@ class SavedSteps:
         if plan.pages.size:
             groups, rows, entries, pages = plan.pages
             memory.host.page_tables[groups, rows, entries] = pages
-        for copy in plan.copies:  # tokens of a page are interleaved, so all of it is copied
+        for copy in plan.copies:  # copies whole pages, because their tokens are interleaved
             memory.pages[copy.target] = memory.pages[copy.source]
         if not plan.num_slices:
             return StepResult()

@@ -7,7 +7,7 @@ from sylvan.runtime.core.host import HostArrays
 
 
 def run_arguments(host: HostArrays) -> StepRun:
-    """Run-time arguments that point at these arrays, which must not move."""
+    """Return the arguments of a program's runs, with pointers to these arrays."""
     return StepRun(
         table_stride=host.page_tables.shape[2],
         groups=len(host.page_tables),

@@ -15,8 +15,8 @@ import torch
 
 from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.core.forward import ForwardBatch
+from sylvan.runtime.executor.graph_buckets import GraphBucket
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.sizes import GraphBucket
 from sylvan.runtime.platform.api import Platform, PlatformGraph
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.params import SamplingSlots

@@ -1,4 +1,4 @@
-"""The step of a program as a backend runs it."""
+"""Runs a whole step of a program in one native call, sampling included."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class ProgramStep:
     """Implements `FusedStep`.
 
     Args:
-        program: A compiled model.
-        batch: Limits and buffers; its counts follow the plans.
+        program: The compiled model.
+        batch: Limits and buffers of all steps; each plan updates its counts.
         logits_RV: Buffer of the program's logits, for the maximum number of rows.
         last_token: See `NativeStep`.
         params: Sampling parameters of the request slots.
-        states: Of recurrent layers; None: the model has none.
+        states: States of recurrent layers; None: the model has none.
     """
 
     def __init__(

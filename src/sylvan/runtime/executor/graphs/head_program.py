@@ -19,7 +19,7 @@ from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.attention.native import NativeTensorAttention
 from sylvan.runtime.core.forward import BatchLimits, ForwardBatch
 from sylvan.runtime.executor.graphs.arguments import run_arguments
 from sylvan.runtime.executor.graphs.pages import NativePool
@@ -86,7 +86,7 @@ class HeadProgram:
         """
         assert isinstance(batch.kv, NativePool)
         limits: BatchLimits = batch.limits
-        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+        sizes = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.max_sampled_rows)
         pages = {layer: batch.kv.layers[0]}
         parts = dtype, sizes, pages, library.constants
         tracer = NativeTracer(*parts)
@@ -96,11 +96,11 @@ class HeadProgram:
         layout = compile_graph(tracer.graph)
         if called:  # both passes attend over the same pages
             finish_host_modules(called, dtype, torch.get_num_threads())
-            batch.attention = NativeCalls(NativePagedAttention(library, dtype, pages))
+            batch.attention = NativeTensorAttention(NativePagedAttention(library, dtype, pages))
         self._whole = Program(library, layout)
         self._rest = Program(library, layout, traced.rest)
         self._run, self._batch = run_arguments(batch.host), batch
-        whole, outputs = self._whole, limits.most_samples
+        whole, outputs = self._whole, limits.max_sampled_rows
         self._logits_RW = whole.read(traced.logits, outputs)
         self._next_RD = whole.read(traced.next_hidden, outputs)
         self._hidden_TD = whole.read(traced.hidden, limits.max_tokens)

@@ -32,7 +32,7 @@ from sylvan.runtime.executor.graphs.native_layers import (
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule, tile_rows
+from sylvan.runtime.executor.graphs.native_modules import MAX_ROWS, NativeRowsModule, tile_rows
 from sylvan.runtime.executor.graphs.native_modules import RowProgram as Part
 from sylvan.runtime.executor.graphs.natives import NativeKernels, with_attention
 from sylvan.runtime.layers.attention import PagedAttention
@@ -109,7 +109,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
     def part(call: _Call, rows: int = tile) -> Part:
         program = Program(library, layout, call.segment, call.segment + 1)
         cols = padded(call.x.cols)
-        buffer = buffers.setdefault(cols, torch.zeros(MOST_ROWS, cols, dtype=dtype))
+        buffer = buffers.setdefault(cols, torch.zeros(MAX_ROWS, cols, dtype=dtype))
         single = len(program.ops) == 1
         return Part(program, call.x, call.out, dtype, rows, single=single, buffer=buffer)
 
@@ -123,7 +123,7 @@ def use_native_layers(model: nn.Module, dtype: torch.dtype, threads: int) -> Nat
 
 
 def _tracer(library: Library, dtype: torch.dtype) -> NativeTracer:
-    limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+    limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=1)
     return NativeTracer(dtype, limits, {}, library.constants, whole_steps=False)
 
 
@@ -150,7 +150,7 @@ def _layers(model: nn.Module, trial: NativeTracer) -> Iterator[_Layer]:
             _Traced.of(_Layer(module, its_names), trial)
         except Unsupported:
             continue
-        kept |= set(module.modules())  # the layer computes them
+        kept |= set(module.modules())  # parts of the layer that is replaced
         tied |= {id(part.weight) for part in module.modules() if isinstance(part, Linear)}
         yield _Layer(module, its_names)
     for module, its_names in names.items():

@@ -1,9 +1,10 @@
 """Native matrix products inside models that PyTorch runs.
 
-A model of the transformers library attends and routes in Python of its own, which reads numbers.
-Its modules that map rows to rows are traced (see `module_trace`), outer ones first: norms, MLPs and
-whatever consists of ops becomes one program. All other `nn.Linear` are programs of one op, and
-routed experts of six. An embedding that shares the weight of a matrix reads the packed weight.
+The Python of a transformers model depends on the values of tensors in its attention and routing, so
+the model cannot be traced as a whole. Modules that map rows to rows are traced one by one (see
+`module_trace`), outer ones first: a norm or an MLP becomes one program. Every other `nn.Linear`
+becomes a program of one op, routed experts a program of six. An embedding that is tied to a matrix
+reads the packed weight.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.module_ops import ModuleOps, experts_of, held, norm_of
 from sylvan.runtime.executor.graphs.module_trace import INPUT, plain, takes, trace_module
 from sylvan.runtime.executor.graphs.native_modules import (
-    MOST_ROWS,
+    MAX_ROWS,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
@@ -71,7 +72,7 @@ def use_native_linears(
     """
     try:
         library = load_library()
-        limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+        limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=1)
         trial = partial(NativeTracer, dtype, limits, {}, library.constants)
         tracer = trial()
     except (LibraryMissing, Unsupported):
@@ -206,7 +207,7 @@ class _Tracing:
         Raises:
             Unsupported: it does something else.
         """
-        if not takes(module, 1) or isinstance(module, nn.Sequential):  # whose parts may be indexed
+        if not takes(module, 1) or isinstance(module, nn.Sequential):  # models index its parts
             raise Unsupported("a list of modules, or several arguments")
         parameters = dict(module.named_parameters())
         cols = next(iter(parameters.values())).shape[-1]

@@ -1,7 +1,7 @@
-"""Typed ops of a traced module: norms, products, gated activations, sums, and what joins them.
+"""Matches the torch functions of a traced module to typed ops: norms, products, activations, sums.
 
-Each row of the result depends on the same row of the input only. Casts within a module are left
-out: an op rounds once, where modules of other libraries may round several times.
+Each row of the result depends only on the same row of the input. Casts within a module are
+omitted: an op rounds once, where the module may round several times.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ModuleOps:
     """Emits the ops of a traced module.
 
     Args:
-        x: Its rows.
-        parameters: By name.
+        x: Input rows of the module.
+        parameters: Parameters of the module, by name.
 
     Attributes:
-        packed: Parameters that a weight is packed from, stacked by rows, and that weight.
+        packed: Weights to pack, each with the parameters that are stacked in it by rows.
     """
 
     x: TracedTensor
@@ -60,7 +60,7 @@ class ModuleOps:
         """
         node = plain(node)
         if not isinstance(node, TensorNode):
-            raise Unsupported(f"{node!r} in place of rows")
+            raise Unsupported(f"{node!r} instead of rows")
         if node.function == INPUT:
             return self.x
         if node not in self._found:
@@ -342,14 +342,14 @@ class ExpertStacks:
     def weights(self) -> ExpertWeights:
         """Return the stacks as (E, outputs, inputs)."""
         both = (stack.detach() for stack in (self.gate_up, self.down))
-        turned = [stack.transpose(1, 2) if self.transposed else stack for stack in both]
-        return ExpertWeights(gate_up=held(turned[0]), down=held(turned[1]), act=self.act)
+        stacks = [stack.transpose(1, 2) if self.transposed else stack for stack in both]
+        return ExpertWeights(gate_up=held(stacks[0]), down=held(stacks[1]), act=self.act)
 
 
 def experts_of(module: Any, dtype: torch.dtype) -> ExpertStacks | None:
     """Match experts of transformers' interface that have two stacks of weights and nothing else.
 
-    The interface says how the stacks lie; what is between them is a method, which is traced.
+    The interface defines the layout of the stacks; the method between the two products is traced.
     """
     stacks: list[Any] = [getattr(module, name, None) for name in _STACKS]
     if not hasattr(type(module).forward, "__wrapped__") or not hasattr(module, "is_transposed"):

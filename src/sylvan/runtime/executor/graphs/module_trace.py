@@ -1,7 +1,7 @@
 """Traces modules of other libraries on tensors without numbers, as graphs of torch functions.
 
-The module's own Python runs once, on the meta device. Its shapes, methods and helper functions are
-those of a real call; what depends on numbers cannot be traced.
+The module's own Python runs once, on the meta device, with the shapes of a real call. A module that
+depends on the values of tensors cannot be traced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TensorNode:
         dtype: Its type.
         args: Arguments of the function: nodes and other values; the name of a parameter.
         options: Keyword arguments.
-        part: Which of the tensors that the function returned.
+        part: Index among the tensors that the function returned.
     """
 
     function: str
@@ -52,10 +52,10 @@ class TensorNode:
 
 
 def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> TensorNode:
-    """Return the node that a module returns for rows (1, T, cols).
+    """Trace a module on rows (1, T, cols); return the node of its result.
 
     Raises:
-        Unsupported: it cannot be traced, or returns anything but rows.
+        Unsupported: the module cannot be traced, or does not return rows.
     """
     x = torch.empty(1, _ROWS, cols, dtype=dtype, device="meta")
     without, names = _without_numbers(module)
@@ -63,7 +63,7 @@ def trace_module(module: nn.Module, cols: int, dtype: torch.dtype) -> TensorNode
 
 
 def trace_function(run: Callable[[torch.Tensor], Any], x: torch.Tensor) -> TensorNode:
-    """Return the node that a function returns for a meta tensor; raises as `trace_module`."""
+    """Trace a function on a meta tensor; return the node of its result. See `trace_module`."""
     return _result(_Trace(x, {}), run, x)
 
 
@@ -123,7 +123,7 @@ def _result(trace: _Trace, run: Callable[[torch.Tensor], Any], x: torch.Tensor) 
     if not isinstance(node, TensorNode) or node.dtype != x.dtype:
         raise Unsupported(f"a module that returns {getattr(found, 'dtype', type(found).__name__)}")
     if trace.changes:
-        raise Unsupported(f"torch.{trace.changes}, which changes tensors or draws numbers")
+        raise Unsupported(f"torch.{trace.changes}, which writes in place or draws random numbers")
     return node
 
 
@@ -131,15 +131,15 @@ class _Trace(TorchFunctionMode):
     """Mode that records each torch function with its arguments.
 
     Attributes:
-        nodes: Tensors that the functions returned, in order.
-        changes: A function that changes tensors in place or draws numbers; empty: there is none.
+        nodes: Nodes of the tensors that the functions returned, in order.
+        changes: Name of a function that writes in place or draws random numbers; empty: none did.
     """
 
     def __init__(self, x: torch.Tensor, parameters: Mapping[int, str]) -> None:
         super().__init__()
         self._parameters = parameters
         self._nodes = {id(x): _node(INPUT, x)}
-        self._kept: list[Any] = [x]  # so that ids stay theirs
+        self._kept: list[Any] = [x]  # keeps tensors alive, so that no id is reused
         self.nodes: list[TensorNode] = []
         self.changes = ""
 

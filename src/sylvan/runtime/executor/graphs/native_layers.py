@@ -25,7 +25,7 @@ class NativeLayerLinear(nn.Module):
     """Replaces a `Linear`, whose weight has been freed."""
 
     def __init__(self, module: Linear, own: NativeRowsModule, wide: NativeRowsModule) -> None:
-        """`own` returns rows of the model's dtype, `wide` of float32."""
+        """`own` returns rows in the model's dtype, `wide` in float32."""
         super().__init__()
         self.weight, self.bias, self.lora = module.weight, module.bias, module.lora
         self._own, self._wide = own, wide
@@ -51,10 +51,10 @@ class NativeLayerNorm(nn.Module):
         added: RowProgram,
         residual: TracedTensor,
     ) -> None:
-        """`alone` norms rows, by dtype; `added` norms the sum of rows and residual."""
+        """`alone`: norms of rows, by their dtype; `added`: the norm of rows plus residual."""
         super().__init__()
         self.weight = module.weight
-        self._stands_for = (module,)  # not registered as a child module
+        self._wrapped = (module,)  # not registered as a child module
         self._dtype = added.dtype
         self._alone = {kind: _NormCall(native) for kind, native in alone.items()}
         self._added = _NormCall(added)
@@ -71,7 +71,7 @@ class NativeLayerNorm(nn.Module):
                 return self._alone[kind](x), x
         elif known and x.dtype == self._dtype and _is_stream(residual) and self._added.fits(x):
             return self._added(x, (self._residual, residual.data_ptr())), residual
-        return self._stands_for[0](x, residual)
+        return self._wrapped[0](x, residual)
 
 
 def _is_stream(residual: torch.Tensor) -> bool:

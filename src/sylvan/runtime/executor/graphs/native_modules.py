@@ -23,7 +23,7 @@ from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.program import Program
 
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 """Maximum rows per call, if rows must be copied or kept between ops.
 
 Larger calls read expert weights less often: 1.2 times as fast as 512 on 2,048 rows.
@@ -38,7 +38,7 @@ class RowProgram:
     """A program that maps the rows of `x` to the rows of `out`.
 
     `tile`: its first op reads multiples of this many rows. `single`: it has one op, so it keeps no
-    intermediate results and takes any number of rows. `buffer` (MOST_ROWS, padded K): zero-padded
+    intermediate results and takes any number of rows. `buffer` (MAX_ROWS, padded K): zero-padded
     buffer for rows that cannot be read in place; None to read `x` in place.
     """
 
@@ -64,27 +64,27 @@ class NativeRowsModule(nn.Module):
 
     def __init__(self, module: nn.Module, native: RowProgram) -> None:
         super().__init__()
-        self._stands_for = (module,)  # not a child module: its matrices are freed
+        self._wrapped = (module,)  # not a child module: its matrices are freed
         program, x, out = native.program, native.x, native.out
         self._program, self._dtype, self._tile = program, native.dtype, native.tile
         self._made = torch.float32 if out.dtype == "f32" else native.dtype
-        # return float32 even if the module's rows have another type
+        # float32 results even if the module's rows have another type
         self._widens = self._made != native.dtype
         self._x, self._out = program.number(x), program.number(out)
-        buffer = program.read(x, MOST_ROWS) if native.buffer is None else native.buffer
+        buffer = program.read(x, MAX_ROWS) if native.buffer is None else native.buffer
         self._buffer_TK = buffer[:, : x.cols]  # its padding columns stay zero
         self._in, self._cols, self._padded = x.cols, out.cols, padded(out.cols)
         self._unpadded = padded(x.cols) == x.cols
-        self._most = sys.maxsize if native.single else MOST_ROWS  # rows of one call
+        self._most = sys.maxsize if native.single else MAX_ROWS  # rows of one call
         self._step = StepRun()
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "_stands_for" not in self.__dict__:
+            if "_wrapped" not in self.__dict__:
                 raise
-            return getattr(self._stands_for[0], name)
+            return getattr(self._wrapped[0], name)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: (..., K) -> (..., N)."""
@@ -94,7 +94,7 @@ class NativeRowsModule(nn.Module):
         """Compute the result. `beside`: further inputs per row, by number of the traced value."""
         count, given = x.numel() // self._in, x.dtype == self._dtype
         in_place = self._unpadded and given and not count % self._tile and x.is_contiguous()
-        if self._padded != self._cols or count > (self._most if in_place else MOST_ROWS):
+        if self._padded != self._cols or count > (self._most if in_place else MAX_ROWS):
             return self._in_parts(x, beside)
         rows = x if in_place else self._buffer_TK[:count].copy_(x.reshape(-1, self._in))
         out = torch.empty((*x.shape[:-1], self._cols), dtype=self._made)
@@ -114,7 +114,7 @@ class NativeRowsModule(nn.Module):
         out_TN = torch.empty(count, self._padded, dtype=self._made)
         in_place = self._unpadded and rows_TK.dtype == self._dtype and rows_TK.is_contiguous()
         in_place = in_place and not count % self._tile
-        most = self._most if in_place else MOST_ROWS
+        most = self._most if in_place else MAX_ROWS
         for first in range(0, count, most):
             part_TK = rows_TK[first : first + most]
             if not in_place:
@@ -158,7 +158,10 @@ class NativeExperts(NativeRowsModule):
         ids_TC = ids.to(torch.int32).contiguous()
         shares_TC = shares.to(torch.float32).contiguous()
         if not ids_TC.shape == shares_TC.shape == (len(x), self._top_k):
-            raise IndexError(f"choices {tuple(ids.shape)} with shares {tuple(shares.shape)}")
+            raise IndexError(
+                f"expert ids of shape {tuple(ids.shape)} with routing weights of shape "
+                f"{tuple(shares.shape)}"
+            )
         numbers = ids_TC.numpy().view(np.uint32)  # negative ids become large
         if numbers.size and numbers.max() >= self._num_experts:
             raise IndexError(f"expert ids must be in 0..{self._num_experts - 1}")
@@ -174,7 +177,7 @@ class NativeNorm(NativeRowsModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: (..., K) -> (..., K)."""
-        return self._computed(x) if x.dtype == self._dtype else self._stands_for[0](x)
+        return self._computed(x) if x.dtype == self._dtype else self._wrapped[0](x)
 
 
 class NativeEmbedding(nn.Module):

@@ -39,8 +39,8 @@ class NativeStep:
 
     Args:
         run: Runs a compiled model; returns the number of sampled rows without a valid token.
-        buffers: Of all steps.
-        logits: Address of the program's logits, and float32 numbers from one row to the next.
+        buffers: Buffers of all steps.
+        logits: Address of the program's logits, and the stride of their rows in float32 numbers.
         last_token: The newest token of each request slot, read and written by the call.
         params: Sampling parameters of the request slots.
     """
@@ -57,7 +57,7 @@ class NativeStep:
         host, limits = buffers.host, buffers.limits
         self._run = run_arguments(host)
         self._last_token = last_token
-        self._rows = NativeSamplingRows(params, limits.most_samples)
+        self._rows = NativeSamplingRows(params, limits.max_sampled_rows)
         self._rows.call.read(*logits)
         self._sample = ctypes.addressof(self._rows.call.struct)
         self._inputs = StepInputs(
@@ -67,12 +67,12 @@ class NativeStep:
             shifts=host.position_shifts.ctypes.data,
         )
         self._run.inputs = ctypes.addressof(self._inputs)
-        # cached address of the plan buffer: asking an array for it takes longer than the copy
+        # cached address of the plan buffer: reading it from the array takes longer than the copy
         self._numbers: IntArray = np.empty(
-            5 * limits.max_reqs + limits.most_samples + limits.max_tokens, np.int32
+            5 * limits.max_reqs + limits.max_sampled_rows + limits.max_tokens, np.int32
         )
         self._inputs.numbers = self._numbers.ctypes.data
-        self._typed = True  # whether any token's type may differ from 0
+        self._typed = True  # whether the buffer of token types may hold other numbers than 0
 
     @property
     def arguments(self) -> StepRun:

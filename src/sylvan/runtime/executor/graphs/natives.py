@@ -11,7 +11,7 @@ from sylvan.kernels.api import AttentionLayer
 from sylvan.kernels.native.attend import NativePagedAttention
 from sylvan.kernels.native.copies import WeightCopy
 from sylvan.kernels.native.library import Library
-from sylvan.runtime.attention.native import NativeCalls
+from sylvan.runtime.attention.native import NativeTensorAttention
 from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.pool.mha import KVShape
@@ -19,17 +19,17 @@ from sylvan.runtime.pool.mha import KVShape
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """The kernels in use, and the pages of native attention, if any."""
+    """The native kernels that a model uses, and its native attention, if any."""
 
     library: Library
     pool: NativePool | None = None
-    attention: NativeCalls | None = None
+    attention: NativeTensorAttention | None = None
     copies: Sequence[WeightCopy] = ()  # copies of the model's weights
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop caches derived from the weights."""
         if self.attention:
-            self.attention.forget()
+            self.attention.clear_cache()
 
     @property
     def name(self) -> str:
@@ -57,4 +57,4 @@ def with_attention(
             scale=1.0,
         )
     )
-    return NativeKernels(library, pool, NativeCalls(attention))
+    return NativeKernels(library, pool, NativeTensorAttention(attention))

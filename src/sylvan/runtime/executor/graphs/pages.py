@@ -1,4 +1,4 @@
-"""The KV pool of step programs: pages in the order that the native attention reads."""
+"""The KV pool of step programs: pages in the layout that the native attention kernels read."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class NativePool:
 
         Args:
             shape: Shape of the pages.
-            dtype: Of the model's rows.
-            small: Storage type of keys and values, if not the dtype.
+            dtype: Type of the model's rows.
+            small: Storage type of keys and values, if not `dtype`.
             latent: For latent attention: number of key columns that are also the values.
             index: For sparse attention: number of last key columns, which the indexer scores.
 

@@ -1,7 +1,7 @@
 """Runs untraceable modules through PyTorch between the native parts of a program.
 
-One such module does not cost the whole model: norms, residuals and other modules of its block, the
-embedding and the head stay in the program. Its own layers still use kernels where they exist.
+The rest of the model stays in the program: norms, residuals, the other modules of the block, the
+embedding and the head. Layers inside the untraceable module still use kernels where they exist.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SymbolicBatch:
     """The batch as the model sees it during tracing.
 
     Attributes:
-        edits: Values that steps may edit, in order: layer, the following segment, and the value.
+        edits: Values that steps may edit, in order: the layer, the next segment, and the value.
     """
 
     def __init__(self, tracer: NativeTracer) -> None:

@@ -55,17 +55,17 @@ class Traced:
     """Values of a traced model that are written during a step or read after it."""
 
     hidden: TracedTensor
-    taken: TracedTensor  # rows of `hidden`, for the head
+    taken: TracedTensor  # the rows of `hidden` that the head reads
     logits: TracedTensor
     edits: Sequence[tuple[int, int, TracedTensor]]  # see `SymbolicBatch`
-    take: int  # segment that selects rows; the head follows it
+    take: int  # the segment that selects these rows; the head is the next one
     layers: Mapping[int, TracedTensor]  # kept layer outputs
-    given: TracedTensor | None = None  # replaces embeddings
+    given: TracedTensor | None = None  # vectors that replace the embeddings of rows
     stream: TracedTensor | None = None  # input of the next pipeline stage
 
 
 class ProgramRunner:
-    """See `ModelRunner`. One native call per step, whatever the mix of prompts and decodes.
+    """Implements `ModelRunner` by a step program: one native call per step of any size.
 
     Compiling packs the weights one at a time and frees the torch parameters; a model that cannot be
     traced stays unchanged. Untraceable modules of blocks are called back through PyTorch. Batches
@@ -73,8 +73,8 @@ class ProgramRunner:
 
     Attributes:
         copies: Packed copies of the model's weights.
-        costs: Bytes that its ops read and write.
-        host_calls: Names of the modules that PyTorch computes; usually none.
+        costs: Bytes that each op reads and writes.
+        host_calls: Names of the modules that PyTorch computes; empty: none.
         buffers: Scratch memory of a step; nothing in it outlives the step.
     """
 
@@ -130,7 +130,7 @@ class ProgramRunner:
         self._rows_and_head = Program(library, layout, traced.take)
         self._head = Program(library, layout, traced.take + 1)
         self._traced = traced
-        self._rows = np.zeros(limits.most_samples, np.int32)
+        self._rows = np.zeros(limits.max_sampled_rows, np.int32)
         self._run = StepRun()
         self._batch: ForwardBatch | None = None
         self._states = StepStates(limits) if states else None
@@ -170,7 +170,7 @@ class ProgramRunner:
     ) -> ProgramStep | None:
         if not isinstance(sampler, NativeSampler) or self._program.calls_host:
             return None
-        whole = self._program.read(self._traced.logits, batch.limits.most_samples)
+        whole = self._program.read(self._traced.logits, batch.limits.max_sampled_rows)
         return ProgramStep(self._program, batch, whole, last_token, params, self._states)
 
     def put_stream(self, stream_TD: torch.Tensor) -> None:
@@ -266,7 +266,7 @@ def tracers(
     states: Sequence[torch.Tensor] = (),
 ) -> Callable[[], NativeTracer]:
     """Factory of tracers for a model of these rows, pages and recurrent states."""
-    most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.most_samples)
+    most = ProgramLimits(max_tokens=limits.max_tokens, max_outputs=limits.max_sampled_rows)
     return lambda: NativeTracer(dtype, most, pool.layers, library.constants, states=states)
 
 

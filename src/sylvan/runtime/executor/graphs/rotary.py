@@ -1,7 +1,7 @@
 """Moves the rotary embedding of transformers models into native attention.
 
-A model rotates queries and keys right before attention, by a function of its module. If a trial run
-of the whole model shows that nothing else reads the rotated tensors, its layers get a copy of their
+A transformers model rotates queries and keys right before attention, by a function of its module.
+If a trial run shows that only attention reads the rotated tensors, the layers get a copy of their
 forward in which that function only records the angles. Every call checks that attention receives
 the recorded tensors.
 
@@ -26,7 +26,7 @@ _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 def use_native_rotary(model: Any, step: AttentionStep, dtype: torch.dtype) -> bool:
-    """Let attention rotate queries and keys; False if nothing was changed.
+    """Let attention rotate queries and keys; return False if the model stays unchanged.
 
     Args:
         model: A model without recurrent states that attends through `step`.
@@ -69,7 +69,7 @@ def _written(module: nn.Module) -> Any:
 
 def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
     """A copy of the code in which the rotary function is replaced."""
-    turn = forward.__globals__[_NAME]
+    rotate = forward.__globals__[_NAME]
 
     def noted(
         q: torch.Tensor, k: torch.Tensor, cos: Any, sin: Any, *rest: Any, **options: Any
@@ -77,8 +77,8 @@ def _copied(forward: FunctionType, step: AttentionStep) -> FunctionType:
         plain = rest or options or step.batch is None
         table_TR = None if plain else _table(step, q, cos, sin)
         if table_TR is None:
-            return turn(q, k, cos, sin, *rest, **options)
-        step.turn = RotaryCall(q, k, table_TR)
+            return rotate(q, k, cos, sin, *rest, **options)
+        step.rotary = RotaryCall(q, k, table_TR)
         return q, k
 
     known = {**forward.__globals__, _NAME: noted}
@@ -149,7 +149,7 @@ class _Trial:
 
 
 def _tried(model: Any, step: AttentionStep) -> _Seen | None:
-    """Run a few tokens; return the recorded inputs of attention and the result."""
+    """Run the model on a few tokens; return the recorded inputs of attention, and the result."""
     seen, positions = _Seen(), torch.arange(7, 7 + _TOKENS)
     batch: Any = _Trial(seen, positions)
     step.begin(batch)

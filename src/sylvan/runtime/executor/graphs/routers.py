@@ -1,8 +1,8 @@
 """Native matrix products for the expert routers of transformers models.
 
-PyTorch's product of a few rows may differ in its last bits from that of many rows, so the experts
-of a row, or their weights, would depend on the batch. PyTorch still computes the rest of a router,
-in whole blocks of rows, because it computes the last elements of a tensor by different code.
+PyTorch's product of a few rows may differ in its last bits from the product of many rows, so the
+experts of a row, or their weights, would depend on the batch. PyTorch still computes the rest of a
+router, in whole blocks of rows, because it uses other code for the last elements of a tensor.
 
 Shapes: T rows, D columns, E experts.
 """
@@ -27,7 +27,7 @@ from sylvan.kernels.native.program import Program
 from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.executor.graphs.module_trace import PARAMETER, plain, products_of, takes
 from sylvan.runtime.executor.graphs.native_modules import (
-    MOST_ROWS,
+    MAX_ROWS,
     NativeRowsModule,
     RowProgram,
     tile_rows,
@@ -57,7 +57,7 @@ def use_native_routers(
         multiplied = _multiplied(router, weight, dtype)
         if multiplied in (torch.float32, torch.bfloat16):
             if multiplied not in tracings:
-                limits = ProgramLimits(max_tokens=MOST_ROWS, max_outputs=1)
+                limits = ProgramLimits(max_tokens=MAX_ROWS, max_outputs=1)
                 tracings[multiplied] = _Tracing(
                     NativeTracer(multiplied, limits, {}, library.constants), multiplied
                 )
@@ -159,7 +159,7 @@ class _Tracing:
 def _beside(
     model: nn.Module, names: Iterable[str]
 ) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Siblings of the named modules that have exactly one matrix, with that matrix."""
+    """Yield the siblings of the named modules that have exactly one matrix, with that matrix."""
     for parent in dict.fromkeys(name.rpartition(".")[0] for name in names):
         for child, module in model.get_submodule(parent).named_children():
             matrices = [x for x in module.parameters() if x.dim() == 2 and not x.is_meta]
@@ -173,7 +173,7 @@ def _some_rows(weight: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> torch.dtype | None:
-    """Type of the rows that a router multiplies by its weight; None if it does anything else."""
+    """Type of the rows that a router multiplies by its weight; None: it computes otherwise."""
     try:
         (product,) = products_of(router, weight.shape[1], dtype)
     except (Unsupported, ValueError):
@@ -185,7 +185,7 @@ def _multiplied(router: nn.Module, weight: nn.Parameter, dtype: torch.dtype) -> 
 
 
 def _by_rows(made: NativeRouter, x: torch.Tensor) -> bool:
-    """Whether a router computes each row alone as it does in a batch.
+    """Whether a router gives a row the same result alone and in a batch.
 
     It must also accept rows of more dimensions, with equal results.
     """

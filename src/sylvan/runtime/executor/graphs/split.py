@@ -25,8 +25,8 @@ class SplitPrompt:
     Args:
         library: Native kernels.
         layout: Layout of the whole program.
-        stop: Segment after the layers.
-        limits: Limits of a step: the most rows computed at once.
+        stop: The segment after the layers.
+        limits: Size of the largest chunk of a prompt.
         page_size: Tokens of a page.
     """
 
@@ -68,7 +68,7 @@ class SplitPrompt:
 
 
 def _cuts(layout: ProgramLayout, stop: int) -> Sequence[Sequence[int]]:
-    """Split consecutive ops into parts; a merge op stays with the ops it merges."""
+    """Split the ops into parts to run one by one; a merge op stays with the op it completes."""
     chosen = [i for i, op in enumerate(layout.ops) if op.segment < stop]
     merges = [isinstance(layout.ops[i], AttentionMerge) for i in chosen]
     numbers = itertools.accumulate(0 if merge else 1 for merge in merges)

@@ -11,7 +11,7 @@ from sylvan.runtime.core.states import StateWork
 
 
 class StepStates:
-    """Arrays of all steps, which must not move. `limits`: the largest step."""
+    """Arrays that native code reads, so they must not move. `limits`: the largest step."""
 
     def __init__(self, limits: BatchLimits) -> None:
         most = limits.max_reqs + limits.max_paths

@@ -21,14 +21,14 @@ from sylvan.runtime.executor.xla.weights import to_numpy
 
 
 class XlaAdapters:
-    """Copies what slots hold to the devices before the steps that use it.
+    """Copies adapters from the layers' slots to the devices, before the steps that use them.
 
     Args:
-        layers: By the number of the constant that describes them in the program.
+        layers: Layers with adapters, by the number of the program constant that describes them.
         mesh: The devices; each has all adapters.
 
     Attributes:
-        arrays: Arrays that a step reads, by the same numbers.
+        arrays: The arrays that a step reads, by the same numbers.
     """
 
     def __init__(self, layers: Mapping[int, LoraLayer], mesh: Mesh) -> None:
@@ -41,7 +41,7 @@ class XlaAdapters:
 
     @property
     def rows(self) -> LoraRows | None:
-        """The rows of the step with adapters; None: the model has no layers for them."""
+        """Rows of the step with adapters; None if no layer of the model takes adapters."""
         return next((layer.rows for layer in self._layers.values()), None)
 
     def slots_of(self, rows: IntArray) -> IntArray:

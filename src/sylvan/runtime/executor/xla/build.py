@@ -123,9 +123,15 @@ def _attend(chosen: str, mesh: Mesh) -> Attend:
 class _Lowered:
     """A traced model.
 
-    `whole` has all ops that read weights, and `adapters` are those of the layers by the number of
-    the constant that describes them. `edits` are the layers whose outputs vectors may change.
-    `apart`: why the model is not divided into blocks; empty if it is.
+    Attributes:
+        program: The program, to be compiled by bucket.
+        whole: All ops that read weights, those inside host calls included.
+        num_logits: Columns of the logits.
+        loads: Counters of rows per expert.
+        adapters: Layers with adapters, by the number of the constant that describes them.
+        edits: Layers whose outputs a step may replace or change by given vectors.
+        modules: Modules that PyTorch computes; None: every module has ops.
+        not_divided: Why the model is a single host call instead of blocks; empty if it has blocks.
     """
 
     program: LoweredProgram
@@ -135,17 +141,19 @@ class _Lowered:
     adapters: Mapping[int, LoraLayer]
     edits: Sequence[int]
     modules: TorchModules | None
-    apart: str
+    not_divided: str
 
 
 def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowered:
     pages = _traced_pages(plan, shape)
-    limits = ProgramLimits(max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.most_samples)
+    limits = ProgramLimits(
+        max_tokens=plan.limits.max_tokens, max_outputs=plan.limits.max_sampled_rows
+    )
 
     def tracer() -> NativeTracer:
         return NativeTracer(plan.build.dtype, limits, pages, _CONSTANTS)
 
-    used, traced, called, apart = _traced(plan, model, tracer, edits=_edits_inputs(plan))
+    used, traced, called, not_divided = _traced(plan, model, tracer, edits=_edits_inputs(plan))
     inner = inner_programs(called, used)
     graph = used.graph
     whole = graph.with_ops([*graph.ops, *(op for part in inner for op in part.ops)])
@@ -167,11 +175,11 @@ def _lower(plan: ModelPlan, model: Any, shape: KVShape, attend: Attend) -> _Lowe
         part.run = program.run_inner
     edits = [layer for layer, _, _ in traced.edits]
     logits, loads = traced.logits.cols, _loads(whole)
-    return _Lowered(program, whole, logits, loads, found, edits, modules, apart)
+    return _Lowered(program, whole, logits, loads, found, edits, modules, not_divided)
 
 
 def _edits_inputs(plan: ModelPlan) -> bool:
-    """Whether vectors may replace tokens; items that layers attend to never do."""
+    """Whether vectors may replace token embeddings; items of cross-attention never do."""
     media = plan.config.media
     return plan.edits_inputs and not (media is not None and media.cross)
 
@@ -179,10 +187,10 @@ def _edits_inputs(plan: ModelPlan) -> bool:
 def _traced(
     plan: ModelPlan, model: Any, make: Callable[[], NativeTracer], *, edits: bool
 ) -> tuple[NativeTracer, Traced, list[nn.Module], str]:
-    """Trace the model, and list the modules that PyTorch's functions compute.
+    """Trace the model; return also the modules that become host calls.
 
-    A model that cannot be divided into blocks becomes a single call between embedding and head; the
-    reason is returned last.
+    A model that cannot be divided into blocks becomes a single host call between embedding and
+    head. The last result says why, and is empty otherwise.
     """
     try:
         with host_modules(model, make(), attending=True) as called:
@@ -201,7 +209,7 @@ def _traced(
 
 
 def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
-    """Return the layers with adapters, keyed by the memory that describes them to kernels.
+    """Return the layers with adapters, keyed by the id of the memory that describes them.
 
     Their matrices are not packed, because no CPU kernel reads them.
     """
@@ -218,7 +226,7 @@ def _adapters_of(model: nn.Module) -> Mapping[int, LoraLayer]:
 def _rotary_tables(
     plan: ModelPlan, model: nn.Module, lowered: _Lowered, weights: Weights, mesh: Mesh
 ) -> RotaryTables | None:
-    """Return the copier of image positions to the devices; None without such positions."""
+    """Return what copies rotary rows of image positions to the devices; None if not needed."""
     if not _edits_inputs(plan) or not plan.config.rope_axes:
         return None
     leaves = lowered.modules.leaves.tensors if lowered.modules is not None else ()
@@ -240,7 +248,7 @@ def _with_tensors(
     """Find the tensors that PyTorch modules read, and load them.
 
     Raises:
-        ConfigError: a module calls a function without a lowering; names it.
+        ConfigError: a module calls a function that has no lowering; the message names it.
     """
     (name, lowered), (mesh, buckets), modules = what, sizes, what[1].modules
     assert modules is not None
@@ -250,7 +258,7 @@ def _with_tensors(
         for bucket in by_kind.values():
             functions.shape_of(bucket)
     except Unsupported as why:
-        before = f"{lowered.apart}, and " if lowered.apart else ""
+        before = f"{lowered.not_divided}, and " if lowered.not_divided else ""
         raise ConfigError(f"device={name}: {before}{why}; {_ELSEWHERE}") from None
     modules.found()
     return replace(loaded, weights=load_tensors(loaded.weights, modules.leaves.tensors, mesh))
@@ -263,15 +271,15 @@ def _check(plan: ModelPlan) -> None:
         "runner=eager: JAX runs step programs only; leave runner at auto": (
             options.runner not in ("auto", "program")
         ),
-        "deterministic=true cannot be kept: XLA's bits depend on the batch; leave it at auto": (
+        "deterministic=true: results of XLA depend on the batch; leave it at auto": (
             options.deterministic
         ),
         f"the model runs through transformers; {_ELSEWHERE}": plan.config.path == "transformers",
-        "its layers attend to any number of images, and compiled functions need a bound; "
+        "its layers attend to any number of images, and compiled functions need a limit; "
         f"{_ELSEWHERE}": bool(
             plan.config.media and plan.config.media.cross and not plan.config.media.one
         ),
-        "quantization: JAX expands matrices to the type of rows, so quantising them gains "
+        "quantization: JAX expands matrices to the type of activations, so quantisation saves "
         "nothing; leave it at none": options.quantization is not None,
         f"cache.page_size={options.page_size}: JAX needs a multiple of {PAGE_MULTIPLE}": bool(
             options.page_size % PAGE_MULTIPLE
@@ -299,7 +307,7 @@ def _mesh(name: str, options: LocalOptions) -> Mesh:
     if len(found) < count:
         raise ConfigError(
             f"parallel.devices={count}: JAX sees {len(found)} devices with device={name}; lower "
-            "it (CPUs: XLA_FLAGS=--xla_force_host_platform_device_count=N makes N)"
+            "it (or split the CPU into N by XLA_FLAGS=--xla_force_host_platform_device_count=N)"
         )
     return Mesh(np.array(found[:count]).reshape(options.data_groups, -1), (DATA, AXIS))
 
@@ -309,7 +317,7 @@ def _attention_of(name: str) -> str:
 
 
 def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
-    """Return pages without memory, one per group, for tracing shapes."""
+    """Return the layers' pages without memory, which give shapes to the trace."""
     if not plan.config.causal:
         return {}
     latent = plan.config.latent.latent if plan.config.latent else None
@@ -331,7 +339,7 @@ def _traced_pages(plan: ModelPlan, shape: KVShape) -> Mapping[int, LayerPages]:
 
 
 def _layers_of(graph: Graph, pages: Mapping[int, LayerPages]) -> Mapping[int, int]:
-    """Maps each constant that is a layer's keys to the layer."""
+    """Map each constant that holds a layer's keys to the layer."""
     layers = {id(page.keys): layer for layer, page in pages.items()}
     numbered = enumerate(graph.constants)
     return {number: layers[id(data)] for number, data in numbered if id(data) in layers}

@@ -14,7 +14,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @contextlib.contextmanager
 def counted_compilations(use: BucketUse) -> Iterator[None]:
-    """Context whose compilations are added to `use.recompiled`, whoever causes them."""
+    """Context in which every compilation of XLA is added to `use.recompiled`."""
 
     def heard(event: str, seconds: float, **about: object) -> None:
         del seconds, about

@@ -1,6 +1,6 @@
-"""Copies of whole pages within arrays, by functions that were compiled at the start.
+"""Copies whole pages within arrays, by functions that are compiled at the start.
 
-Shapes: G groups of devices with different requests, each with pages of its own from 0 on.
+Shapes: G groups of devices with different requests; each numbers its own pages from 0 on.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ _COPIES = 8
 
 
 class PageCopies:
-    """Copies pages in some of `arrays`, and puts the new arrays in place of the old ones.
+    """Copies pages of some layers, and replaces their arrays by the results.
 
     Args:
-        arrays: By layer.
-        layers: Those whose pages are copied.
+        arrays: Pages by layer.
+        layers: Layers whose pages are copied.
         mesh: The devices.
-        apart: Whether each group of devices has pages of its own, as with keys and values.
+        per_group: Whether each group of devices has its own pages, as with keys and values.
     """
 
     def __init__(
-        self, arrays: dict[int, Pages], layers: Sequence[int], mesh: Mesh, *, apart: bool = False
+        self,
+        arrays: dict[int, Pages],
+        layers: Sequence[int],
+        mesh: Mesh,
+        *,
+        per_group: bool = False,
     ) -> None:
         self._arrays, self._layers = arrays, layers
-        self._groups = mesh.shape[DATA] if apart else 1
-        by_group = PartitionSpec(DATA) if apart else PartitionSpec()
+        self._groups = mesh.shape[DATA] if per_group else 1
+        by_group = PartitionSpec(DATA) if per_group else PartitionSpec()
         self._numbered = NamedSharding(mesh, by_group)
         own = self._own()
         kept = jax.tree.map(lambda x: x.sharding, own)
@@ -61,7 +66,7 @@ class PageCopies:
         return {layer: self._arrays[layer] for layer in self._layers}
 
     def _numbers(self, copies: Sequence[tuple[int, int, int]]) -> jax.Array:
-        """Sources and targets of each group (G, copies, 2); others copy page 0 to itself."""
+        """Sources and targets by group (G, copies, 2), padded with copies of page 0 to itself."""
         found = np.zeros((self._groups, _COPIES, 2), np.int32)
         for number, (group, source, target) in enumerate(copies):
             found[group, number] = source, target

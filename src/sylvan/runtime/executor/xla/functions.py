@@ -1,6 +1,6 @@
-"""Compiled functions of an executor: steps by bucket, the head, and sampling.
+"""Compiled functions of a JAX executor: a step per bucket, the LM head, and sampling.
 
-All are compiled ahead of time, before the first step, so a call never triggers a compilation.
+All are compiled before the first step, so that no call triggers a compilation.
 JAX's compilation cache on disk makes the next start fast.
 """
 
@@ -30,7 +30,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 HEAD_ROWS = 16
-"""Rows per call of the head outside of steps."""
+"""Maximum rows of a call of the head outside of steps."""
 DRAW_TYPES = {
     "greedy": np.bool_,
     "temperature": np.float32,
@@ -54,7 +54,7 @@ class LoadedProgram:
 
 
 Edits = tuple[tuple[Any, Any], ...]
-"""Vectors (T, D) and which rows have one (T,), for each edit of the program; () for none."""
+"""For each edit of the program: vectors (T, D), and the mask of rows that have one (T,)."""
 
 
 class StepFunctions:
@@ -68,8 +68,8 @@ class StepFunctions:
         use: Counts compilations.
 
     Attributes:
-        kinds: What the vector of a step has.
-        num_edits: Buffers that vectors of a step may change.
+        kinds: Which inputs the model's steps have.
+        num_edits: Layers whose outputs a step may replace or change by given vectors.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class StepFunctions:
         return jax.eval_shape(self._traced(bucket), *self._given(bucket, edited=False))
 
     def step(self, bucket: StepBucket, vectors_GN: IntArray, edits: Edits = ()) -> Outputs:
-        """Start a step from the packed inputs of each group; it replaces the arrays of the memory.
+        """Start a step from each group's packed inputs; it replaces the arrays of the memory.
 
-        Rows and sampled rows of the results are those of the first group, then of the second.
+        The rows of all groups are concatenated in the results, and so are the sampled rows.
         """
         vectors = jax.device_put(vectors_GN, self._by_group)
         edits = jax.device_put(edits, self._whole)

@@ -28,11 +28,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InputKinds:
-    """Static facts for a model's steps.
+    """Which inputs the steps of a model have.
 
     Attributes:
         groups: KV groups.
-        states: Slots of recurrent states; 0: the model has none.
+        states: Slots of recurrent states; 0 if the model has none.
         adapters: Whether rows may have adapters.
         items: Whether rows attend to encoded items.
         shards: Groups of devices with different requests.
@@ -46,7 +46,7 @@ class InputKinds:
 
 
 def shapes_of(bucket: StepBucket, kinds: InputKinds) -> Shapes:
-    """Shapes of a step's arrays, in their order in the vector."""
+    """Shapes of a step's arrays, in the order of the vector."""
     tiles = bucket.tiles, bucket.tile_rows
     shapes: dict[str, tuple[int, ...]] = {
         "ids": (bucket.rows,),
@@ -123,13 +123,13 @@ def unpack(vector: jax.Array, bucket: StepBucket, kinds: InputKinds) -> PaddedIn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRows:
-    """The part of a step that a group of devices computes, in the order of the step.
+    """The part of a step that one group of devices computes, in the order of the step.
 
     Attributes:
         group: Number of the group.
-        rows: Rows of the step (T,).
-        requests: Its requests (R,).
-        samples: Its sampled rows, by their number in the step (S,).
+        rows: Indices of its rows in the step (T,).
+        requests: Indices of its requests in the step (R,).
+        samples: Indices of its sampled rows among those of the step (S,).
         starts: First row of each request among `rows` (R,).
         ends: Row after the last (R,).
     """
@@ -148,7 +148,7 @@ class GroupRows:
 
 
 def divide(batch: ForwardBatch, groups: int) -> list[GroupRows]:
-    """Divide a step among groups of devices, by the pages of its requests."""
+    """Divide a step among groups of devices: a request belongs to the group with its pages."""
     host, requests = batch.host, batch.num_reqs
     counts = np.diff(host.q_starts[: requests + 1])
     if groups == 1:
@@ -166,7 +166,7 @@ def divide(batch: ForwardBatch, groups: int) -> list[GroupRows]:
 
 
 def _pages_each(batch: ForwardBatch, groups: int) -> list[int]:
-    """Pages of a group of devices without page 0, by KV group."""
+    """Pages per group of devices, page 0 not counted, by KV group."""
     return [(memory.num_pages - 1) // groups for memory in batch.kv.groups]
 
 
@@ -184,7 +184,7 @@ def _of_group(group: int, counts: IntArray, numbers: Sequence[Any]) -> GroupRows
 
 
 def sizes_of(batch: ForwardBatch, groups: Sequence[GroupRows]) -> StepSizes:
-    """Sizes that the part of every group of devices has at most."""
+    """The largest sizes of any group's part, for one bucket that fits all."""
     longest = int(batch.host.kv_lens[: batch.num_reqs].max(initial=1))
     return StepSizes(
         rows=max(len(part.rows) for part in groups),
@@ -196,7 +196,7 @@ def sizes_of(batch: ForwardBatch, groups: Sequence[GroupRows]) -> StepSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowInputs:
-    """Inputs of rows besides tokens, in some models.
+    """Inputs of rows besides tokens, which some models have.
 
     Attributes:
         adapters: Adapter slot of each row of the step (T,).
@@ -254,7 +254,7 @@ def _pack_tiles(
     part: GroupRows,
     given: tuple[IntArray, IntArray | None],
 ) -> None:
-    """Rows, places and pages of tiles; `given`: first pages by KV group, and items of rows."""
+    """Pack rows, positions and pages of tiles; `given`: first pages by KV group, items of rows."""
     host, (firsts, items_T) = batch.host, given
     of_tile, rows = _tiles(part.starts, part.ends, bucket)
     used = len(of_tile)
@@ -278,14 +278,14 @@ def _pack_tiles(
 
 
 def _first_pages(batch: ForwardBatch, part: GroupRows, kinds: InputKinds) -> IntArray:
-    """Return the offset of a plan's page numbers from those of the device group, by KV group."""
+    """Return by how much the plan's page numbers exceed the device group's own, by KV group."""
     if not part.group:
         return np.zeros(kinds.groups, np.int32)
     return np.array(_pages_each(batch, kinds.shards), np.int32) * part.group
 
 
 def _local(numbers: IntArray, firsts: IntArray) -> IntArray:
-    """Return page numbers within a group of devices; page 0 stays."""
+    """Return page numbers within a group of devices; page 0 stays page 0."""
     return np.where(numbers > firsts, numbers - firsts, 0)
 
 

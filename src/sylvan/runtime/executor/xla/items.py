@@ -1,7 +1,7 @@
-"""Encoded items on JAX devices, for layers that attend to them: Whisper, BART, T5.
+"""Encoded items on JAX devices, for cross-attention: Whisper, BART, T5.
 
-Each item is a page: its keys and values of all layers, padded to the maximum number of vectors.
-The host computes them once, as it does the encoding itself.
+An item fills one slot: its keys and values of all layers, padded to the maximum number of vectors.
+The host encodes the item and projects keys and values, once.
 
 Shapes: S slots, N heads, V vectors of an item, H columns of a head, T rows.
 """
@@ -23,17 +23,17 @@ from sylvan.runtime.core.forward import CrossMemory, CrossSpan
 from sylvan.runtime.executor.xla.weights import AXIS, to_numpy
 from sylvan.runtime.layers.cross import CrossAttention
 
-_MULTIPLE = 16  # vectors of a page, as the attention kernels want them
+_MULTIPLE = 16  # attention kernels need a multiple of this many vectors
 
 
 class XlaItems:
     """Copies items to the devices before the steps whose rows attend to them.
 
     Args:
-        layers: That attend to items, by layer of the model. Their projections of keys and values
+        layers: Cross-attention layers, by layer of the model. Their projections of keys and values
             stay on the host.
         slots: Maximum items of a step: one per request.
-        most: Vectors of an item, at most.
+        max_vectors: Maximum vectors of an item.
         dtype: Of the rows.
         mesh: The devices; heads are divided among those of a group.
 
@@ -45,14 +45,15 @@ class XlaItems:
         self,
         layers: Mapping[int, CrossAttention],
         slots: int,
-        most: int,
+        max_vectors: int,
         dtype: torch.dtype,
         mesh: Mesh,
     ) -> None:
-        self._layers, self._slots, self._most, self._dtype = layers, slots, most, dtype
+        self._layers, self._slots, self._dtype = layers, slots, dtype
+        self._max_vectors = max_vectors
         self._held: dict[CrossMemory, int] = {}  # slots, least recently used first
         kind: Any = jnp.bfloat16 if dtype == torch.bfloat16 else np.float32
-        vectors = -(-most // _MULTIPLE) * _MULTIPLE
+        vectors = -(-max_vectors // _MULTIPLE) * _MULTIPLE
         heads = [layer.shape.num_heads for layer in layers.values()]
         divided = all(count % mesh.shape[AXIS] == 0 for count in heads)
         page = PartitionSpec(AXIS) if divided else PartitionSpec()
@@ -72,9 +73,9 @@ class XlaItems:
         self._put(0, {})
 
     def place(self, spans: Sequence[CrossSpan], rows: int) -> IntArray:
-        """The slot of the item that each row attends to, and how many vectors it has.
+        """Copy the items of a step to slots; return each row's slot and its number of vectors.
 
-        Returns: int32 (2, T); no vectors: the row attends to nothing.
+        Returns: int32 (2, T); 0 vectors: the row attends to nothing.
 
         Raises:
             ValueError: an item has more vectors than the functions were compiled for.
@@ -93,8 +94,9 @@ class XlaItems:
 
     def _copy(self, memory: CrossMemory, needed: Sequence[CrossMemory]) -> None:
         vectors_VD = memory.vectors_ND.to(self._dtype)
-        if len(vectors_VD) > self._most:
-            raise ValueError(f"an item of {len(vectors_VD)} vectors; at most {self._most} fit")
+        if len(vectors_VD) > self._max_vectors:
+            limit = self._max_vectors
+            raise ValueError(f"an encoded item has {len(vectors_VD)} vectors; the limit is {limit}")
         slot = len(self._held)
         if slot == self._slots:
             slot = self._held.pop(next(old for old in self._held if old not in needed))

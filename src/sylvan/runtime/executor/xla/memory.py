@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class XlaMemory:
-    """Device memory that steps replace, and the adapters and encoded items that they read."""
+    """Arrays that steps replace (pages, states), and those they only read (adapters, items)."""
 
     pool: XlaPool
     states: XlaStates | None
@@ -40,7 +40,7 @@ class XlaMemory:
 
     @property
     def kinds(self) -> InputKinds:
-        """Sizes that a step depends on."""
+        """Which inputs the model's steps have."""
         states = self.states
         slots = 0 if states is None else states.num_slots + states.num_branches
         return InputKinds(
@@ -52,7 +52,7 @@ class XlaMemory:
         )
 
     def take(self) -> ProgramMemory:
-        """The arrays; a step that consumes them must `put` its own."""
+        """Return the arrays; a step consumes them and must `put` those it returns."""
         states = self.states.arrays if self.states is not None else {}
         return ProgramMemory(
             dict(self.pool.arrays), {part: found[0] for part, found in states.items()}
@@ -82,9 +82,9 @@ def memory_of(
     """Allocate pages, states and slots.
 
     Args:
-        plan: The model's.
+        plan: Plan of the model.
         mesh: The devices.
-        shape: Of the pages of each group of devices.
+        shape: Shape of the pages of each group of devices.
         adapters: Layers for adapters, see `XlaAdapters`.
         cross: Layers that attend to encoded items, see `XlaItems`.
 
@@ -99,13 +99,13 @@ def memory_of(
     states = XlaStates(plan.states, mesh) if plan.states is not None else None
     items = None
     if cross:
-        slots, most = plan.options.max_running_reqs, _most_vectors(plan)
+        slots, most = plan.options.max_running_reqs, _max_vectors(plan)
         items = XlaItems(cross, slots, most, plan.build.dtype, mesh)
     return XlaMemory(XlaPool(shape, kind, mesh, latent), states, XlaAdapters(adapters, mesh), items)
 
 
-def _most_vectors(plan: ModelPlan) -> int:
-    """Vectors of an encoded item, at most: config.json's for sounds, the prompt's for texts."""
+def _max_vectors(plan: ModelPlan) -> int:
+    """Maximum vectors of an encoded item: config.json's for audio, the prompt limit for texts."""
     media, raw = plan.config.media, plan.config.raw
     assert media is not None
     sounds = raw.get("max_source_positions")
@@ -127,7 +127,7 @@ def _check_memory(plan: ModelPlan, mesh: Mesh, shape: KVShape) -> None:
         if stats.get("bytes_limit") and needed > free:
             raise ConfigError(
                 f"the KV cache takes {size_text(needed)} of {device}, which has {size_text(free)} "
-                "free beside the weights; lower cache.memory, or raise parallel.devices"
+                "free besides the weights; lower cache.memory or raise parallel.devices"
             )
 
 

@@ -1,7 +1,7 @@
-"""Modules of a model that compute with PyTorch's functions, as parts of a step on JAX.
+"""Runs modules without ops (recurrent mixers, gated attention) within a step on JAX.
 
-Recurrent mixers and gated attention are such modules. While JAX traces a step their own Python
-runs once, on tensors that are JAX values (`sylvan.kernels.xla.tensors`).
+While JAX traces a step, the modules' own PyTorch code runs once, on tensors that wrap JAX values
+(`sylvan.kernels.xla.tensors`).
 
 Shapes: T rows, H query heads, K key heads, D columns of a head.
 """
@@ -29,29 +29,29 @@ from sylvan.kernels.xla.spans import XlaScans, XlaSpans
 from sylvan.kernels.xla.tensors import JaxTensor, Leaves, TorchLowering
 from sylvan.kernels.xla.values import Values
 from sylvan.runtime.attention.jnp import JnpAttention
-from sylvan.runtime.layers.chosen import ChoosesExperts
 from sylvan.runtime.layers.cross import CrossAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.layers.recurrent import Recurrent
+from sylvan.runtime.layers.routed import RoutedProjection
 from sylvan.runtime.models.checkpoint import load_deferred
 
 Array: TypeAlias = jax.Array
 
 
 class TorchModules:
-    """Computes the host calls of a traced graph. Implements `HostLowering`.
+    """Lowers the host calls of a traced graph. Implements `HostLowering`.
 
     Args:
-        modules: The modules that are called.
-        functions: The graph's; they call them.
-        dtype: Of the rows.
+        modules: The modules that host calls run.
+        functions: Functions of the graph, which call the modules.
+        dtype: Type of activations.
         groups: KV group of each attention layer.
 
     Attributes:
         leaves: Weights and tables that the modules read.
         layers: Adapters of their linear layers, by numbers that no constant of the graph has.
-        cross: Layers that attend to encoded items, by layer of the model.
+        cross: Cross-attention layers, by layer of the model.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TorchModules:
             _expand(part, dtype)
             if isinstance(part, Recurrent):
                 part.scans = XlaScans()
-            if isinstance(part, ChoosesExperts):
+            if isinstance(part, RoutedProjection):
                 part.product = self._product
             if isinstance(part, CrossAttention):
                 self.cross[part.layer] = part
@@ -86,7 +86,7 @@ class TorchModules:
                 vars(part)["adapted"] = self._changes(number)  # of this one only
 
     def found(self) -> None:
-        """Fix the set of leaves: later steps read them from their arguments."""
+        """Fix the set of leaves: from now on, steps read them from their arguments."""
         self._finding = False
 
     def __call__(self, values: Values, function: int, x: Array) -> Array:
@@ -114,7 +114,7 @@ class TorchModules:
         return JaxTensor(expert_product(*given))
 
     def _items_of(self, part: CrossAttention) -> Any:
-        """Return the replacement of `CrossAttention.attend` of one layer: an item is a page."""
+        """Return the replacement of one layer's `CrossAttention.attend`: an item is a page."""
         shape = part.shape
         spec = HeadSpec(
             num_heads=shape.num_heads,
@@ -138,7 +138,7 @@ class TorchModules:
         return attend
 
     def _changes(self, number: int) -> Any:
-        """Replacement of `Linear.adapted` in one layer."""
+        """Return the replacement of one layer's `Linear.adapted`."""
 
         def adapted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             values = self._values
@@ -157,10 +157,10 @@ class TorchModules:
 
 
 class InnerProgram(nn.Module):
-    """Replaces a mixture of experts inside a host call by its ops, which have lowerings to JAX.
+    """Replaces a MoE block inside a host call by its ops, which have lowerings to JAX.
 
     Attributes:
-        ops: Traced; they read weights of the graph.
+        ops: The traced ops of the block, which read weights of the graph.
         run: `LoweredProgram.run_inner`.
     """
 
@@ -180,7 +180,7 @@ class InnerProgram(nn.Module):
 
 
 def inner_programs(modules: Sequence[nn.Module], tracer: NativeTracer) -> list[InnerProgram]:
-    """Put ops in place of the mixtures of experts inside `modules`.
+    """Replace the MoE blocks inside `modules` by their ops.
 
     Raises:
         Unsupported: one cannot be traced.
@@ -208,7 +208,7 @@ def _expand(module: nn.Module, dtype: torch.dtype) -> None:
             setattr(module, name, nn.Parameter(wide, requires_grad=False))
 
 
-class HeldStates:
+class StateParts:
     """The parts of recurrent states that the modules of one call read."""
 
     def __init__(self, arrays: Mapping[int, Array]) -> None:
@@ -230,7 +230,7 @@ class XlaBatch:
         self.input_ids_T = JaxTensor(sources[Source.IDS])
         self.positions_T = JaxTensor(sources[Source.POSITIONS])
         self.token_types_T = JaxTensor(sources[Source.TOKEN_TYPES])
-        self.states = HeldStates(values.states)
+        self.states = StateParts(values.states)
         self.attention = XlaAttention(values, groups, lowering)
         self.state_spans = None  # rows and slots are values here, see `spans`
         self.memories = ()  # as are encoded items
@@ -270,7 +270,7 @@ class XlaAttention:
         slots, tiles = values.step.slots[group], values.step.tiles[group]
         keys, held = values.pages[spec.index]
         if not spec.causal:
-            raise Unsupported("attention to whole texts within a module of PyTorch")
+            raise Unsupported("bidirectional attention within a PyTorch module")
         keys = store(keys, slots, leaf(k_TKD))
         if held is not None:  # else values are the first columns of the keys
             held = store(held, slots, leaf(v_TKD))

@@ -15,22 +15,22 @@ import numpy as np
 
 from sylvan.protocol.arrays import IntArray
 
-MOST = 8
-"""Pages of a call."""
+PAGES_PER_CALL = 8
+"""A constant of the compiled functions."""
 
 
 class PageMoves:
     """Gathers pages of some arrays, and scatters pages into them.
 
     Args:
-        arrays: Pages along their first axis; those of later calls have the same shapes.
+        arrays: Pages along the first axis; arrays of later calls must have the same shapes.
     """
 
     def __init__(self, arrays: Sequence[jax.Array]) -> None:
         given = [*arrays]
-        numbers = np.zeros(MOST, np.int32)
+        numbers = np.zeros(PAGES_PER_CALL, np.int32)
         kept = [x.sharding for x in given]
-        rows = [np.zeros((MOST, *x.shape[1:]), x.dtype) for x in given]
+        rows = [np.zeros((PAGES_PER_CALL, *x.shape[1:]), x.dtype) for x in given]
         self._gather: Any = jax.jit(_gathered).lower(given, numbers).compile()
         scatter = jax.jit(_scattered, donate_argnums=0, out_shardings=kept)
         self._scatter: Any = scatter.lower(given, numbers, rows).compile()
@@ -38,33 +38,33 @@ class PageMoves:
     def gathered(
         self, arrays: Sequence[jax.Array], places_N: IntArray
     ) -> list[tuple[int, list[jax.Array]]]:
-        """Pages by the call that took them: the first of the N pages, and (M, ...) of each array.
+        """Gather pages; return for each call the index of its first page and (M, ...) per array.
 
-        Pages of the last call beyond the N are page 0.
+        The last call is padded with page 0.
         """
         return [
-            (first, self._gather([*arrays], _padded(places_N[first : first + MOST])))
-            for first in range(0, len(places_N), MOST)
+            (first, self._gather([*arrays], _padded(places_N[first : first + PAGES_PER_CALL])))
+            for first in range(0, len(places_N), PAGES_PER_CALL)
         ]
 
     def scattered(
         self, arrays: Sequence[jax.Array], places_N: IntArray, pages: Sequence[np.ndarray]
     ) -> Sequence[jax.Array]:
-        """The arrays with `pages` (N, ...) of each at their places; the old ones become invalid.
+        """Write `pages` (N, ...) of each array to their places; the old arrays become invalid.
 
-        Page 0 is overwritten with zeros; it only ever takes padding.
+        Padding overwrites page 0 with zeros; no request uses page 0.
         """
         found = [*arrays]
-        for first in range(0, len(places_N), MOST):
-            some = slice(first, first + MOST)
+        for first in range(0, len(places_N), PAGES_PER_CALL):
+            some = slice(first, first + PAGES_PER_CALL)
             rows = [_padded(part[some]) for part in pages]
             found = self._scatter(found, _padded(places_N[some]), rows)
         return found
 
 
 def _padded(x: np.ndarray) -> np.ndarray:
-    """Zeros up to the pages of a call."""
-    found = np.zeros((MOST, *x.shape[1:]), x.dtype)
+    """Pad with zeros to the pages of a call."""
+    found = np.zeros((PAGES_PER_CALL, *x.shape[1:]), x.dtype)
     found[: len(x)] = x
     return found
 

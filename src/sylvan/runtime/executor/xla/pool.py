@@ -1,7 +1,7 @@
 """KV pages as JAX arrays, which each step consumes and returns.
 
-Groups of devices with different requests have pages of their own. Plans number those of all groups
-in one row, from 1 on; in the arrays each group also has a page 0, which takes padding.
+Groups of devices with different requests have their own pages. Plans number the pages of all groups
+consecutively, from 1 on; in the arrays each group also has a page 0, which takes padding.
 
 Shapes: P pages of all groups, K key heads, D columns of a key, V of a value, N pages to move.
 """
@@ -31,7 +31,7 @@ from sylvan.runtime.pool.transfers import HostTransfers
 
 
 class XlaPool:
-    """Implements `KVCachePool`, except `layer` and `store`, which only tensors need.
+    """Implements `KVCachePool`, except `layer` and `store`, which only backends on tensors need.
 
     Each layer has keys (P, K, page_size, D) and values (P, K, page_size, V), sharded by pages over
     groups of devices, and by heads over those of a group if heads divide evenly. A step consumes
@@ -66,7 +66,7 @@ class XlaPool:
             XlaPages(self, group.layers, group.num_pages, shards) for group in shape.kv_groups
         ]
         self._copies = [
-            PageCopies(self.arrays, group.layers, mesh, apart=True) for group in shape.kv_groups
+            PageCopies(self.arrays, group.layers, mesh, per_group=True) for group in shape.kv_groups
         ]
         self._pages = [group.num_pages for group in shape.kv_groups]
 
@@ -78,7 +78,7 @@ class XlaPool:
         pages = np.array(copies, np.int32)
         owners, local = split_pages(pages, self._pages[group])
         if (owners[:, 0] != owners[:, 1]).any():
-            raise ValueError(f"copies {copies}: a page stays with its group of devices")
+            raise ValueError(f"copies {copies}: pages must not be copied between device groups")
         numbers = zip(owners[:, 0].tolist(), *local.T.tolist(), strict=True)
         self._copies[group].run([*numbers])
 
@@ -86,28 +86,28 @@ class XlaPool:
         make = functools.partial(jnp.zeros, size, dtype)
         return jax.jit(make, out_shardings=self._sharding)()
 
-    # ---- not offered
+    # ---- not supported
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Not supported: pages are not tensors."""
-        raise NotImplementedError("pages of JAX cannot be read as tensors")
+        raise NotImplementedError("KV pages on JAX cannot be read as tensors")
 
     def store(
         self, index: int, slots_T: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
     ) -> None:
         """Not supported: programs store KV themselves."""
-        raise NotImplementedError("pages of JAX cannot be written as tensors")
+        raise NotImplementedError("KV pages on JAX cannot be written as tensors")
 
     def move(self, group: int, sources_N: IntArray, targets_N: IntArray) -> None:
-        """Not supported: draft trees are laid out as paths."""
-        raise NotImplementedError("pages of JAX are copied as a whole")
+        """Not supported: on JAX, draft trees are laid out as paths."""
+        raise NotImplementedError("KV pages on JAX are copied as a whole")
 
 
 def split_pages(numbers: IntArray, num_pages: int) -> tuple[IntArray, IntArray]:
-    """The group of devices that has each page of a plan, and the page's number there.
+    """Split a plan's page numbers into the device group, and the page number within the group.
 
     Args:
-        numbers: Of any shape; 0 is page 0 of the first group.
+        numbers: An array of any shape; 0 is page 0 of the first group.
         num_pages: Pages of a group, page 0 included.
     """
     each = max(num_pages - 1, 1)
@@ -136,7 +136,7 @@ class XlaPages:
     def __init__(
         self, pool: ArrayStore, layers: Sequence[int], num_pages: int, shards: int = 1
     ) -> None:
-        """`num_pages` of each of `shards` groups of devices, page 0 included."""
+        """`num_pages` are the pages of each of `shards` groups of devices, page 0 included."""
         self._pool, self._layers, self._each = pool, layers, num_pages
         self.num_pages = 1 + shards * (num_pages - 1)
         self.page_size = pool.page_size
@@ -217,7 +217,7 @@ class XlaPages:
         return self._moves
 
     def _places(self, pages: IntArray) -> IntArray:
-        """Where pages lie in the arrays: each group has a page 0 of its own."""
+        """Indices of pages in the arrays, where each group has its own page 0."""
         owners, local = split_pages(pages, self._each)
         return owners * self._each + local
 

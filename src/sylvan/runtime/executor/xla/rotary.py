@@ -1,7 +1,7 @@
-"""Rotary tables on JAX devices whose spare rows change: positions of images along three axes.
+"""Copies rows of rotary tables to JAX devices, for image positions along three axes.
 
-A worker half writes the rows of a step into the model's own tables (see `Build.spare_positions`);
-here they are copied to the devices before the step.
+The worker half of vision writes the rows of a step into the spare rows of the model's tables (see
+`Build.spare_positions`); here they are copied to the devices before the step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sylvan.kernels.xla.values import Weights
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table of the model, and the place of its copy on the devices, flat or by rows."""
+    """A table of the model, and where its copy on the devices is, flat or by rows."""
 
     source: torch.Tensor
     kept: Any
@@ -30,11 +30,11 @@ class _Table:
 
 
 class RotaryTables:
-    """Copies spare rows.
+    """Copies the spare rows of all tables.
 
     Args:
-        graph: Traced; some of its constants are tables.
-        weights: Of the program; tables in it are replaced.
+        graph: The traced graph; some of its constants are tables.
+        weights: Weights of the program, in which tables are replaced.
         leaves: The tensors of `weights.tensors`.
         sources: The model's tables.
         first: The first spare row.

@@ -1,4 +1,4 @@
-"""Runs a lowered program on the batches of an executor.
+"""Runs a lowered program on the executor's batches, one compiled call per step.
 
 Shapes: T rows of tokens, S sampled rows, R rows, D hidden, V vocabulary.
 """
@@ -35,10 +35,10 @@ class StepExtras:
     """Optional inputs of a model's steps besides tokens.
 
     Attributes:
-        adapters: Of the model's layers.
-        edits: Layers whose outputs vectors may change, in order (`EMBEDDINGS`: embeddings).
-        tables: Rotary tables with rows of the step's own; None: there are none.
-        items: Encoded items that layers attend to; None: no layer does.
+        adapters: Adapters of the model's layers.
+        edits: Layers whose outputs a step may change, in order (`EMBEDDINGS`: embeddings).
+        tables: Rotary tables with rows for image positions; None if the model has none.
+        items: Encoded items of cross-attention; None if the model has none.
     """
 
     adapters: XlaAdapters
@@ -48,7 +48,7 @@ class StepExtras:
 
 
 class XlaRunner:
-    """See `ModelRunner`. One call of a compiled function per step, without Python inside.
+    """Implements `ModelRunner` by one call of a compiled function per step.
 
     Args:
         functions: Functions compiled for all buckets.
@@ -109,7 +109,7 @@ class XlaRunner:
             np.add(counts, np.asarray(added), out=counts)
 
     def _place(self, parts: Sequence[GroupRows], bucket: StepBucket) -> None:
-        """Record the places of rows and sampled rows of the step among the padded ones."""
+        """Record where the step's rows and sampled rows lie among the padded ones."""
         self._row_places = _places([part.rows for part in parts], bucket.rows)
         self._sample_places = _places([part.samples for part in parts], bucket.samples)
 
@@ -122,8 +122,8 @@ class XlaRunner:
         return RowInputs(adapters=adapters, items=items)
 
     def _edited(self, batch: ForwardBatch, bucket: StepBucket) -> Edits:
-        """Vectors that replace embeddings, or are added to the outputs of layers."""
-        assert self._edits, "the program was lowered without edits of its inputs"
+        """Pack the vectors that replace embeddings, or are added to the outputs of layers."""
+        assert self._edits, "the program was lowered without edits"
         size = bucket.rows, batch.input_embeds[0].vectors.shape[1]
         found = {
             layer: (np.zeros(size, np.float32), np.zeros(size[0], bool)) for layer in self._edits
@@ -193,7 +193,7 @@ class XlaRunner:
         return torch.from_numpy(np.concatenate(parts))
 
     def _read(self, number: int) -> np.ndarray:
-        """Outputs of the step's rows: of a kept layer, or -1 for hidden vectors; float32 (T, D)."""
+        """Read the outputs of a layer, or the hidden vectors (-1), of the step: float32 (T, D)."""
         assert self._outputs is not None
         if number not in self._host:
             found = self._outputs.hidden if number < 0 else self._outputs.layers[number]
@@ -259,7 +259,7 @@ class XlaStep:
         batch.ready(plan.num_tokens, plan.num_slices, plan.num_samples)
 
     def _edits(self, plan: StepPlan, slots: IntArray) -> bool:
-        """Whether logits are edited before sampling, or log probabilities are wanted."""
+        """Whether any row has edited logits, or returns log probabilities."""
         p = self._params
         some = p.has_penalty[slots] | p.has_bias[slots] | p.has_logprobs[slots]
         return bool(some.any() or (plan.sample_positions < p.min_position[slots]).any())

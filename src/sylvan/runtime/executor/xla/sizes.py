@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from sylvan.runtime.core.forward import BatchLimits
 
 TILE_ROWS = 16
-"""Rows of one request that are attended together, in steps with prompts."""
+"""Rows of one request that attention computes together, in steps with prompts."""
 _FEW_REQUESTS = 4
-_LEAST_ROWS, _LEAST_PAGES = 16, 8
+_MIN_ROWS, _MIN_PAGES = 16, 8
 _PAGE_LEVELS = 4
 
 
@@ -67,7 +67,7 @@ class StepBuckets:
         requests = limits.max_reqs + limits.max_paths
         self._all = sorted(
             StepBucket(rows, count, samples, pages)
-            for pages in _levels(limits.max_pages_per_req, _LEAST_PAGES, _PAGE_LEVELS)
+            for pages in _levels(limits.max_pages_per_req, _MIN_PAGES, _PAGE_LEVELS)
             for rows, count, samples in _shapes(limits, requests)
         )
 
@@ -95,31 +95,31 @@ class StepBuckets:
 
 
 def _shapes(limits: BatchLimits, requests: int) -> Iterator[tuple[int, int, int]]:
-    """Rows, requests and samples of the buckets, for any number of pages."""
+    """Yield rows, requests and samples of the buckets, which each number of pages combines with."""
     decodes = min(requests, limits.max_tokens)
     for rows in _doubling(decodes):
         yield rows, rows, rows
     few = min(_FEW_REQUESTS, requests)
     top = -(-limits.max_tokens // TILE_ROWS) * TILE_ROWS
-    for most in _levels(top, _LEAST_ROWS, 6):
-        rows = -(-most // TILE_ROWS) * TILE_ROWS
-        kinds = {(few, few), (requests, max(limits.most_samples, requests))}
+    for size in _levels(top, _MIN_ROWS, 6):
+        rows = -(-size // TILE_ROWS) * TILE_ROWS
+        kinds = {(few, few), (requests, max(limits.max_sampled_rows, requests))}
         for count, samples in kinds:
             # equal numbers would mean one row per request
             yield rows if rows != count else rows + TILE_ROWS, count, samples
 
 
-def _doubling(most: int) -> list[int]:
+def _doubling(last: int) -> list[int]:
     found = [1]
-    while found[-1] < most:
-        found.append(min(2 * found[-1], most))
+    while found[-1] < last:
+        found.append(min(2 * found[-1], last))
     return found
 
 
-def _levels(most: int, least: int, count: int) -> list[int]:
-    """`most`, a quarter of it and so on: at most `count` levels, none below `least`."""
-    found = [most]
-    while len(found) < count and -(-found[-1] // 4) >= least:
+def _levels(top: int, bottom: int, count: int) -> list[int]:
+    """`top`, a quarter of it and so on: at most `count` levels, none below `bottom`."""
+    found = [top]
+    while len(found) < count and -(-found[-1] // 4) >= bottom:
         found.append(-(-found[-1] // 4))
     return found
 
@@ -133,7 +133,7 @@ class BucketUse:
         rows: Their token rows.
         padded_rows: Rows of their buckets.
         compiled: Functions compiled before the first step.
-        recompiled: What XLA compiled during steps; should stay 0.
+        recompiled: Functions that XLA compiled during steps; must stay 0.
     """
 
     steps: int = 0

@@ -21,17 +21,17 @@ from sylvan.runtime.executor.xla.pool import XlaPages
 
 
 class XlaStates:
-    """Implements `StatePool`, and holds the arrays that `XlaPages` moves: slots are its pages.
+    """Implements `StatePool`; `XlaPages` moves its slots as pages.
 
     Attributes:
-        arrays: All slots of each part (S, ...), by number; None where pages have values.
-        page_size: Of one token.
+        arrays: All slots of each part (S, ...), by number; None in place of a page's values.
+        page_size: 1: a slot counts as a page of one token.
     """
 
     page_size = 1
 
     def __init__(self, sizes: StateSizes, mesh: Mesh) -> None:
-        """All slots begin as zeros, on every device."""
+        """Fill all slots with zeros, on every device."""
         self.num_slots, self.num_branches = sizes.slots, sizes.branches
         whole = NamedSharding(mesh, PartitionSpec())
         count = sizes.slots + sizes.branches
@@ -44,17 +44,17 @@ class XlaStates:
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Empty: no tensors of the host."""
+        """Empty: states are no tensors on the host."""
         return ()
 
     @property
     def pages(self) -> PageMemory:
-        """The same memory by slots."""
+        """The memory of the states, a page per slot."""
         return XlaPages(self, range(len(self.arrays)), self.num_slots + self.num_branches)
 
     def part(self, index: int) -> Any:
-        """Not offered: steps read and write the arrays."""
-        raise NotImplementedError("states of JAX cannot be read as tensors")
+        """Not supported: compiled steps read and write the arrays."""
+        raise NotImplementedError("recurrent states on JAX cannot be read as tensors")
 
     def copy(self, source: int, target: int) -> None:
         """Copy all parts of one slot into another."""

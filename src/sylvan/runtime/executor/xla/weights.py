@@ -1,4 +1,4 @@
-"""Puts the weights of a traced graph on devices, one at a time, sharded among them.
+"""Loads the weights of a traced graph onto the devices, one at a time, sharded or replicated.
 
 Query heads, gates and what follows them are sharded as in tensor parallelism: the first matrix by
 outputs, the second by inputs; XLA adds the partial sums. Weights that do not divide evenly, and
@@ -91,7 +91,7 @@ def _put(part: np.ndarray, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 
 def _numbers(weight: LinearWeight, dtype: torch.dtype) -> np.ndarray:
-    """A dequantised copy in the type of rows; frees the memory of a torch parameter."""
+    """Return a dequantised copy of type `dtype`; frees the memory of a torch parameter."""
     found = weight.load() if isinstance(weight, DeferredWeight) else weight
     if isinstance(found, QuantisedWeight):
         return to_numpy(found.numbers().to(dtype).contiguous())
@@ -125,7 +125,7 @@ def _vectors(graph: Graph) -> Mapping[int, np.ndarray]:
 
 
 def _table(matrix: LinearWeight) -> np.ndarray:
-    """Rows padded to 32 columns, as programs keep them."""
+    """Rows of an embedding table, padded to 32 columns as in programs."""
     rows = matrix.load() if isinstance(matrix, DeferredWeight) else matrix
     assert isinstance(rows, torch.Tensor)
     return F.pad(rows.detach().float(), (0, -rows.shape[1] % 32)).flatten().numpy()
@@ -137,7 +137,7 @@ def _expert_stacks(graph: Graph) -> set[int]:
 
 
 def _divisions(graph: Graph, count: int) -> Mapping[int, _Division]:
-    """Sharding of matrices that are used once, from the ops around them."""
+    """Derive how matrices that one op uses are sharded, from the ops around them."""
     used = Counter(op.weight for op in graph.ops if isinstance(op, Linear | Embed))
     makers: dict[int, Op] = {}
     found: dict[int, _Division] = {}

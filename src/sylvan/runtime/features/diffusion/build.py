@@ -85,7 +85,7 @@ def diffusion_control(
     return (Diffusion(shape.block, shape.mask_id, context_len, whole),)
 
 
-def most_rows(model: ModelConfig, settings: DiffusionConfig, running: int) -> int:
+def max_rows(model: ModelConfig, settings: DiffusionConfig, running: int) -> int:
     """Return how many rows of a step get logits; 0: no diffusion model.
 
     Args:

@@ -217,7 +217,7 @@ class DiffusionWorker(CapabilityWorker):
         rows = num_masked = 0
         for part in fillings:
             rows, num_masked = rows + len(part.ids), num_masked + len(part.open)
-            full = rows > limits.max_tokens or num_masked > limits.most_samples
+            full = rows > limits.max_tokens or num_masked > limits.max_sampled_rows
             if group and (full or len(group) >= limits.max_reqs):
                 yield group
                 group, rows, num_masked = [], len(part.ids), len(part.open)

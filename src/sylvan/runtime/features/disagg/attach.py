@@ -13,8 +13,8 @@ from sylvan.protocol.malformed import MALFORMED
 from sylvan.runtime.features.disagg.remote_memory import Pieces, RemoteReadError
 
 _BEACON_BYTES = 32
-_MOST_PIECES = 1024  # IOV_MAX of Linux
-_MOST_BYTES = 1 << 30  # limit of one call; the kernel stops below 2 GiB
+_MAX_PIECES = 1024  # IOV_MAX of Linux
+_MAX_BYTES = 1 << 30  # limit of one call; the kernel stops below 2 GiB
 
 
 class _Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +75,7 @@ class AttachedPeer:
         here, there = np.stack([local, sizes], 1), np.stack([remote, sizes], 1)  # iovec records
         start = 0
         while start < len(sizes):
-            stop = start + _batch(sizes[start : start + _MOST_PIECES].tolist())
+            stop = start + _batch(sizes[start : start + _MAX_PIECES].tolist())
             want = int(sizes[start:stop].sum())
             count = ctypes.c_ulong(stop - start)
             mine, theirs = here[start:].ctypes.data, there[start:].ctypes.data
@@ -90,7 +90,7 @@ def _batch(sizes: list[int]) -> int:
     """Return how many of the next pieces fit into one call."""
     total = 0
     for count, size in enumerate(sizes):
-        if count and total + size > _MOST_BYTES:
+        if count and total + size > _MAX_BYTES:
             return count
         total += size
     return len(sizes)

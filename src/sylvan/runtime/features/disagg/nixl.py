@@ -17,7 +17,7 @@ import numpy as np
 
 from sylvan.runtime.features.disagg.remote_memory import Pieces, RemoteReadError
 
-_MOST_PEERS = 256
+_MAX_PEERS = 256
 _POLL_S = 0.0002
 
 
@@ -57,7 +57,7 @@ class Nixl:
                     raise RemoteReadError(f"nixl does not know that agent: {error}") from None
                 name = self._names[offer] = found.decode() if isinstance(found, bytes) else found
             self._names.move_to_end(offer)
-            while len(self._names) > _MOST_PEERS:
+            while len(self._names) > _MAX_PEERS:
                 self._agent.remove_remote_agent(self._names.popitem(last=False)[1])
         return NixlPeer(self._agent, name)
 

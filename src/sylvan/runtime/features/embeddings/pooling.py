@@ -54,7 +54,7 @@ class Pooler:
         if work.form != "text" or work.spans:
             return self._add_rows(step, slot, rows, work)
         if self.spec.reads_all:
-            words = self.spec.reads_words
+            words = self.spec.pools_logits
             read = step.logits(rows).relu().log1p() if words else step.hidden(rows)
             self._add(slot, read, work.start)
         if not work.done:

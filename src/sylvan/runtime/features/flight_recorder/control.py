@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sylvan.protocol.errors import RequestError
-from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.review import Review
 from sylvan.runtime.core.step import StepPlan, StepResult
 from sylvan.runtime.features.flight_recorder.recording import (
     Called,

@@ -20,8 +20,8 @@ from sylvan.protocol.errors import (
 )
 from sylvan.protocol.messages import TokenOutput
 from sylvan.runtime.cache.build import kv_cache
-from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Draft, Req
+from sylvan.runtime.core.review import Review
 from sylvan.runtime.core.step import SliceOutput, StepPlan, StepResult
 from sylvan.runtime.executor.api import ExecutorCaps, FinishedCommand
 from sylvan.runtime.features.embeddings.control import NoEmbeddings
@@ -297,7 +297,7 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
         "holds": lambda self, req: tape.answer("holds", req),
         "stop_loading": lambda self, req: tape.answer("stop_loading", req),
         "wants_step": lambda self: tape.answer("wants_step", None),
-        "reviews": lambda self, req: req.held is not None or tape.answer("reviews", req),
+        "reviews": lambda self, req: req.review is not None or tape.answer("reviews", req),
         "review": lambda self, req, count, complete: review(req),
     }
     body = {name: hooks[name] for name in questions if name in hooks}

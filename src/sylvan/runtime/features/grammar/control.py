@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.held import Review
 from sylvan.runtime.core.req import Batch, Req, Slice
+from sylvan.runtime.core.review import Review
 from sylvan.runtime.features.grammar.api import CompiledGrammar
 from sylvan.runtime.features.grammar.compiler.client import GrammarCompiler, Ticket
 from sylvan.runtime.features.grammar.guard.guard import OutputGuard

@@ -15,8 +15,8 @@ from sylvan.runtime.features.grammar.structural import leaves, tree_of, within
 Probe = Callable[[GrammarSpec], str]
 """Returns a library's error for a schema, a regex or an EBNF grammar; empty if valid."""
 
-_MOST_PROBES = 2000
-_MOST_BYTES = 4 << 20  # limit of all text given to the library
+_MAX_PROBES = 2000
+_MAX_BYTES = 4 << 20  # limit of all text given to the library
 
 
 def locate_error(spec: GrammarSpec, reason: str, probe: Probe) -> str:
@@ -96,7 +96,7 @@ class _Search:
         return self._probe({**self._definitions, **part})
 
     def _probe(self, schema: Mapping[str, Any]) -> str:
-        if self._probes >= _MOST_PROBES or self._bytes > _MOST_BYTES:
+        if self._probes >= _MAX_PROBES or self._bytes > _MAX_BYTES:
             return ""  # check before serialising: every part includes the definitions
         text = json.dumps(schema)
         self._probes += 1

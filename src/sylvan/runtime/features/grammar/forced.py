@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.vocabulary import Vocabulary
 
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 _LONGEST_KNOWN = 1024  # bytes
 
 
@@ -33,7 +33,7 @@ class Jumper:
             return ()
         found = self._known.get(data)
         if found is None:
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             found = self._written(data)
             if len(data) <= _LONGEST_KNOWN:

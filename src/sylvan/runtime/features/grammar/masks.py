@@ -10,7 +10,7 @@ from sylvan.protocol.arrays import IntArray
 from sylvan.runtime.features.grammar.api import GrammarMatcher
 from sylvan.runtime.features.grammar.output import ANY_BUT_END, BY_GRAMMAR, EXTRA_ONLY, Output
 
-_MOST_KNOWN = 1024  # kinds of end tokens: requests set them
+_MAX_KNOWN = 1024  # kinds of end tokens: requests set them
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
@@ -109,7 +109,7 @@ class MaskRows:
         """Return word and bit of IDs."""
         found = self._places.get(ids)
         if found is None:
-            if len(self._places) >= _MOST_KNOWN:
+            if len(self._places) >= _MAX_KNOWN:
                 self._places.clear()
             found = [(i >> 5, _BITS[i & 31]) for i in ids if i >> 5 < self._words]
             self._places[ids] = found

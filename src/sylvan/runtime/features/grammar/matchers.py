@@ -113,7 +113,7 @@ class Matchers:
     def leave(self, slot: int) -> None:
         self._outputs.pop(slot, None)
 
-    def bound(self, slot: int) -> bool:
+    def constrains(self, slot: int) -> bool:
         return slot in self._outputs
 
     def prepare(self, slots: IntArray, positions: NDArray[np.int64]) -> bool:

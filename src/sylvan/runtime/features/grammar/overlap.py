@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-LEAST_S = 3e-4
+MIN_S = 3e-4
 """Overhead of computing masks during the pass, in seconds; less than this is no gain."""
 MARGIN = 8.0
 """Factor by which a pass on all cores must exceed the mask time."""
@@ -56,5 +56,5 @@ class Overlap:
     def _is_worth_it(self, masks_s: float) -> bool:
         pass_s = min(self._passes_s, default=0.0)
         if self._free_core:
-            return min(masks_s, pass_s) >= LEAST_S
-        return masks_s >= LEAST_S and pass_s >= MARGIN * masks_s
+            return min(masks_s, pass_s) >= MIN_S
+        return masks_s >= MIN_S and pass_s >= MARGIN * masks_s

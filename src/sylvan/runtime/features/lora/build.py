@@ -14,5 +14,5 @@ def lora_worker(settings: LoraConfig) -> Callable[[ModelContext], LoraWorker]:
     memory, max_rank = settings.memory, settings.max_rank
     assert isinstance(memory, int), "a resolved configuration has no auto"
     assert isinstance(max_rank, int), "a resolved configuration has no auto"
-    capacity = LoraCapacity(slots=settings.max_per_batch, max_rank=max_rank, most_bytes=memory)
+    capacity = LoraCapacity(slots=settings.max_per_batch, max_rank=max_rank, max_bytes=memory)
     return lambda context: LoraWorker(context, capacity)

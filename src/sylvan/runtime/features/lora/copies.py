@@ -52,11 +52,11 @@ class HostCopies:
 
     Args:
         limit: Largest number of copies.
-        most_bytes: Largest total size.
+        max_bytes: Largest total size.
     """
 
-    def __init__(self, limit: int, most_bytes: int) -> None:
-        self._limit, self._most_bytes = limit, most_bytes
+    def __init__(self, limit: int, max_bytes: int) -> None:
+        self._limit, self._max_bytes = limit, max_bytes
         self._known: dict[str, AdapterEntry] = {}  # least recently used first
         self._wanted: dict[str, AdapterEntry] = {}
         self._leaving: dict[str, AdapterEntry] = {}
@@ -186,18 +186,18 @@ class HostCopies:
         """Return why a copy can never fit, even after evicting everything evictable."""
         pinned = [a for a in self if a.pinned and a is not adapter]
         num_bytes = adapter.num_bytes + sum(a.num_bytes for a in pinned)
-        if num_bytes <= self._most_bytes and len(pinned) < self._limit:
+        if num_bytes <= self._max_bytes and len(pinned) < self._limit:
             return None
         return (
             f"the adapter has no room in host memory: it takes {adapter.num_bytes:,} bytes beside "
-            f"{len(pinned)} pinned ones, {num_bytes:,} in all; lora.memory is {self._most_bytes:,} "
+            f"{len(pinned)} pinned ones, {num_bytes:,} in all; lora.memory is {self._max_bytes:,} "
             f"and lora.max_loaded {self._limit:,}"
         )
 
     def _fits(self, more: int, more_bytes: int) -> bool:
         return (
             self._num_kept + more <= self._limit
-            and self._kept_bytes + more_bytes <= self._most_bytes
+            and self._kept_bytes + more_bytes <= self._max_bytes
         )
 
     def _count(self, adapter: AdapterEntry, sign: int) -> None:

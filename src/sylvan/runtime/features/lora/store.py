@@ -38,11 +38,11 @@ class AdapterStore:
     Args:
         targets: Linear layers of the model.
         max_rank: Largest rank of a module.
-        most_bytes: Largest size of a copy.
+        max_bytes: Largest size of a copy.
     """
 
-    def __init__(self, targets: AdapterTargets, max_rank: int, most_bytes: int) -> None:
-        self._targets, self._max_rank, self._most_bytes = targets, max_rank, most_bytes
+    def __init__(self, targets: AdapterTargets, max_rank: int, max_bytes: int) -> None:
+        self._targets, self._max_rank, self._max_bytes = targets, max_rank, max_bytes
         self._lock = threading.Lock()
         self._copies: dict[str, HostCopy] = {}
         self._reading: dict[str, Future[None]] = {}
@@ -54,13 +54,13 @@ class AdapterStore:
         Raises:
             ConfigError: This model cannot serve it.
         """
-        adapter = read_adapter(Path(path), _FILE_PER_COPY * self._most_bytes, _FILE_BOUND)
+        adapter = read_adapter(Path(path), _FILE_PER_COPY * self._max_bytes, _FILE_BOUND)
         found = self._targets.prepare(adapter, self._max_rank)
         made = f"{name}@{adapter.digest[:_DIGITS]}"
         copy = HostCopy(made, found.content, found.num_bytes, adapter.max_rank)
-        if copy.num_bytes > self._most_bytes:
+        if copy.num_bytes > self._max_bytes:
             raise ConfigError(
-                f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is {self._most_bytes:,}"
+                f"the adapter takes {copy.num_bytes:,} bytes; lora.memory is {self._max_bytes:,}"
             )
         with self._lock:
             self._copies[made] = copy

@@ -34,12 +34,12 @@ class LoraCapacity:
     Attributes:
         slots: Adapters in one step.
         max_rank: Largest rank of a module.
-        most_bytes: Largest size of a host copy.
+        max_bytes: Largest size of a host copy.
     """
 
     slots: int
     max_rank: int
-    most_bytes: int
+    max_bytes: int
 
 
 class LoraWorker(CapabilityWorker):
@@ -76,7 +76,7 @@ class LoraWorker(CapabilityWorker):
         if self._made is not None:
             self._made.close()
         capacity = self._capacity
-        self._made = AdapterStore(targets, capacity.max_rank, capacity.most_bytes)
+        self._made = AdapterStore(targets, capacity.max_rank, capacity.max_bytes)
         self._layers, self._head = targets.layers, targets.head
         for layer in _layers_of_groups(model):
             layer.rows = self._own_rows
@@ -114,8 +114,8 @@ class LoraWorker(CapabilityWorker):
             place = computed_ends(plan)
             self._rows.assign([(r.slot, place[r.start], place[r.stop]) for r in work.rows])
             self._assigned = None
-        if (own := step.batch.own) is not None:
-            self._own_rows.select(self._rows, own.rows.numpy())
+        if (local := step.batch.local) is not None:
+            self._own_rows.select(self._rows, local.rows.numpy())
 
     def before_head(self, rows: IntArray | torch.Tensor | None) -> None:
         """Set the rows of adapters that change the head."""

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import CrossWatch
+from sylvan.runtime.core.forward import CrossAttentionRecorder
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.utils.json_files import read_json
 
@@ -48,13 +48,13 @@ class Alignment:
         if self._width < 1 or self._width % 2 == 0:
             raise ConfigError("config.json: median_filter_width must be odd")
 
-    def watch(self, most: int) -> CrossWatch:
-        """Return what collects the weights of a prompt, over the first `most` vectors."""
-        return CrossWatch(self.heads, most)
+    def recorder(self, num_vectors: int) -> CrossAttentionRecorder:
+        """Return a recorder of a prompt's attention to the first vectors of its item."""
+        return CrossAttentionRecorder(self.heads, num_vectors)
 
-    def weights(self, watch: CrossWatch) -> np.ndarray:
-        """Return the mean of all heads, float32 (rows, `most`)."""
-        parts = [torch.cat(watch.weights[layer], 1) for layer in sorted(watch.weights)]
+    def weights(self, recorder: CrossAttentionRecorder) -> np.ndarray:
+        """Return the mean of all heads, float32 (rows, vectors)."""
+        parts = [torch.cat(recorder.weights[layer], 1) for layer in sorted(recorder.weights)]
         heads_NTS = torch.cat(parts)
         std, mean = torch.std_mean(heads_NTS, dim=-2, keepdim=True, correction=0)
         return _median(((heads_NTS - mean) / std).nan_to_num(), self._width).mean(0).cpu().numpy()

@@ -52,7 +52,7 @@ class Multimodal(Capability):
     other tenants' items. A request whose items are in the prefix cache needs no encoder.
 
     Args:
-        most_bytes: Size of embeddings cached for items without a request.
+        max_bytes: Size of embeddings cached for items without a request.
         axes: Whether rotary positions have three axes.
         whole: Whether tokens of an item also attend to later ones: slices must not split
             an item.
@@ -69,7 +69,7 @@ class Multimodal(Capability):
 
     def __init__(
         self,
-        most_bytes: int,
+        max_bytes: int,
         *,
         axes: bool = False,
         whole: bool = False,
@@ -81,7 +81,7 @@ class Multimodal(Capability):
         self._one = one
         self._prefix = prefix
         self._port: SchedulerPort | None = None
-        self._encodings = Encodings(most_bytes)
+        self._encodings = Encodings(max_bytes)
         self._prompts: dict[str, MediaPrompt] = {}
         self._weights: dict[str, np.ndarray] = {}  # of aligned prompts
 

@@ -32,14 +32,14 @@ class EncoderService:
         workers: Workers that prepare items.
         encoder: Encodes items.
         settings: Limits, in addition to those of a request.
-        most_items: Most items in progress or waiting.
+        max_items: Most items in progress or waiting.
     """
 
     def __init__(
-        self, workers: MediaWorkers, encoder: MediaEncoder, settings: MediaConfig, most_items: int
+        self, workers: MediaWorkers, encoder: MediaEncoder, settings: MediaConfig, max_items: int
     ) -> None:
         self._workers, self._encoder, self._settings = workers, encoder, settings
-        self._most_items = most_items
+        self._max_items = max_items
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._kept: OrderedDict[bytes, PreparedItem] = OrderedDict()
         self._kept_bytes = 0
@@ -59,7 +59,7 @@ class EncoderService:
             return known
         task = self._running.get(key)
         if task is None:
-            if len(self._running) >= self._most_items:
+            if len(self._running) >= self._max_items:
                 raise CapacityError(f"{len(self._running)} items are being encoded")
             task = self._running[key] = asyncio.create_task(self._encode(key, request))
             task.add_done_callback(lambda _: self._running.pop(key, None))

@@ -41,7 +41,7 @@ class ItemEncoding:
 
 
 class Encodings:
-    """Items by key. Embeddings of unused items are cached up to `most_bytes`, newest first.
+    """Items by key. Embeddings of unused items are cached up to `max_bytes`, newest first.
 
     Attributes:
         encoded: Number of encoded items.
@@ -50,8 +50,8 @@ class Encodings:
         reused: How many of these were already encoded.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._items: dict[bytes, ItemEncoding] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready and unused, oldest first
         self._num_bytes = 0
@@ -153,7 +153,7 @@ class Encodings:
             del self._items[key]
 
     def _shrink(self) -> None:
-        while self._num_bytes > self._most_bytes and self._idle:
+        while self._num_bytes > self._max_bytes and self._idle:
             key, _ = self._idle.popitem(last=False)
             self._num_bytes -= self._items.pop(key).num_bytes
             self.num_ready -= 1

@@ -37,8 +37,8 @@ from sylvan.runtime.features.multimodal.block_patterns import BlockNorm, Encoder
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS = 1 << 16  # per call: Qwen2-VL's largest image; unused memory is not resident
-_MOST_SEQUENCES = 1024
+_MAX_ROWS = 1 << 16  # per call: Qwen2-VL's largest image; unused memory is not resident
+_MAX_SEQUENCES = 1024
 _TRIAL_ROWS = 21
 _SLOPE = 1.702  # slope of quick GELU
 _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # relative tolerance of a block's change
@@ -188,10 +188,10 @@ class BlockPrograms:
         dtype: torch.dtype,
         rotated: int,
         *,
-        rows: int = _MOST_ROWS,
+        rows: int = _MAX_ROWS,
         keep: bool = False,
     ) -> None:
-        limits = ProgramLimits(max_tokens=rows, max_outputs=min(rows, _MOST_SEQUENCES))
+        limits = ProgramLimits(max_tokens=rows, max_outputs=min(rows, _MAX_SEQUENCES))
         tracer = NativeTracer(dtype, limits, {}, library.constants, whole_steps=False)
         self._limits = limits
         self._rope: Rope | None = None

@@ -15,7 +15,7 @@ from torch import nn
 from sylvan.kernels.api import Rope
 from sylvan.media.precomputed import VECTORS
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.core.forward import CrossMemory, CrossSpan, CrossWatch
+from sylvan.runtime.core.forward import CrossAttentionRecorder, CrossMemory, CrossSpan
 from sylvan.runtime.core.step import EMBEDDINGS, InputEmbeds, Join
 from sylvan.runtime.executor.capability import CapabilityWorker, Report, StepContext
 from sylvan.runtime.executor.failures import FAILURES
@@ -64,7 +64,7 @@ class MultimodalWorker(CapabilityWorker):
         self._alignment = (
             Alignment(context.model_dir, context.config) if context.config.media.one else None
         )
-        self._watches: dict[int, CrossWatch] = {}  # of prompts that are computed in part, by slot
+        self._recorders: dict[int, CrossAttentionRecorder] = {}  # of unfinished prompts, by slot
         self._ropes: list[Rope] = []
         self._axes = torch.tensor(
             context.config.rope_axes, dtype=torch.int64, device=context.device
@@ -115,24 +115,24 @@ class MultimodalWorker(CapabilityWorker):
             batch.rotary_positions = self._table_positions(step, work.positions)
         media = self._model_context.config.media
         if media is not None and media.cross:
-            batch.cross = self._spans(work.cross, self._watched(step, work))
+            batch.cross = self._spans(work.cross, self._recorders_of(step, work))
         if work.ends is not None:
             if not batch.attention.caps.row_ends:
                 raise ValueError("attention.backend cannot let images see their later tokens")
             batch.row_ends = np.ascontiguousarray(work.ends)
 
     def leave(self, slot: int) -> None:
-        """Drop the alignment of a request that ended."""
-        self._watches.pop(slot, None)
+        """Drop the recorded attention weights of a request."""
+        self._recorders.pop(slot, None)
 
     def after_forward(self, step: StepContext, work: MediaWork) -> Report:
-        """Report what was encoded meanwhile, and what aligned prompts attend to."""
+        """Report finished encodings, and the attention weights of prompts to align."""
         weights: dict[int, np.ndarray] = {}
         for part in work.aligned:
             if part.done and self._alignment is not None:
-                watch = self._watches.pop(int(step.plan.slots[part.index]))
+                recorder = self._recorders.pop(int(step.plan.slots[part.index]))
                 with step.guard(part.index, "the text cannot be aligned"):
-                    weights[part.index] = self._alignment.weights(watch)
+                    weights[part.index] = self._alignment.weights(recorder)
         if not weights:
             return self._report
         return lambda: msgspec.structs.replace(self._report() or MediaReport(), weights=weights)
@@ -149,20 +149,22 @@ class MultimodalWorker(CapabilityWorker):
 
     # ---- inside
 
-    def _watched(self, step: StepContext, work: MediaWork) -> dict[int, CrossWatch]:
-        """Return what collects the weights of rows, by the first row of their slice."""
-        found: dict[int, CrossWatch] = {}
+    def _recorders_of(
+        self, step: StepContext, work: MediaWork
+    ) -> dict[int, CrossAttentionRecorder]:
+        """Return the recorders of attention weights, by the first row of their slice."""
+        found: dict[int, CrossAttentionRecorder] = {}
         for part in work.aligned:
             if self._alignment is None:
                 raise ValueError("no layer of this model attends to audio")
             slot = int(step.plan.slots[part.index])
             if part.first:
-                self._watches[slot] = self._alignment.watch(part.most)
-            found[part.row] = self._watches[slot]
+                self._recorders[slot] = self._alignment.recorder(part.most)
+            found[part.row] = self._recorders[slot]
         return found
 
     def _spans(
-        self, parts: Sequence[CrossRows], watches: Mapping[int, CrossWatch]
+        self, parts: Sequence[CrossRows], recorders: Mapping[int, CrossAttentionRecorder]
     ) -> tuple[CrossSpan, ...]:
         """Return what rows cross-attend to; drop cached KV that none uses."""
         known = self._cross
@@ -175,7 +177,7 @@ class MultimodalWorker(CapabilityWorker):
             CrossSpan(
                 slice(part.row, part.row + part.count),
                 tuple(self._cross[key] for key in part.keys),
-                watches.get(part.row),
+                recorders.get(part.row),
             )
             for part in parts
         )

@@ -23,7 +23,7 @@ from sylvan.runtime.sched.capability import Capability, SchedulerPort, Verdict
 
 logger = logging.getLogger(__name__)
 
-MOST_JOBS = 4
+MAX_JOBS = 4
 """Prompts with memory; further ones wait without."""
 
 
@@ -96,7 +96,7 @@ class PrefillBetween(Capability):
         decodes = any(other.computed >= other.prompt_len for other in admitted)
         if not self._is_eligible(req) or not (decodes or self._by_number):
             return Verdict.READY
-        if len(self._by_number) >= MOST_JOBS or self._shares_a_start(req):
+        if len(self._by_number) >= MAX_JOBS or self._shares_a_start(req):
             return Verdict.WAIT
         self._chosen.add(req.rid)
         return Verdict.LOAD

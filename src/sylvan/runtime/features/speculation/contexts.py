@@ -22,7 +22,7 @@ from sylvan.config.tree import DRAFT_CONTEXTS as FILE
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError
 
-MOST_NODES = 8_000_000
+MAX_NODES = 8_000_000
 """Python needs about 150 bytes per node."""
 UNREADABLE = (
     EOFError,
@@ -128,8 +128,8 @@ def load_contexts(folder: Path, vocab_size: int) -> ContextTree:
 
 def _check(arrays: TreeArrays) -> None:
     count = len(arrays.parents)
-    if count > MOST_NODES:
-        raise ValueError(f"it has {count} contexts; there may be {MOST_NODES}")
+    if count > MAX_NODES:
+        raise ValueError(f"it has {count} contexts; there may be {MAX_NODES}")
     for name, length, dtype in (
         ("parents", count, np.int32),
         ("tokens", count, np.int32),

@@ -18,15 +18,15 @@ from sylvan.runtime.core.req import Req
 
 END = -1
 """Separator after each text; equal to no token."""
-MOST_TENANTS = 64
-MOST_CORPORA = 64
+MAX_TENANTS = 64
+MAX_CORPORA = 64
 
 
 class Corpus:
     """The newest texts, concatenated, up to a number of tokens."""
 
-    def __init__(self, most_tokens: int) -> None:
-        self._ids = np.empty(most_tokens, np.int32)
+    def __init__(self, max_tokens: int) -> None:
+        self._ids = np.empty(max_tokens, np.int32)
         self._length = 0
 
     @property
@@ -51,11 +51,11 @@ class GivenCorpora:
     """Corpora for all requests, by name.
 
     Args:
-        most_tokens: Total size, including one separator per text.
+        max_tokens: Total size, including one separator per text.
     """
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._of: dict[str, Corpus] = {}
 
     @property
@@ -70,17 +70,17 @@ class GivenCorpora:
             RequestError: There are too many tokens, or none; nothing has changed.
         """
         others = {own: corpus for own, corpus in self._of.items() if own != name}
-        room = self._most_tokens - sum(len(corpus.ids) for corpus in others.values())
+        room = self._max_tokens - sum(len(corpus.ids) for corpus in others.values())
         chosen: list[IntArray] = []
         for text in texts:
             room -= len(text) + 1
             if room < 0:
                 raise RequestError(
-                    f"corpora have at most {self._most_tokens} tokens (speculative.corpus_tokens)"
+                    f"corpora have at most {self._max_tokens} tokens (speculative.corpus_tokens)"
                 )
             chosen.append(np.array(text, np.int32))
-        if not chosen or len(others) >= MOST_CORPORA:
-            raise RequestError(f"a corpus has texts, and there are at most {MOST_CORPORA} corpora")
+        if not chosen or len(others) >= MAX_CORPORA:
+            raise RequestError(f"a corpus has texts, and there are at most {MAX_CORPORA} corpora")
         total = sum(len(text) + 1 for text in chosen)
         self._of[name] = found = Corpus(2 * total + 2)
         for text in chosen:
@@ -109,11 +109,11 @@ class TenantCorpora:
     """Prompts and outputs of each tenant; no tenant is drafted from another's texts.
 
     Args:
-        most_tokens: Size per tenant.
+        max_tokens: Size per tenant.
     """
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._of: OrderedDict[tuple[str, str], Corpus] = OrderedDict()
 
     def find(self, req: Req) -> Corpus | None:
@@ -123,10 +123,10 @@ class TenantCorpora:
     def add(self, req: Req) -> None:
         """Add the text of a finished request."""
         owner = _owner(req)
-        corpus = self._of.pop(owner, None) or Corpus(self._most_tokens)
+        corpus = self._of.pop(owner, None) or Corpus(self._max_tokens)
         corpus.add(req.tokens.view(0, req.tokens.length))
         self._of[owner] = corpus
-        if len(self._of) > MOST_TENANTS:
+        if len(self._of) > MAX_TENANTS:
             self._of.popitem(last=False)
 
 

@@ -9,7 +9,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.acceptance import Acceptance, record_chain, record_tree
 from sylvan.runtime.features.speculation.api import rising
 from sylvan.runtime.features.speculation.cost import RECENT, StepCosts
-from sylvan.runtime.features.speculation.policy import LEAST_GAIN
+from sylvan.runtime.features.speculation.policy import MIN_GAIN
 from sylvan.runtime.features.speculation.timing import StepTimer
 from sylvan.utils.clock import Clock
 
@@ -89,7 +89,7 @@ class CommonDepth:
             for depth in range(self._limit + 1)
         ]
         best = max(range(self._limit + 1), key=rates.__getitem__)
-        return best if rates[best] > rates[0] * (1 + LEAST_GAIN) else 0
+        return best if rates[best] > rates[0] * (1 + MIN_GAIN) else 0
 
 
 class Pauses:

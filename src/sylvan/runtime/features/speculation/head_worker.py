@@ -29,7 +29,7 @@ from sylvan.runtime.features.speculation.head_work import HeadReport, HeadWork
 from sylvan.runtime.pool.pages import PagedBuffer
 from sylvan.utils.clock import Clock, monotonic
 
-MOST_PUT_OFF = 64
+MAX_PUT_OFF = 64
 """Positions of a request that are deferred and read together while it has no drafts."""
 
 
@@ -119,7 +119,7 @@ class HeadWorker(CapabilityWorker):
         self.hidden_layers = head.read_layers
         pages = head.batch.kv.groups[0]
         assert isinstance(pages, PagedBuffer)
-        self.beside = pages
+        self.mirrored_pages = pages
         self._report = HeadReport()
         self._put_off: dict[int, _DeferredPositions] = {}  # by slot
 
@@ -163,7 +163,7 @@ class HeadWorker(CapabilityWorker):
             if put_off is None or put_off.stop != span.start:  # after its memory was lost
                 put_off = self._put_off[span.slot] = _DeferredPositions(span.start, [], [])
             count = span.start + len(span.tokens) - put_off.start
-            if span.depth or span.urgent or count > MOST_PUT_OFF:
+            if span.depth or span.urgent or count > MAX_PUT_OFF:
                 due.append(span)
             else:
                 put_off.tokens.append(span.tokens)

@@ -21,7 +21,7 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.options import ModelContext
 from sylvan.runtime.features.speculation.head_tree import TreeDrafter
 from sylvan.runtime.features.speculation.head_work import CHAIN, TreeShape
-from sylvan.runtime.features.speculation.head_worker import MOST_PUT_OFF, HeadWorker, RunnableHead
+from sylvan.runtime.features.speculation.head_worker import MAX_PUT_OFF, HeadWorker, RunnableHead
 from sylvan.runtime.layers.mesh import ONE_RANK
 from sylvan.runtime.models.config import ModelConfig
 from sylvan.runtime.models.draft_heads import HeadCheckpoint, make_head, model_tensor
@@ -150,7 +150,7 @@ def _batch(
     )
     limits = replace(
         context.limits,
-        max_tokens=context.limits.max_tokens + MOST_PUT_OFF,
+        max_tokens=context.limits.max_tokens + MAX_PUT_OFF,
         max_samples=context.limits.max_reqs + paths,
         max_paths=paths,
         max_pages_per_req=context.limits.max_pages_per_req + spare,

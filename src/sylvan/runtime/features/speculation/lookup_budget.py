@@ -50,7 +50,7 @@ class LookupBudget:
 
     def step(self, count: int = 1) -> None:
         """Record a number of finished steps."""
-        if self._costs.known and self._saved_s < self._most_s:
+        if self._costs.known and self._saved_s < self._max_s:
             self._saved_s += count * STEPS_SHARE * self._costs.seconds(self._timer.num_reqs)
 
     def record_lookup(self, seconds: float, *, futile: bool) -> None:
@@ -66,11 +66,11 @@ class LookupBudget:
         self._saved_s -= seconds
 
     @property
-    def _most_s(self) -> float:
+    def _max_s(self) -> float:
         return MOST * self._look_s + 2 * self._planning_s
 
     def record_accepted(self, tokens: int) -> None:
         """Record accepted drafts."""
-        if self._costs.known and self._saved_s < self._most_s:
+        if self._costs.known and self._saved_s < self._max_s:
             reqs = self._timer.num_reqs
             self._saved_s += SAVED_TIME_SHARE * tokens * self._costs.seconds(reqs) / reqs

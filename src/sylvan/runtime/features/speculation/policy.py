@@ -8,11 +8,11 @@ from typing import Protocol
 from sylvan.runtime.features.speculation.acceptance import Acceptance
 from sylvan.runtime.features.speculation.cost import StepCosts
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Factor by which drafts must increase tokens per second: estimates are not exact, and drafting
 is not free."""
 
-LEAST_CHANCE = 0.02
+MIN_CHANCE = 0.02
 """Acceptance probability below which a draft and those after it are not worth verifying."""
 
 
@@ -57,7 +57,7 @@ class Throughput:
         best, wanted = 0, 1.0
         if self._costs.known:
             seconds = self._costs.seconds
-            wanted_rate = (tokens + 1.0) / seconds(rows + 1) * (1 + LEAST_GAIN)
+            wanted_rate = (tokens + 1.0) / seconds(rows + 1) * (1 + MIN_GAIN)
             chance = mine = 1.0
             for count, grade in enumerate(grades, 1):
                 chance *= acceptance.chance(grade)
@@ -65,7 +65,7 @@ class Throughput:
                 rate = (tokens + mine) / seconds(rows + 1 + count)
                 if rate > wanted_rate:
                     best, wanted, wanted_rate = count, mine, rate
-                if chance < LEAST_CHANCE:
+                if chance < MIN_CHANCE:
                     break
         self._plan(rid, 1 + best, wanted)
         return best

@@ -38,7 +38,7 @@ from sylvan.utils.clock import Clock, monotonic
 logger = logging.getLogger(__name__)
 
 SOON_S = 1.0  # seconds after which a fetch or a load is polled less often
-_MOST_IN_FLIGHT = 8
+_MAX_IN_FLIGHT = 8
 
 
 class KVTiers(Capability):
@@ -144,7 +144,7 @@ class KVTiers(Capability):
 
     def on_batch(self, batch: Batch) -> None:
         if batch.slices and not batch.decodes:
-            if len(self._launched_s) > _MOST_IN_FLIGHT:  # of failed steps
+            if len(self._launched_s) > _MAX_IN_FLIGHT:  # of failed steps
                 self._launched_s.clear()
                 self._sent.clear()
             self._launched_s[id(batch)] = self._clock()

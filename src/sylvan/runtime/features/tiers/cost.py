@@ -9,7 +9,7 @@ PROBE_EVERY = 16  # one in this many unprofitable fetches is started, to measure
 MIN_STEP_TOKENS = 64  # smaller steps only measure fixed costs
 LATE = 2.0  # multiple of a fetch's expected time
 LATE_SHARE = 0.1  # share of the compute time, which a request can lose without noticeable delay
-LEAST_LATE_S = 0.1  # typical hiccup of a loaded machine, in seconds
+MIN_LATE_S = 0.1  # typical hiccup of a loaded machine, in seconds
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class LoadCost:
     def late_s(self, num_tokens: int) -> float:
         """Return after which time a fetch is abnormally late; 0: speeds unknown."""
         fetch, compute = self.fetch_s(num_tokens), self.compute_s(num_tokens)
-        return max(LATE * fetch, LATE_SHARE * compute, LEAST_LATE_S) if fetch and compute else 0.0
+        return max(LATE * fetch, LATE_SHARE * compute, MIN_LATE_S) if fetch and compute else 0.0
 
     def compute_s(self, num_tokens: int) -> float:
         """Return the time to compute these tokens; 0: unknown."""

@@ -19,7 +19,7 @@ from sylvan.runtime.storage.api import StoreError
 from sylvan.runtime.storage.record import Fault, RecordError
 from sylvan.utils.clock import Clock, monotonic
 
-LEAST_CALLS = 4  # calls among which the pages of one fetch are split, if there are enough
+MIN_CALLS = 4  # calls among which the pages of one fetch are split, if there are enough
 CALL_BYTES = 4 << 20  # limit of one call, unless a page is larger
 Buffer = NDArray[np.uint8]
 
@@ -198,7 +198,7 @@ class Fetches:
     def _pages_of_call(job: _FetchState, found: Found) -> int:
         """Return the pages per call: many small calls contend more than they gain."""
         count = len(found.names)
-        calls = max(LEAST_CALLS, -(-job.reserved // CALL_BYTES))
+        calls = max(MIN_CALLS, -(-job.reserved // CALL_BYTES))
         return -(-count // min(calls, count))
 
     def _allocate(self, job: _FetchState, found: Found) -> None:

@@ -21,7 +21,7 @@ from sylvan.runtime.layers.mesh import ONE_RANK
 
 STAGED_SHARE = 4
 """Host memory for either direction, as one in this many device pages."""
-_LEAST_STAGED = 32 << 20
+_MIN_STAGED = 32 << 20
 
 Memory = Callable[[], tuple[Sequence[KVGroup], Sequence[PageMemory]]]
 
@@ -106,5 +106,5 @@ class KVTiersWorker(CapabilityWorker):
 def staged_bytes(memory: Sequence[PageMemory]) -> int:
     """Return the host memory for pages in transit in one direction."""
     return max(
-        _LEAST_STAGED, sum(each.num_pages * each.page_bytes for each in memory) // STAGED_SHARE
+        _MIN_STAGED, sum(each.num_pages * each.page_bytes for each in memory) // STAGED_SHARE
     )

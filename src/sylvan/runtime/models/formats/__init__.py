@@ -1,6 +1,7 @@
-"""Formats of quantised checkpoints, by what config.json says of them.
+"""Formats of quantised checkpoints: one module per `quant_method` of config.json.
 
-To add one, write its file here and put its function into `METHODS`.
+`stored_format` selects the reader, and `stored` defines the interface. To add a format, write its
+module here and put its function into `METHODS`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "mxfp_w4a8": "its layouts are those of Ascend devices",
     }
 )
-"""Why others are not read, by `quant_method`."""
+"""Why other methods are not supported, by `quant_method`."""
 
 UNSPECIFIED = CompressedTensors()
 """Readers of files without a config: the tensor names identify the format."""
@@ -91,7 +92,7 @@ class Formats:
 
     loaded: Format | None = None
     converted: Format | None = None
-    blocks: bool = False  # matrices of GGUF and MXFP4 stay in their bits
+    blocks: bool = False  # matrices of GGUF and MXFP4 keep their format
     plain: bool = False  # quantised matrices are read as plain numbers
 
 
@@ -100,7 +101,7 @@ Multiplier = Literal["cpu", "triton", "none"]
 
 
 def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") -> Formats:
-    """The checkpoint's own format, or the one asked for.
+    """The checkpoint's own format, or the one that is set in `quantization`.
 
     Raises:
         ConfigError: the two differ, or the model cannot be quantised.
@@ -125,7 +126,7 @@ def choose(config: ModelConfig, asked: str | None, *, by: Multiplier = "cpu") ->
 
 
 def _says(raw: Settings, asked: str) -> bool:
-    """Whether a name says no more than how the checkpoint is stored.
+    """Whether a value of `quantization` only names the format in which the checkpoint is stored.
 
     Raises:
         ConfigError: the checkpoint is stored otherwise.
@@ -137,14 +138,14 @@ def _says(raw: Settings, asked: str) -> bool:
     if method not in STORED[asked]:
         stored = f"quantised by {method!r}" if method else "not quantised"
         raise ConfigError(
-            f"quantization={asked} says how a checkpoint is stored, but this one is {stored}; "
+            f"quantization={asked} names the format of a checkpoint, but this one is {stored}; "
             "leave it at none"
         )
     return True
 
 
 def _check_device(wanted: Format, by: Multiplier) -> None:
-    """Refuse what a device does not compute with."""
+    """Reject formats that a device has no kernels for."""
     if by == "none":
         raise ConfigError(
             f"quantization={wanted.name}: only CPUs, and GPUs with Triton, have kernels for "
@@ -161,7 +162,7 @@ def stored_format(raw: Settings) -> StoredFormat | None:
     """How a checkpoint is quantised, by its config.json; None: it is not.
 
     Raises:
-        ConfigError: quantised in a way that there are no kernels for; says which.
+        ConfigError: The method is not supported; the message says which.
     """
     found = raw.get("quantization_config") or raw.get("compression_config")
     if not found:
@@ -174,8 +175,8 @@ def stored_format(raw: Settings) -> StoredFormat | None:
     if method not in METHODS:
         why = f" ({REFUSED[method]})" if method in REFUSED else ""
         raise ConfigError(
-            f"the checkpoint is quantised by {method!r}, which there are no kernels for{why}; "
-            f"there are for {', '.join(METHODS)}"
+            f"the checkpoint is quantised by {method!r}, which is not supported{why}; "
+            f"supported are {', '.join(METHODS)}"
         )
     return METHODS[method](found)
 

@@ -62,7 +62,7 @@ class Awq:
         if packed.shape != (groups, blocks) or scales.shape != wanted or inputs % groups:
             raise ConfigError(
                 f"{parts[0]!r} is {list(words.shape)}, {parts[1]!r} {list(packed.shape)} and "
-                f"{parts[2]!r} {list(scales.shape)}, which do not belong together"
+                f"{parts[2]!r} {list(scales.shape)}, which do not match"
             )
         levels, zero = (_outputs(part).T for part in (words, packed))
         group = 0 if groups == 1 else inputs // groups
@@ -83,8 +83,8 @@ def awq(settings: Mapping[str, Any]) -> Awq:
     version = str(settings.get("version") or "gemm").lower()
     if version != "gemm":
         raise ConfigError(
-            f"config.json: quantization_config.version is {version!r}; the GEMM layout of AWQ can "
-            "be read, others are those of single kernels"
+            f"config.json: quantization_config.version is {version!r}; only the GEMM layout of AWQ "
+            "can be read, others are specific to one kernel"
         )
     bits = "w_bit" if "w_bit" in settings else "bits"
     number(settings, bits, (4,))

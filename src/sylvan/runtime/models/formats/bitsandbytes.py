@@ -27,7 +27,7 @@ from sylvan.runtime.models.formats.stored import Tensors, check_scales
 _WEIGHT, _STATE = ".weight", ".quant_state.bitsandbytes__"
 _NESTED = (".nested_absmax", ".nested_quant_map")
 _KINDS: Mapping[str, tuple[Code, float]] = {"nf4": ("nf4", 1.0), "fp4": ("fp4_bnb", 12.0)}
-_LEAST_GROUP = 16
+_MIN_GROUP = 16
 _TABLES = {
     "nf4": torch.tensor(NF4),
     "fp4": torch.tensor([*FP4_BNB, *(-x for x in FP4_BNB)]) / 12.0,
@@ -78,11 +78,11 @@ class BitsAndBytes:
             raise ConfigError(f"{parts[0]!r} is of {stored.dtype}, which stores no pairs of codes")
         raw = stored.contiguous().view(torch.uint8).flatten()
         group = math.gcd(cols, size)
-        if raw.numel() * 2 != rows * cols or group < _LEAST_GROUP:
+        if raw.numel() * 2 != rows * cols or group < _MIN_GROUP:
             raise ConfigError(
                 f"{parts[0]!r} has {raw.numel()} bytes, but its state is {rows} x {cols} in blocks "
                 f"of {size}; expected two numbers a byte, and blocks that whole groups of at least "
-                f"{_LEAST_GROUP} inputs divide"
+                f"{_MIN_GROUP} inputs divide"
             )
         _check_table(parts[2], tensor(parts[2]), kind)
         most = _magnitudes(parts, tensor, state)
@@ -109,7 +109,7 @@ def _state(name: str, raw: torch.Tensor) -> _State:
     """Parse the JSON text of a matrix.
 
     Raises:
-        ConfigError: it is none, or says something impossible; names the tensor.
+        ConfigError: It is not JSON, or has impossible values; names the tensor.
     """
     if raw.dtype != torch.uint8:
         raise ConfigError(f"{name!r} is of {raw.dtype}, not the bytes of a JSON text")
@@ -146,7 +146,7 @@ def _magnitudes(parts: Sequence[str], tensor: Tensors, state: _State) -> torch.T
 
 
 def _check_table(name: str, found: torch.Tensor, kind: str) -> None:
-    """Refuse codes that stand for other numbers than those of the format."""
+    """Reject a code table that differs from the format's."""
     table = _TABLES[kind]
     same = found.is_floating_point() and found.numel() == len(table)
     if not same or not torch.allclose(found.float().flatten(), table, rtol=2**-8, atol=1e-6):
@@ -167,7 +167,7 @@ def bitsandbytes(settings: Mapping[str, Any]) -> BitsAndBytes:
     """The format of `quant_method` bitsandbytes.
 
     Raises:
-        ConfigError: it says neither 4 nor 8 bits, or a kind of number that is unknown.
+        ConfigError: It has neither 4 nor 8 bits, or an unknown kind of number.
     """
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return BitsAndBytes("int8")

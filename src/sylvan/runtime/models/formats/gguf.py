@@ -1,7 +1,7 @@
-"""GGUF: blocks of ggml as codes with scales, one tensor a matrix.
+"""GGUF: converts blocks of ggml to codes with scales, one tensor per matrix.
 
-Points of the kinds IQ1 to IQ3 are in `gguf_grids`. Layouts: `ggml-quants.c` and gguf-py's
-`quants.py`, by which they are tested.
+The lattice types IQ1 to IQ3 are in `gguf_grids`. Layouts: `ggml-quants.c` and gguf-py's
+`quants.py`, which the tests compare with.
 
 Shapes: N rows, B blocks of a row.
 """
@@ -62,10 +62,10 @@ class GgufBlocks:
 
 
 class KeptBlocks:
-    """GGUF files in which matrices of known kinds are their blocks, `NAME.KIND`, bytes (N, B size).
+    """A view of GGUF files that exposes matrices of known kinds as blocks: `NAME.KIND`, bytes.
 
-    Those are the matrices of layers and the head; others are plain numbers. Inputs in
-    another order than the checkpoint's have it in `NAME.order`.
+    Only matrices of layers and the head; other tensors are plain numbers. If the file permutes the
+    inputs of a matrix, `NAME.order` has their order. Shape of blocks: (N, B bytes of a block).
     """
 
     def __init__(self, files: GGUFWeights) -> None:
@@ -102,7 +102,7 @@ class KeptBlocks:
 
 
 def kept_blocks(files: WeightFiles) -> WeightFiles:
-    """The same files, those of GGUF with blocks."""
+    """Wrap GGUF files in `KeptBlocks`; return other files unchanged."""
     return KeptBlocks(files) if isinstance(files, GGUFWeights) else files
 
 
@@ -280,4 +280,4 @@ KEPT: Mapping[str, tuple[int, Callable[[torch.Tensor], CodedWeight]]] = MappingP
         "NVFP4": (36, _nvfp4),
     }
 )
-"""Bytes of a block (N, B, bytes), and what makes codes of them, by kind."""
+"""Bytes of a block, and the function that converts blocks (N, B, bytes) to codes, by kind."""

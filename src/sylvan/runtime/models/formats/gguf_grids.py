@@ -1,7 +1,7 @@
-"""GGUF's kinds IQ1, IQ2 and IQ3: magnitudes out of a table of points, signs beside them.
+"""GGUF's lattice types IQ1, IQ2 and IQ3: indices of grid points, and signs.
 
-A point is four or eight numbers. Tables of points are those of the package `gguf`; the numbers in
-them become codes of four bits. Layouts: `ggml-quants.c` and gguf-py's `quants.py`.
+A grid point is a vector of four or eight magnitudes. The grids come from the package `gguf`; their
+magnitudes become 4-bit codes. Layouts: `ggml-quants.c` and gguf-py's `quants.py`.
 
 Shapes: N rows, B blocks of 256 numbers.
 """

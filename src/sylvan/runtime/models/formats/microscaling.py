@@ -1,7 +1,6 @@
-"""Scales that are powers of two (E8M0), and MXFP8 and MXFP4 matrices with them.
+"""MXFP8 and MXFP4 matrices: a power-of-two scale (E8M0) per 32 inputs.
 
-A scale is a byte, its exponent raised by 127, for 32 inputs. Format: OCP Microscaling Formats (MX)
-1.0.
+A scale is a byte: the exponent plus 127. Format: OCP Microscaling Formats (MX) 1.0.
 
 Shapes: N outputs, K inputs.
 """

@@ -1,7 +1,7 @@
 """The interface of quantised checkpoint formats, and helpers that readers share.
 
-A format is one file here: which tensors hold a matrix, and how they become a `QuantisedWeight`.
-Ranks, joins, stacks, kernels and updates only see the latter.
+A format says which tensors store a matrix, and converts them to a `QuantisedWeight`. Sharding,
+joining, stacking, kernels and updates work on that type only.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from sylvan.kernels.matmul.weights import CodedWeight, QuantisedWeight
 from sylvan.protocol.errors import ConfigError
 
 Tensors = Callable[[str], torch.Tensor]
-"""Gives a tensor of the checkpoint by the name that a format asked for."""
+"""Returns a tensor of the checkpoint by its name."""
 
 
 class StoredFormat(Protocol):
-    """How the matrices of one checkpoint are stored; made from its config.json alone."""
+    """How the matrices of one checkpoint are stored, as far as config.json determines it."""
 
     @property
     def name(self) -> str:
-        """For people: the method, bits and groups."""
+        """Name for display: method, bits and groups."""
         ...
 
     @property
     def bits(self) -> int:
-        """The fewest of a number in memory."""
+        """Minimum bits of a weight in memory."""
         ...
 
     @property
     def mixes(self) -> bool:
-        """Whether matrices that are joined may be quantised or not, each by itself."""
+        """Whether some of the matrices joined in a parameter may be unquantised."""
         ...
 
     def parts_of(self, name: str, there: Collection[str]) -> tuple[str, ...]:
-        """Names of the tensors that hold the parameter `name`; of a plain one itself alone."""
+        """Names of the tensors that store the parameter `name`; just `name` if unquantised."""
         ...
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> QuantisedWeight:
-        """The matrix `name` out of its `parts`; new tensors.
+        """Convert the `parts` of the matrix `name`, into new tensors.
 
         Raises:
-            ConfigError: sizes that contradict each other, or scales that are not finite; names it.
+            ConfigError: Sizes contradict each other, or scales are not finite; names the tensor.
         """
         ...
 
     def idle(self, name: str, tensor: Tensors) -> bool:
-        """Whether the tensor `name` says nothing that is needed here."""
+        """Whether the tensor `name` can be ignored."""
         ...
 
 
 def unpacked(words: torch.Tensor, bits: int, dim: int, count: int | None = None) -> torch.Tensor:
-    """Numbers of so few bits that lie in int32 words along a dimension, the lowest bits first.
+    """Unpack numbers of a few bits from int32 words along `dim`, the lowest bits first.
 
-    A number may begin in one word and end in the next. Shape: `words`' but for `dim`; uint8.
+    A number may begin in one word and end in the next. Returns uint8, of the shape of `words`
+    except for `dim`.
     """
     words = words.transpose(dim, -1).contiguous().long() & 0xFFFFFFFF
     size = words.shape[-1] * 32 // bits if count is None else count
@@ -80,7 +81,7 @@ def of_integers(
     group: int,
     order: torch.Tensor | None = None,
 ) -> CodedWeight:
-    """A matrix of integers 0 .. 2^bits - 1 around `zero`, or around their middle.
+    """Make a matrix of integers 0 .. 2^bits - 1 with zero points, or centred on their middle.
 
     Shapes: `levels` uint8 (N, K), `scale` (N, G), `zero` uint8 (N, G).
     """
@@ -103,10 +104,10 @@ def of_integers(
 
 
 def check_scales(name: str, scale: torch.Tensor) -> torch.Tensor:
-    """Refuse scales that would make nonsense of a matrix.
+    """Check that scales are finite floating-point numbers.
 
     Raises:
-        ConfigError: NaN, infinity, or no floating-point numbers; names them.
+        ConfigError: They are not; names the tensor.
     """
     if not scale.is_floating_point():
         raise ConfigError(f"the scales {name!r} are {scale.dtype}, not floating-point numbers")
@@ -132,7 +133,7 @@ def check_index(name: str, of_input: torch.Tensor) -> torch.Tensor:
     """The group of each input, int64 (K,).
 
     Raises:
-        ConfigError: no integers; names them.
+        ConfigError: They are not integers; names the tensor.
     """
     if of_input.dtype not in (torch.int32, torch.int64):
         raise ConfigError(f"{name!r} is of {of_input.dtype}, not of integers")
@@ -140,10 +141,10 @@ def check_index(name: str, of_input: torch.Tensor) -> torch.Tensor:
 
 
 def check_whole(name: str, found: torch.Tensor, count: int) -> list[int]:
-    """Settings that are stored as a tensor of integers.
+    """Read settings that are stored as a tensor of integers.
 
     Raises:
-        ConfigError: others than integers, or not `count` of them; names the tensor.
+        ConfigError: They are not `count` integers; names the tensor.
     """
     kind = found.dtype
     if kind.is_floating_point or kind.is_complex or kind == torch.bool or found.numel() != count:
@@ -154,10 +155,10 @@ def check_whole(name: str, found: torch.Tensor, count: int) -> list[int]:
 
 
 def number(settings: Mapping[str, Any], field: str, choices: Sequence[int]) -> int:
-    """A field of quantization_config.
+    """Read a field of quantization_config.
 
     Raises:
-        ConfigError: it is none of the choices; names it.
+        ConfigError: It is none of the choices; names the field.
     """
     found: Any = settings.get(field)
     if isinstance(found, bool) or found not in choices:
@@ -170,16 +171,16 @@ def number(settings: Mapping[str, Any], field: str, choices: Sequence[int]) -> i
 
 
 def matches(target: str, path: str) -> bool:
-    """Whether a target (`re:PATTERN`, the end of a path, `Linear`) means a layer.
+    """Whether a target (`re:PATTERN`, the end of a path, `Linear`) matches a layer.
 
     Raises:
-        ConfigError: the pattern is not one.
+        ConfigError: The pattern is no regular expression.
     """
     if target.startswith("re:"):
         try:
             return re.match(target[3:], path) is not None
         except re.error as error:
             raise ConfigError(
-                f"config.json: the pattern {target[3:]!r} is wrong: {error}"
+                f"config.json: {target[3:]!r} is no regular expression: {error}"
             ) from None
     return target in ("Linear", path) or path.endswith("." + target)

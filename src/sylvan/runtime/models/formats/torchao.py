@@ -1,9 +1,9 @@
 """Matrices of torchao in safetensors files: `NAME._weight_qdata` and the tensors beside it.
 
-Four kinds have a layout of their own. Integers unpacked to int8 (N, K) with scales and zero points
-(N, G); four bits, two in a byte (N, K / 2), the first in the lower half, around 0, with scales and
-what is added (G, N); int8 and float8 (N, K) with scales of rows, of the matrix, or of blocks.
-Others are layouts of single kernels. Layout: torchao 0.18, `prototype/safetensors` and
+Four layouts can be read: integers unpacked to int8 (N, K) with scales and zero points (N, G); two
+4-bit integers per byte (N, K / 2), low nibble first, centred on 0, with scales and offsets (G, N);
+int8 (N, K) and float8 (N, K) with scales per row, per matrix or per block. Other layouts are
+specific to one kernel. Source: torchao 0.18, `prototype/safetensors` and
 `quantization/quantize_/workflows`.
 
 Shapes: N outputs, K inputs, G groups of inputs.
@@ -44,7 +44,7 @@ _WITH_ZEROS = (
     *("Int8DynamicActivationInt4WeightConfig", "Float8DynamicActivationInt4WeightConfig"),
 )
 """Configs whose matrices always have zero points."""
-_MOST_BITS = 8
+_MAX_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class TorchAo:
 
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
         if parts[-1].endswith(_PREPARED):
-            raise ConfigError(f"{parts[-1]!r} scales what the layer reads, which is not done here")
+            raise ConfigError(f"{parts[-1]!r} scales the layer's inputs, which is not supported")
         q, scale = tensor(parts[0]), check_scales(parts[1], tensor(parts[1]))
         if q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             return fp8(parts, q, scale, _block(q, scale))
         if q.dtype != torch.int8 or q.dim() != 2:
             raise ConfigError(
-                f"{parts[0]!r} is {list(q.shape)} of {q.dtype}, a layout of a single kernel of "
-                "torchao; plain int8, float8 and 4-bit layouts can be read"
+                f"{parts[0]!r} is {list(q.shape)} of {q.dtype}, a layout that is specific to one "
+                "kernel of torchao; plain int8, float8 and 4-bit layouts can be read"
             )
         if len(parts) == 2:
             return _symmetric(parts, q, scale)
@@ -118,7 +118,7 @@ def _symmetric(parts: Sequence[str], q: torch.Tensor, scale: torch.Tensor) -> Co
     if len(rows) != len(q):
         raise ConfigError(f"{parts[1]!r} is {list(scale.shape)}, but {parts[0]!r} {list(q.shape)}")
     group = _group(parts, q.shape[1], rows.shape[1])
-    return of_integers(q.view(torch.uint8) ^ 128, rows, None, _MOST_BITS, group=group)
+    return of_integers(q.view(torch.uint8) ^ 128, rows, None, _MAX_BITS, group=group)
 
 
 def _unpacked(
@@ -127,7 +127,7 @@ def _unpacked(
     if len(scale) != len(q):
         raise ConfigError(f"{parts[1]!r} is {list(scale.shape)}, but {parts[0]!r} {list(q.shape)}")
     group = _group(parts, q.shape[1], scale.shape[1])
-    bits = 4 if int(q.min()) >= -8 and int(q.max()) < 8 else _MOST_BITS
+    bits = 4 if int(q.min()) >= -8 and int(q.max()) < 8 else _MAX_BITS
     middle = 1 << bits - 1
     levels = (q.short() + middle).to(torch.uint8)
     if zero.is_floating_point():

@@ -1,1 +1,1 @@
-"""The kinds of devices that this package knows, one file each."""
+"""The built-in kinds of devices, one file each."""

@@ -1,4 +1,4 @@
-"""The processor itself."""
+"""CPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sylvan.runtime.platform.facts import PlatformFacts
 
 
 class CpuKind:
-    """Always there."""
+    """The CPU, which is always usable."""
 
     facts: ClassVar = PlatformFacts(
         name="cpu",

@@ -17,7 +17,7 @@ from sylvan.runtime.platform.probe import (
 
 
 class CudaKind:
-    """Looks for the driver before it imports torch."""
+    """NVIDIA GPUs; looks for the driver before it imports torch."""
 
     facts: ClassVar = PlatformFacts(
         name="cuda",
@@ -43,7 +43,7 @@ class CudaKind:
         build: TorchBuild | None = None,
         capability: FindCapability = nvidia_capability,
     ) -> None:
-        """The arguments stand for this machine, the installed torch and the GPU, in tests."""
+        """The arguments replace this machine, the installed torch and the GPU in tests."""
         self._root, self._build, self._capability = root, build, capability
 
     def problem(self) -> str | None:

@@ -1,4 +1,4 @@
-"""JAX's CPU backend: programs for TPUs, without one."""
+"""JAX's CPU backend, which runs programs for TPUs without a TPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.utils.machine import inspect_machine
 
 
 class JaxKind:
-    """Needs the package jax, and nothing of the machine; chosen only by name."""
+    """JAX on a CPU; needs only the package jax. Never chosen by `auto`."""
 
     facts: ClassVar = PlatformFacts(
         name="jax",

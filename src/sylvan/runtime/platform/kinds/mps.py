@@ -1,4 +1,4 @@
-"""Apple GPUs by PyTorch's MPS; never run, chosen only by name. CPU programs have NEON kernels."""
+"""Apple GPUs through PyTorch's MPS; never run. On the CPUs of Macs, NEON kernels run programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sylvan.runtime.platform.probe import apple_problem
 
 
 class MpsKind:
-    """PyTorch computes each op on memory that the CPU shares."""
+    """Apple GPUs; PyTorch computes each op. Never chosen by `auto`."""
 
     facts: ClassVar = PlatformFacts(
         name="mps",

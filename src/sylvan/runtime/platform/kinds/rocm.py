@@ -1,4 +1,4 @@
-"""AMD GPUs. Kernels are compiled for them in tests; nothing was run on one."""
+"""AMD GPUs. Tests compile the kernels for them; nothing has been run on one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RocmKind:
     )
 
     def __init__(self, root: Path = Path("/"), build: TorchBuild | None = None) -> None:
-        """`root` and `build` stand for this machine and the installed torch, in tests."""
+        """`root` and `build` replace this machine and the installed torch in tests."""
         self._root, self._build = root, build
 
     def problem(self) -> str | None:

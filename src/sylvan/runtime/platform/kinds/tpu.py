@@ -1,4 +1,4 @@
-"""Google's TPUs through JAX. Kernels were lowered for them in tests; nothing was run on one."""
+"""Google TPUs through JAX. Tests lower the kernels for them; nothing has been run on one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from sylvan.runtime.platform.facts import PlatformFacts
-from sylvan.runtime.platform.probe import ELSE, jax_problem, tpu_memory
+from sylvan.runtime.platform.probe import OR_CPU, jax_problem, tpu_memory
 
 
 class TpuKind:
-    """Looks for the device files before it imports JAX; chosen only by name."""
+    """TPUs; looks for the device files before it imports JAX. Never chosen by `auto`."""
 
     facts: ClassVar = PlatformFacts(
         name="tpu",
@@ -26,14 +26,14 @@ class TpuKind:
     )
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """`root` stands for this machine, in tests."""
+        """`root` replaces this machine in tests."""
         self._root = root
 
     def problem(self) -> str | None:
         if not any(self._root.glob("dev/accel*")) and not any(self._root.glob("dev/vfio/[0-9]*")):
             return (
                 "no TPU is attached to this machine (/dev/accel*, /dev/vfio/*); start it on a TPU "
-                f"VM, check the same programs on a CPU with device=jax, {ELSE}"
+                f"VM, check the same programs on a CPU with device=jax, {OR_CPU}"
             )
         return jax_problem("tpu", "libtpu")
 

@@ -1,4 +1,4 @@
-"""Intel GPUs: written against torch's interface, never run; chosen only by name."""
+"""Intel GPUs through torch's device interface; never run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sylvan.runtime.platform.probe import TorchBuild, find_build, intel_problem
 
 
 class XpuKind:
-    """PyTorch computes each op; no kernels of ours are known to work."""
+    """Intel GPUs; PyTorch computes each op, without kernels of Sylvan. Never chosen by `auto`."""
 
     facts: ClassVar = PlatformFacts(
         name="xpu",
@@ -25,7 +25,7 @@ class XpuKind:
     )
 
     def __init__(self, root: Path = Path("/"), build: TorchBuild | None = None) -> None:
-        """`root` and `build` stand for this machine and the installed torch, in tests."""
+        """`root` and `build` replace this machine and the installed torch in tests."""
         self._root, self._build = root, build
 
     def problem(self) -> str | None:

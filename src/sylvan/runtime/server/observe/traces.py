@@ -25,7 +25,7 @@ KEPT = 1024
 """Finished requests whose spans are kept."""
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
-_MOST_ID = (1 << 64) - 1
+_MAX_ID = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that its multiples below 2^64 differ
 
 
@@ -246,7 +246,7 @@ def _spans(
 
 def _span_id(parent_id: str, number: int) -> str:
     """Derive a unique ID for a part of a span."""
-    return f"{int(parent_id, 16) ^ number * _SPREAD & _MOST_ID:016x}"
+    return f"{int(parent_id, 16) ^ number * _SPREAD & _MAX_ID:016x}"
 
 
 def _stage_span(

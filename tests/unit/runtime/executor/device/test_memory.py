@@ -6,10 +6,10 @@ import torch
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.build import build_executor
 from sylvan.runtime.executor.device.memory import GRAPH_BYTES, DeviceUsage, plan_pages
+from sylvan.runtime.executor.graph_buckets import GraphBucket, decode_buckets, mixed_buckets
 from sylvan.runtime.executor.graphs.buckets import BucketRunner
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.runner import EagerRunner
-from sylvan.runtime.executor.sizes import GraphBucket, decode_buckets, mixed_buckets
 from tests.support.delayed import DelayedPlatform
 from tests.support.random_model import VOCAB, write_random_model
 

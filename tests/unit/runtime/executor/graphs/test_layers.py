@@ -15,7 +15,7 @@ from sylvan.runtime.executor.graphs.native_layers import (
     NativeLayerNorm,
     NativeTable,
 )
-from sylvan.runtime.executor.graphs.native_modules import MOST_ROWS, NativeRowsModule
+from sylvan.runtime.executor.graphs.native_modules import MAX_ROWS, NativeRowsModule
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.embedding import Embedding
 from sylvan.runtime.layers.latent import LatentAttention
@@ -89,7 +89,7 @@ def test_blocks_are_one_call_and_rows_do_not_see_each_other(dtype, kind, block):
         if kind != "plain":
             del linear.weight
             linear.weight = weight
-    x = torch.randn(MOST_ROWS + 5, 64).to(dtype)
+    x = torch.randn(MAX_ROWS + 5, 64).to(dtype)
     expected = model["one"](x[:20])
 
     assert use_native_layers(model, dtype, 2) is not None
@@ -98,7 +98,7 @@ def test_blocks_are_one_call_and_rows_do_not_see_each_other(dtype, kind, block):
     whole = model["one"](x)
     # A level of a quantised row may round the other way.
     near(whole[:20], expected, dtype if kind == "plain" else torch.bfloat16)
-    rows = [0, 1, 19, MOST_ROWS - 1, MOST_ROWS, MOST_ROWS + 4]
+    rows = [0, 1, 19, MAX_ROWS - 1, MAX_ROWS, MAX_ROWS + 4]
     assert torch.equal(torch.cat([model["one"](x[i : i + 1]) for i in rows]), whole[rows])
 
 

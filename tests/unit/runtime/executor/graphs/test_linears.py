@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from sylvan.kernels.native.library import LibraryMissing, load
 from sylvan.runtime.executor.graphs.linears import use_native_linears
 from sylvan.runtime.executor.graphs.native_modules import (
-    MOST_ROWS,
+    MAX_ROWS,
     NativeEmbedding,
     NativeExperts,
     NativeLinear,
@@ -50,7 +50,7 @@ class Foreign(nn.Module):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_they_give_what_pytorch_gives(dtype: torch.dtype, bound: float) -> None:
     model = Foreign(dtype)
-    ids = torch.randint(0, 77, (3, MOST_ROWS // 2))  # more rows than one call takes
+    ids = torch.randint(0, 77, (3, MAX_ROWS // 2))  # more rows than one call takes
     with torch.inference_mode():
         logits, routes = model(ids)
         assert use_native_linears(model, dtype, threads=2) is not None
@@ -135,7 +135,7 @@ def test_a_module_of_two_names_and_a_weight_of_two_modules_are_packed_once() -> 
     assert model.blocks[0] is model.blocks[1]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 48, MOST_ROWS + 88, 2 * MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, 5, 16, 48, MAX_ROWS + 88, 2 * MAX_ROWS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_read_where_they_lie_or_copied(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
@@ -179,7 +179,7 @@ def test_norms_and_gated_products_are_replaced_as_a_whole(
     dtype: torch.dtype, bound: float, act: str
 ) -> None:
     model = Gated(dtype, act)
-    x = torch.randn(2, MOST_ROWS - 9, 96).to(
+    x = torch.randn(2, MAX_ROWS - 9, 96).to(
         dtype
     )  # in pieces, because rows are kept between the ops
     with torch.inference_mode():
@@ -293,12 +293,12 @@ def visits(rows: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 def test_experts_are_replaced_and_rows_do_not_depend_on_each_other(
     dtype: torch.dtype, bound: float, dim: int
 ) -> None:
-    model, given = Visited(dtype, dim), visits(2 * MOST_ROWS + 9, dim, dtype)
+    model, given = Visited(dtype, dim), visits(2 * MAX_ROWS + 9, dim, dtype)
     with torch.inference_mode():
         expected = model(*given)
         assert use_native_linears(model, dtype, 2, {"experts": 3}) is not None
         found = model(*given)
-        few = [*range(5), MOST_ROWS - 1, MOST_ROWS, 2 * MOST_ROWS + 8]
+        few = [*range(5), MAX_ROWS - 1, MAX_ROWS, 2 * MAX_ROWS + 8]
         alone = torch.cat([model(*(part[i : i + 1] for part in given)) for i in few])
     assert type(model.experts) is NativeExperts
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)

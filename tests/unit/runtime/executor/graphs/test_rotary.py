@@ -87,7 +87,7 @@ def test_heads_that_are_not_those_to_be_turned_are_refused():
     _, step = made(llama())
     step.batch = SimpleNamespace(attention=None)
     heads = [torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 2, 16)]
-    step.turn = RotaryCall(heads[0], heads[1], torch.zeros(2, 16))
+    step.rotary = RotaryCall(heads[0], heads[1], torch.zeros(2, 16))
     module = SimpleNamespace(sylvan_attention=SimpleNamespace(step=step, name="x"), is_causal=True)
     with pytest.raises(RuntimeError, match="changed between"):
         paged_attention(module, copy.copy(heads[0]) + 1, heads[1], heads[2], None)

@@ -143,4 +143,4 @@ def test_data_that_cannot_be_loaded_fails_its_request_only():
     half.constraints.join(0, request, np.zeros(0, np.int32))
 
     assert isinstance(grammars["a"], str)
-    assert half.constraints.bound(0)
+    assert half.constraints.constrains(0)

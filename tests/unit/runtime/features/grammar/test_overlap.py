@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sylvan.runtime.features.grammar.overlap import LEAST_S, LOOK_AGAIN, MARGIN, Overlap
+from sylvan.runtime.features.grammar.overlap import LOOK_AGAIN, MARGIN, MIN_S, Overlap
 
 
 def measured(*, mask_s: float, pass_s: float, free_core: bool) -> Overlap:
@@ -20,8 +20,8 @@ def measured(*, mask_s: float, pass_s: float, free_core: bool) -> Overlap:
     [
         (60e-6, 350e-6, False, False),  # a tiny model: handing over takes longer
         (60e-6, 40e-3, False, False),
-        (LEAST_S * 1.1, LEAST_S * 1.1, False, True),
-        (LEAST_S * 1.1, LEAST_S * 0.9, False, False),  # no longer pass, no gain
+        (MIN_S * 1.1, MIN_S * 1.1, False, True),
+        (MIN_S * 1.1, MIN_S * 0.9, False, False),  # no longer pass, no gain
         (2e-3, 2.4e-3, False, True),
         (2e-3, MARGIN * 2.1e-3, True, True),
         (30e-3, 40e-3, False, True),

@@ -133,10 +133,10 @@ def test_a_request_that_left_has_nothing_read():
     assert copies.get("a").copy is Copy.ABSENT
 
 
-@pytest.mark.parametrize(("most", "most_bytes"), [(8, 9), (1, 100)])
-def test_one_that_never_fits_is_rejected_and_delays_no_other(most, most_bytes):
+@pytest.mark.parametrize(("most", "max_bytes"), [(8, 9), (1, 100)])
+def test_one_that_never_fits_is_rejected_and_delays_no_other(most, max_bytes):
     """Beside those that are pinned there is no room, whoever else goes."""
-    copies = HostCopies(most, most_bytes)
+    copies = HostCopies(most, max_bytes)
     copies.add(adapter("pinned", 5, pinned=True), resident=True)
     copies.add(adapter("large", 5), resident=False)
     wanted(copies, "large")

@@ -13,7 +13,7 @@ from sylvan.runtime.core.req import Req
 from sylvan.runtime.features.speculation.control import Speculation
 from sylvan.runtime.features.speculation.corpus import (
     END,
-    MOST_TENANTS,
+    MAX_TENANTS,
     Corpus,
     GivenCorpora,
     TenantCorpora,
@@ -80,7 +80,7 @@ def test_no_tenant_finds_the_texts_of_another():
 
     assert drafter.propose(Req(of_tenant("b", [9, 2, 3], "blue"), 1), 4).tokens == (4, 5)
     assert drafter.propose(Req(of_tenant("c", [9, 2, 3], "red"), 2), 4).tokens == ()
-    for number in range(MOST_TENANTS):
+    for number in range(MAX_TENANTS):
         drafter.forget(Req(of_tenant("d", [1, 2], f"t{number}"), 3))
     assert drafter.propose(Req(of_tenant("e", [9, 2, 3], "blue"), 4), 4).tokens == ()
 

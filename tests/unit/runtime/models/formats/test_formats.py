@@ -73,7 +73,7 @@ def broken(part: str, how):
         ("gptq", broken("qweight", lambda x: x.long()), r"qweight' is .* of torch.int64"),
         ("gptq", broken("g_idx", lambda x: x * 0), r"g_idx' does not divide 128 inputs"),
         ("gptq", broken("qzeros", lambda x: x[:, :3]), r"qzeros' is .* no 4 bits of 32 outputs"),
-        ("awq", broken("qzeros", lambda x: x[:, :3]), r"qzeros' .* do not belong together"),
+        ("awq", broken("qzeros", lambda x: x[:, :3]), r"qzeros' .* which do not match"),
         ("awq", broken("scales", lambda x: x.int()), r"scales' are torch.int32"),
         ("fp8-block", broken("weight_scale_inv", lambda x: x[:, :0]), "blocks of 128 x 128"),
         ("fp8-block", broken("weight_scale_inv", lambda x: x / 0), "not finite"),

@@ -49,7 +49,7 @@ MAX_SYMBOLS = 500_000  # symbols in the rules of a grammar
 
 _ALONE = 2  # that many masks are done before other threads wake up
 _FEW_CORES = 2  # while the threads of a step still hold the cores, waking others gains nothing
-_MOST_KNOWN = 4096  # texts whose IDs are cached
+_MAX_KNOWN = 4096  # texts whose IDs are cached
 
 _UNABLE = re.compile(r"Unimplemented keys|Unknown format|\bnot supported\b")
 _OPTIONS_KEY = "x-guidance"  # key with which a schema passes options to the library
@@ -170,7 +170,7 @@ class _Tokens(llguidance.TokenizerWrapper):
             return known
         data = text.encode() if isinstance(text, str) else text
         ids = self._encode(data)
-        if len(self._known) >= _MOST_KNOWN:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         # bytes without a token must not look like other tokens
         found = ids if b"".join(self.tokens[i] for i in ids) == data else []

@@ -114,7 +114,7 @@ _SECOND_BYTES = {
 }
 
 _NO_BYTE = 256  # bytes that no text starts with
-_MOST_WORDS = 1024  # IDs of a mask to scan for a common first byte
+_MAX_WORDS = 1024  # IDs of a mask to scan for a common first byte
 
 _JSON_OPTIONS: Mapping[str, Any] = {"strict_mode": False, "max_whitespace_cnt": MAX_WHITESPACE}
 _OF_EBNF = re.compile(r"^EBNF \w+ error at line \d+, column \d+: ")
@@ -262,7 +262,7 @@ class _Words:
     def only_byte(self, row: IntArray) -> int | None:
         """Return the byte with which all IDs of a mask start; None if they differ."""
         places = np.flatnonzero(row)
-        if not 0 < len(places) <= _MOST_WORDS:
+        if not 0 < len(places) <= _MAX_WORDS:
             return None
         bits = np.unpackbits(row[places].view(np.uint8), bitorder="little").reshape(-1, 32)
         at, bit = np.nonzero(bits)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sylvan.protocol.errors import RequestError
 from sylvan.protocol.requests import GenerateRequest
-from sylvan.runtime.core.held import Review
+from sylvan.runtime.core.review import Review
 from sylvan.runtime.features.grammar.api import CompiledGrammar, GrammarMatcher
 from sylvan.runtime.features.grammar.guard.regions import TagWatch
 from sylvan.runtime.features.grammar.guard.tokens import TokenKinds

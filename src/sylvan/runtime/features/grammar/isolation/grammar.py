@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 """Seconds that a server may take to answer; its CPU time limit is far lower."""
-MOST_FAULTS = 2
+MAX_FAULTS = 2
 """Servers that may die at a step of one output."""
-_MOST_PENDING = 64  # answers that fit into the socket buffers
+_MAX_PENDING = 64  # answers that fit into the socket buffers
 
 _NO_ANSWER = "the grammar library ended on this output, or took too long"
 _NO_PROCESS = "the process of this grammar ended"
@@ -93,7 +93,7 @@ class _Connection:
 
     def send(self, matcher: IsolatedMatcher, step: Step) -> None:
         """Send a step. `receive` passes the resulting state to `matcher`."""
-        while len(self._pending) >= _MOST_PENDING:
+        while len(self._pending) >= _MAX_PENDING:
             self.receive()
         if self.is_lost:
             matcher.lose(at_fault=False)
@@ -157,7 +157,7 @@ class IsolatedMatcher:
         self._connection = None
         self._expected.clear()
         self._faults += at_fault
-        if self._faults >= MOST_FAULTS:
+        if self._faults >= MAX_FAULTS:
             self._error = _NO_ANSWER
 
     # ---- GrammarMatcher

@@ -1,7 +1,7 @@
-"""Decoders without a language-model head: embedders, classifiers and reward models.
+"""Decoders without an LM head: embedding models, classifiers and reward models.
 
-The layers, and the module that serves them, are those of the generative family (`Qwen3Model` is
-`Qwen3ForCausalLM`); this module only finds out which head is on top.
+The generative family serves their layers (`Qwen3ForCausalLM` serves `Qwen3Model`); this module only
+selects the head.
 """
 
 from __future__ import annotations

@@ -18,12 +18,11 @@ from sylvan.runtime.models.multimodal import placeholders
 Raw = dict[str, Any]
 
 SERVED = frozenset({"gemma4", "gemma4_unified"})
-"""Model types whose vectors take the places of embeddings and change nothing else."""
+"""Model types whose encoder vectors replace embeddings and change nothing else."""
 TEXT_ONLY = frozenset({"gemma3n"})
-"""Model types of which only texts are served.
+"""Model types that are served for text only.
 
-The eyes of Gemma 3n are a network of timm, and its markers of images and sounds have embeddings in
-tables of their own.
+Gemma 3n's image encoder is a timm network, and its image and audio tokens have separate tables.
 """
 RENAMED: Mapping[str, str] = MappingProxyType(
     {

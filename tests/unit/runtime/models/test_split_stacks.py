@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from sylvan.protocol.errors import ConfigError
-from sylvan.runtime.models.divided import DividedFiles
 from sylvan.runtime.models.safetensors import Checkpoint
+from sylvan.runtime.models.split_stacks import SplitStacks
 
 
 def parts_of(name):
@@ -19,7 +19,7 @@ def test_rows_and_stacks_are_divided(tmp_path):
     rows, stack = torch.randn(6, 4), torch.randn(3, 5, 2)
     save_file({"rows": rows, "stack": stack, "plain": rows[:2].clone()}, tmp_path / "m.safetensors")
 
-    files = DividedFiles(Checkpoint(tmp_path), parts_of)
+    files = SplitStacks(Checkpoint(tmp_path), parts_of)
 
     names = {"plain", *parts_of("rows"), *parts_of("stack")}
     assert set(files.tensors) == names
@@ -36,4 +36,4 @@ def test_what_does_not_divide_is_refused(tmp_path):
     save_file({"rows": torch.randn(5, 4)}, tmp_path / "m.safetensors")
 
     with pytest.raises(ConfigError, match="does not divide into 3"):
-        DividedFiles(Checkpoint(tmp_path), parts_of)
+        SplitStacks(Checkpoint(tmp_path), parts_of)

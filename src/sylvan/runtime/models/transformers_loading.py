@@ -147,7 +147,7 @@ def _head_names(model: Any) -> frozenset[str]:
 
 
 def _check_types(model: Any, files: WeightFiles) -> None:
-    """Reject integers stored for a float parameter, which would be read as its values."""
+    """Reject integers stored for a float parameter, which transformers would load as values."""
     ends = {
         name.rpartition(".")[2]
         for name, part in model.named_parameters()

@@ -1,4 +1,4 @@
-"""Multimodal checkpoints served for text only: the tensors of their other part are ignored."""
+"""Multimodal checkpoints that are served for text only; tensors of encoders are ignored."""
 
 from __future__ import annotations
 

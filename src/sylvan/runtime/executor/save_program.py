@@ -17,9 +17,9 @@ from sylvan.runtime.executor.parts import BuiltModel, ModelPlan
 def saver(
     plan: ModelPlan, made: BuiltModel, caps: ExecutorCaps, writes: BackgroundWrites
 ) -> SaveProgram | None:
-    """Return a function that saves a program before its first step, after the weights.
+    """Return a function that saves a step program, after the packed weights have been written.
 
-    Returns: None if steps of this model need more than a program, or nothing is cached.
+    Returns: None if steps of this model need more than a program, or there is no load cache.
     """
     runner, pool, kept = made.runner, made.pool, made.kept
     if not isinstance(runner, ProgramRunner) or not isinstance(pool, NativePool) or kept is None:
@@ -38,7 +38,7 @@ def saver(
             try:
                 digest = blob_digest(kept.path)
             except (OSError, BlobError):
-                return  # the weights could not be kept, which has been logged
+                return  # writing the weights failed, which has been logged
             model = SavedModel(
                 facts=known,
                 exact=made.exact,

@@ -1,7 +1,7 @@
-"""Weight files in which tensors that hold many matrices look like one tensor each.
+"""A view of weight files that splits stacked tensors into one tensor per matrix.
 
-Some checkpoints store the matrices of all experts below each other, or stacked, where a slot wants
-them one by one.
+Some checkpoints store the matrices of all experts concatenated or stacked, but slots need one
+tensor per expert.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 
-class DividedFiles:
-    """Views of `files`.
+class SplitStacks:
+    """Implements `WeightFiles` over other files, some of whose tensors are split.
 
     Args:
-        files: As stored.
-        parts_of: The names of the parts of a stored tensor, which are equal numbers of its rows, or
-            the matrices of a stack; empty: it stays as it is.
+        files: The files as stored.
+        parts_of: Returns names for the parts of a stored tensor (equal numbers of its rows, or the
+            matrices of a stack); empty: it is not split.
 
     Raises:
         ConfigError: a tensor does not divide into its parts.
@@ -46,7 +46,7 @@ class DividedFiles:
         return self._files.num_bytes
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor, or its part; copy before writing to it."""
+        """A tensor, or a part of one; copy before writing to it."""
         if name not in self._places:
             return self._files.tensor(name)
         whole, first, rows = self._places[name]

@@ -14,18 +14,18 @@ _CONFIG, _MODEL = "AutoConfig", "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
+class TransformersClasses:
     """A config object, and the class of its causal model.
 
-    `own`: whether the class comes with the checkpoint.
+    `from_checkpoint`: whether the class comes with the checkpoint.
     """
 
     config: Any
     model: Any
-    own: bool = False
+    from_checkpoint: bool = False
 
 
-def find_source(raw: dict[str, Any], code: Path | None = None) -> ModelSource:
+def find_classes(raw: dict[str, Any], code: Path | None = None) -> TransformersClasses:
     """Find the classes of a model.
 
     Args:
@@ -36,18 +36,18 @@ def find_source(raw: dict[str, Any], code: Path | None = None) -> ModelSource:
         ConfigError: transformers is missing or lacks the model, or the checkpoint's code is
           needed and not trusted, or fails.
     """
-    name = own_class(raw)
+    name = checkpoint_class(raw)
     if name is None:
         config = _config(raw, _known_config(raw, _MODEL))
-        return ModelSource(config, _known_model(config))
+        return TransformersClasses(config, _known_model(config))
     if code is None:
         raise ConfigError(f"it needs Python code of the checkpoint ({name}), {UNTRUSTED}")
     config_name = named_class(raw, _CONFIG)
     kind = load_class(code, config_name) if config_name else _known_config(raw, _CONFIG)
-    return ModelSource(_config(raw, kind), load_class(code, name), own=True)
+    return TransformersClasses(_config(raw, kind), load_class(code, name), from_checkpoint=True)
 
 
-def own_class(raw: dict[str, Any]) -> str | None:
+def checkpoint_class(raw: dict[str, Any]) -> str | None:
     """The causal model class in a checkpoint's code, if transformers has none of that name.
 
     Raises:
@@ -69,7 +69,7 @@ def _known_config(raw: dict[str, Any], lacking: str) -> Any:
 
     kind = str(raw.get("model_type"))
     if kind not in CONFIG_MAPPING:
-        also = f", and auto_map of config.json names no {lacking}" if raw.get("auto_map") else ""
+        also = f", and auto_map in config.json lacks {lacking}" if raw.get("auto_map") else ""
         raise ConfigError(f"transformers has no model_type {kind!r}{also}")
     return CONFIG_MAPPING[kind]
 

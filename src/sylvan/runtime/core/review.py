@@ -1,4 +1,4 @@
-"""Tokens under review: a capability may still take them back, so they are not sent yet."""
+"""Tokens under review: a capability may still roll them back, so they are not sent yet."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Review:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """State of a request whose tokens are reviewed before they are sent.
+class ReviewState:
+    """State of a request whose tokens a capability reviews before they are sent.
 
     Attributes:
-        final: Final tokens, including the prompt.
+        final: Number of final tokens, including the prompt.
         taken_back: Number of sampled tokens that were rolled back.
     """
 
@@ -35,19 +35,19 @@ class Held:
     _logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
     def keep(self, logprobs: TokenLogprobs | None) -> None:
-        """Log probabilities of the newest tokens, until the client gets these."""
+        """Store log probabilities of the newest tokens until these are sent."""
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
     def drop(self, count: int) -> None:
-        """The newest `count` tokens are taken back."""
+        """Roll back the newest `count` tokens."""
         self.taken_back += count
         if self._logprobs:
             known = join(self._logprobs)
             self._logprobs = [cut(known, 0, max(0, len(known.token_ids) - count))]
 
     def take(self, count: int) -> TokenLogprobs | None:
-        """Log probabilities of the oldest `count` tokens that the client does not know."""
+        """Remove and return the log probabilities of the oldest `count` unsent tokens."""
         if not self._logprobs:
             return None
         known = join(self._logprobs)

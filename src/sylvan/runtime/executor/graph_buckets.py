@@ -1,4 +1,4 @@
-"""Step sizes that graphs are captured for."""
+"""Buckets: the step sizes that device graphs are captured for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIXED_REQUESTS = (8, 64)
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphBucket:
-    """Rows and requests of a graph; equal numbers in a decode-only graph."""
+    """Maximum rows and requests of a captured graph; equal in a decode-only graph."""
 
     rows: int
     requests: int
@@ -23,7 +23,7 @@ class GraphBucket:
 
 
 def decode_buckets(max_reqs: int) -> tuple[GraphBucket, ...]:
-    """Batch sizes for decode graphs: steps of about a quarter, plus the largest batch."""
+    """Batch sizes for decode graphs: each about a quarter larger, up to the largest batch."""
     most = min(max_reqs, MAX_BUCKET)
     sizes = [1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16)]
     sizes += range(160, MAX_BUCKET + 1, 32)
