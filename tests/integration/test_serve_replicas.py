@@ -179,7 +179,7 @@ def test_a_server_that_does_not_start_ends_the_command(model, tmp_path):
     [
         (("--dp", 2, "--server.root-path", "/x"), "server.root_path: not with server.replicas=2"),
         (("--dp", 0), "--dp"),
-        (("--router-policy", "random"), "--router-policy: there is no gateway without --dp"),
+        (("--router-policy", "random"), "--router-policy: it needs --dp"),
         (("--dp", 2, "--router-policy", "best"), "'best'"),
         (("--register", "http://h:1", "--host", "0.0.0.0"), "server.register_url"),
     ],

@@ -186,7 +186,7 @@ def test_pictures_that_fill_the_memory_are_refused(tokenizer, monkeypatch):
     config = DataConfig(dataset="image", requests=100, image_size="64x64", image_format="png")
 
     with pytest.raises(
-        ConfigError, match=r"^data\.requests: pictures of the first \d\d are larger"
+        ConfigError, match=r"^data\.requests: images of the first \d\d requests are larger"
     ):
         datasets.load(config, tokenizer)
 
@@ -208,7 +208,7 @@ def test_settings_that_do_not_fit_are_refused(tokenizer, changes, message):
     ("dataset", "line", "message"),
     [
         ("custom", "[1]", "line 1: expected a JSON object"),
-        ("custom", "{", "line 1: no JSON"),
+        ("custom", "{", "line 1: this is not JSON"),
         ("custom", "{}", "line 1: expected prompt, messages or conversations"),
         ("custom", '{"prompt": "x", "max_tokens": -1}', "max_tokens must be a number from 1"),
         ("custom", '{"prompt": "x", "extra": []}', "extra must be a JSON object"),
