@@ -279,7 +279,7 @@ def test_what_cannot_be_moved_is_refused_at_once(name):
         memory.import_(np.array([2, 2]), buffer)
     with pytest.raises(ValueError, match="1 checksums for 2 pages"):
         memory.import_(pages, buffer, checksums=np.zeros(1, np.uint64))
-    with pytest.raises(ValueError, match="of bytes"):
+    with pytest.raises(ValueError, match="of type uint8"):
         memory.export(pages, np.zeros(2 * memory.page_bytes, np.int16))
     with pytest.raises(ValueError, match="contiguous"):
         memory.export(pages, np.zeros(4 * memory.page_bytes, np.uint8)[::2])
