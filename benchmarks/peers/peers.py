@@ -26,13 +26,9 @@ LONGEST = 4096
 class Job:
     """The model that a worker loads.
 
-<<<<<<< HEAD
-    Processes that must be ended separately are added to `endings`. `variant`: of Sylvan's kernels;
-    None: the best one that works here. `ranks` divide the layers, and the threads, if more than 1.
-=======
     `extra` is the converted model, if a peer needs one. Processes that must be ended separately are
-    added to `endings`. `variant`: of Sylvan's kernels; None: the best one that works here.
->>>>>>> words8
+    added to `endings`. `variant`: of Sylvan's kernels; None: the best one that works here. `ranks`
+    divide the layers, and the threads, if more than 1.
     """
 
     model: Path

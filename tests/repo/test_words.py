@@ -165,7 +165,6 @@ BANNED = {
     "ModelSource": "TransformersClasses",
     "find_source": "find_classes",
     "usual_slopes": "default_slopes",
-    "with_words": "with_mlm_head",
     "WordHead": "MaskedLMHead",
     "reads_words": "pools_logits",
     "HybridPlace": "ZambaHybridLayer",

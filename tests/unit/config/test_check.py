@@ -318,7 +318,8 @@ BROKEN = {
     ),
     "tree too large": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=17)},
-        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 draft tokens",
+        "speculative.topk=17 and speculative.num_draft_tokens=9: trees have at most 16 draft "
+        "tokens",
     ),
     "draft tree with too few tokens for its depth": (
         {"speculative": SpeculativeConfig(algorithm="nextn", topk=2, num_draft_tokens=4)},

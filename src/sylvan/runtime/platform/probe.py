@@ -130,7 +130,9 @@ def apple_problem(system: str | None = None, machine: str | None = None) -> str 
     """Probe the GPU of a Mac; the arguments replace this machine in tests."""
     found = system or platform.system(), machine or platform.machine()
     if found != ("Darwin", "arm64"):
-        return f"this machine is not a Mac with Apple silicon ({' '.join(found)}); use one, {OR_CPU}"
+        return (
+            f"this machine is not a Mac with Apple silicon ({' '.join(found)}); use one, {OR_CPU}"
+        )
     return None
 
 
