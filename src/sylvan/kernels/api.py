@@ -327,12 +327,16 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class LatentParts:
-    """Constants of a layer: `up` (N (nope + value), latent) expands latents to keys and values."""
+    """Constants of a layer: `up` (N (nope + value), latent) expands latents to keys and values.
+
+    `query_scales`: see `AttentionVariant`.
+    """
 
     shape: LatentShape
     up: LinearWeight
     norm: HeadNorm  # of the latent columns (kv_lora_rank)
     rope: Rope  # of the rotated columns (qk_rope_head_dim)
+    query_scales: torch.Tensor | None = None
 
 
 HostFunction = Callable[[torch.Tensor, Any], torch.Tensor]

@@ -97,6 +97,10 @@ bool check_qkv(const Op& op, Buf<void> qkv, const KVPages& kv, const Memory& mem
 bool check_attention(const Attention& op, const Memory& memory, Reason& why) {
     const char* name = op_rules[op.kind].name;
     if (!check_qkv(op, op.qkv, op.kv, memory, why)) return false;
+    const BlockMask& mask = op.blocks;
+    if (mask.size < 0 || mask.near < 1 || mask.stride < 1 || mask.step < 0 || mask.first_head < 0)
+        return why.say("%s: blocks of %d tokens, %d near ones, one of %d far ones", name, mask.size,
+                       mask.near, mask.stride);
     return memory.holds(op.parts.index, int64_t(op.parts_mib) << 20) ||
            why.say("%s: parts has less than %d MiB", name, op.parts_mib);
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
     AttentionVariant,
+    BlockPattern,
     Clamping,
     Communicator,
     Dtype,
@@ -29,7 +30,7 @@ from sylvan.kernels.api import (
     Unsupported,
 )
 from sylvan.kernels.matmul.pack import as_bytes
-from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.builder import ProgramBuilder, function_of, glu_of, padded
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
@@ -37,12 +38,14 @@ from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
 from sylvan.kernels.native.latent import trace_latent
 from sylvan.kernels.native.lora import trace_lora, trace_lora_embedding
 from sylvan.kernels.native.opset import (
+    EVERY_BLOCK,
     Activation,
     Add,
     AllGather,
     AllReduce,
     Attention,
     AttentionMerge,
+    BlockMask,
     Cast,
     Clamp,
     Embed,
@@ -303,8 +306,8 @@ class NativeTracer:
             raise Unsupported("norms of all heads at once after rotary positions")
         if variant.biases is not None:
             raise Unsupported("learned biases by distance")
-        if not layer.causal and (variant.chunk or variant.slopes is not None):
-            raise Unsupported("chunks or biases by distance where tokens see their whole text")
+        if not layer.causal and (variant.chunk or variant.slopes is not None or layer.blocks):
+            raise Unsupported("chunks, blocks or biases by distance in whole texts")
         scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
             qkv=qkv.id,
@@ -335,6 +338,7 @@ class NativeTracer:
                 parts=self._parts,
                 sinks=self._optional(layer.sinks),
                 slopes=self._optional(variant.slopes),
+                blocks=_mask_of(layer.blocks),
                 window=layer.window or 0,
                 chunk=variant.chunk or 0,
                 parts_mib=PARTS_MIB,
@@ -352,11 +356,12 @@ class NativeTracer:
             raise Unsupported("latent attention over pages that do not share keys and values")
         if (q.rows, kv.rows) != ("tokens", "tokens"):
             raise Unsupported("latent attention of other rows than the step's")
+        variant = AttentionVariant(query_scales=parts.query_scales)
         return trace_latent(
             self._builder,
             (q, kv),
             parts,
-            lambda rows: self.attention(rows, layer, None, (None, None), None),
+            lambda rows: self.attention(rows, layer, None, (None, None), variant),
         )
 
     def sparse_attention(
@@ -586,9 +591,5 @@ class NativeTracer:
         return self._builder.vector(norm.weight, norm.offset), size != head_dim
 
 
-def view(memory: Bytes, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
-    """The first rows of a buffer as a tensor, without copying. Shape: (rows, cols)."""
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    width = padded(cols)
-    used = memory[: rows * width * kind.itemsize].view(np.int16 if kind.itemsize == 2 else np.int32)
-    return torch.from_numpy(used).view(kind).view(rows, width)[:, :cols]
+def _mask_of(blocks: BlockPattern | None) -> BlockMask:
+    return EVERY_BLOCK if blocks is None else BlockMask(**asdict(blocks))

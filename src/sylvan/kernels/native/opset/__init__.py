@@ -8,8 +8,10 @@ in kernel order; rows are padded to 32 columns. Standard library only, as `schem
 from __future__ import annotations
 
 from sylvan.kernels.native.opset.attention import (
+    EVERY_BLOCK,
     Attention,
     AttentionMerge,
+    BlockMask,
     FromStack,
     HeadGroups,
     KVPages,
@@ -89,6 +91,7 @@ from sylvan.kernels.native.opset.sparse import (
 from sylvan.kernels.native.schema import Op
 
 __all__ = [
+    "EVERY_BLOCK",
     "OPS",
     "Activation",
     "Add",
@@ -96,6 +99,7 @@ __all__ = [
     "AllReduce",
     "Attention",
     "AttentionMerge",
+    "BlockMask",
     "Cast",
     "Clamp",
     "ClampForm",
