@@ -200,6 +200,7 @@ class Routing:
     the sum of the two best), and only `kept_groups` of them take part. `bias` is added for choosing
     only. `scale_inputs`: the weight scales what the expert reads, not what it writes (Llama 4).
     `ids`: the experts of each row, where something else than scores selects them. Shape: (T, K).
+    `by_token`: the same for each token id, of which a program looks up those of its rows. (V, K).
     """
 
     top_k: int
@@ -213,10 +214,11 @@ class Routing:
     jitter: float = 0.01  # SparseMixer: largest relative distance to the best score that counts
     scale_inputs: bool = False
     ids: torch.Tensor | None = None
+    by_token: LinearWeight | None = None
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels route so, besides the reference."""
+        """Whether kernels of devices route so."""
         return self.ids is None and self.scores != "sqrt_softplus"
 
 

@@ -114,6 +114,8 @@ constexpr int SPLIT_TILE = 16;  // tile size when chunks are spread over threads
 constexpr int ROW_PAD = 32;
 constexpr int MAX_HEAD = 576;                       // columns of a head
 constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // per layer, per row
+constexpr int MAX_STREAMS = 8;                      // residual streams of a row
+constexpr int MAX_INDEX = 256, MAX_ENTRIES = 200000;  // columns of a head, entries of a request
 constexpr int SCRATCH_BYTES = 1 << 20;              // per thread
 
 // One entry for each type of rows, defined beside the op.
