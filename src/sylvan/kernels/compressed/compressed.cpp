@@ -36,8 +36,7 @@ template <class T> struct Entries {
         for (int b = 0; b < rows.block; b++) f(b * part, tokens.of(first + b) + rows.column);
     }
     void read(int entry, T* to) const {
-        each_part(entry,
-                  [&](int d, const T* from) { memcpy(to + d, from, part * sizeof(T)); });
+        each_part(entry, [&](int d, const T* from) { memcpy(to + d, from, part * sizeof(T)); });
     }
     void write(int entry, const T* from) const {
         each_part(entry, [&](int d, T* to) { memcpy(to, from + d, part * sizeof(T)); });

@@ -200,8 +200,8 @@ bool check_compressed(const CompressedAttention& op, Reason& why) {
     if (!op.entries.rate) return true;
     return check_entries(op, op.entries, why) &&
            (op.entries.width == op.head_dim ||
-            why.say("compressed_attention: entries of %d columns for heads of %d",
-                    op.entries.width, op.head_dim));
+            why.say("compressed_attention: entries of %d columns for heads of %d", op.entries.width,
+                    op.head_dim));
 }
 
 bool check_together(const Op& op, const Memory& memory, Reason& why) {

@@ -46,8 +46,7 @@ template <class E> void score_tokens(const IndexScores& op, const Step& s, int64
     const T* q = at<T>(op.q, s) + r * stride(heads * cols);
     const float* weights = at(op.weights, s) + r * stride(heads);
     auto block = [&](int t) {
-        const T* page =
-            at<T>(pages.keys, s) + int64_t(table[t / pages.page_size]) * pages.key_step;
+        const T* page = at<T>(pages.keys, s) + int64_t(table[t / pages.page_size]) * pages.key_step;
         return reinterpret_cast<const uint32_t*>(page + t % pages.page_size / LANES * LANES *
                                                             key_width(pages));
     };

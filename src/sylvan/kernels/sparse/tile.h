@@ -1,6 +1,6 @@
-// Attention of one row's heads to rows of the cache that lie anywhere in memory. They are multiplied
-// as they lie: lanes are heads for scores, and columns for values. Chunks of SPARSE_CHUNK rows are
-// merged in order.
+// Attention of one row's heads to rows of the cache that lie anywhere in memory. They are
+// multiplied as they lie: lanes are heads for scores, and columns for values. Chunks of
+// SPARSE_CHUNK rows are merged in order.
 #pragma once
 #include "../paged/rope.h"
 #include <cmath>
@@ -177,9 +177,8 @@ template <class E> struct SparseTile {
     }
     // `count` tokens, whose rows are known; those behind them repeat the last one.
     void attend(int count) {
-        constant<2>(blocks, [&](auto N) {
-            score_rows<E, N>(ws.q, shape.cols, row, count, ws.score);
-        });
+        constant<2>(blocks,
+                    [&](auto N) { score_rows<E, N>(ws.q, shape.cols, row, count, ws.score); });
         float unit = shape.scale * POWERS_OF_TWO;
         for (int b = 0; b < blocks; b++) soften(count, b, unit);
         for (int i = count; i % E::ELEMENTS; i++)

@@ -75,8 +75,7 @@ void write_mix(const StreamCollapse& op, const Step& s, int64_t r, const float* 
     int count = op.num_streams, width = count + count * count;
     const float *base = at(op.base, s) + count, *scale = at(op.scale, s);
     float* mix = at(op.mix, s) + r * stride(width);
-    for (int i = 0; i < count; i++)
-        mix[i] = 2.f * sigmoid1(weight[count + i] * scale[1] + base[i]);
+    for (int i = 0; i < count; i++) mix[i] = 2.f * sigmoid1(weight[count + i] * scale[1] + base[i]);
     weight += 2 * count;
     base += count;
     Mixing mixing{count, op.eps, {}};
