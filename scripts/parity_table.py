@@ -30,9 +30,9 @@ transformers: they are compared with their published computation, written out in
 - *largest difference*: between two float32 runs.
 - *of rounding*: the largest error against transformers in float64, as a share of what float32
   rounding explains; above 1 the model would compute something else.
-- *runner*: with *program* native step programs run the model on CPUs; with *partial* PyTorch computes
-  some modules between native parts; with *eager* the model's Python runs on tensors, with native
-  kernels for attention, matrix products, norms, feed-forward blocks and experts.
+- *runner*: with *program* native step programs run the model on CPUs; with *partial* PyTorch
+  computes some modules between native parts; with *eager* the model's Python runs on tensors, with
+  native kernels for attention, matrix products, norms, feed-forward blocks and experts.
 - *path*: *native* is a file of ours. With *transformers* the model's own Python runs with our
   attention, pages, cache and scheduler; kernels replace the parts for which a trial shows that they
   compute the same.

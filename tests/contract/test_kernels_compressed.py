@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,8 +36,9 @@ from sylvan.runtime.pool.mha import GroupShape, KVShape
 from sylvan.runtime.pool.states import TensorStates
 from tests.support.native import DTYPES, native, random, variants
 
-DIM, HEAD, PAGE, PAGES, LENGTH = 40, 32, 16, 24, 200
-LIMITS = BatchLimits(max_tokens=256, max_reqs=4, max_pages_per_req=8)
+DIM, HEAD, PAGE, PAGES, LENGTH = 40, 32, 16, 140, 1040
+EACH = LENGTH // PAGE  # pages of a request
+LIMITS = BatchLimits(max_tokens=LENGTH, max_reqs=4, max_pages_per_req=EACH)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Layer:
         self.batch = ForwardBatch(LIMITS, pool, NullAttention(), states=self.states)
         for number, group in enumerate(pool.groups):
             order = np.random.default_rng(number).permutation(PAGES - 1) + 1
-            self.batch.host.page_tables[number, :2, :8] = order[:16].reshape(2, 8)
+            self.batch.host.page_tables[number, :2] = order[: 2 * EACH].reshape(2, EACH)
             for page in range(PAGES if self.program else 0):
                 for region in group.regions(page):
                     ctypes.memset(region.address, 0xFF, region.num_bytes)
@@ -136,7 +138,9 @@ class Layer:
         self.program = Program(library, compile_graph(tracer.graph))
 
     def step(
-        self, rows: dict[int, tuple[int, torch.Tensor]], saves: tuple[tuple[int, int, int], ...] = ()
+        self,
+        rows: dict[int, tuple[int, torch.Tensor]],
+        saves: tuple[tuple[int, int, int], ...] = (),
     ) -> torch.Tensor:
         """Rows of requests 0 and 1, from a position on; their states are in slots 1 and 2."""
         host, count, slots, places = self.batch.host, 0, [], []
@@ -206,7 +210,7 @@ def test_bits_do_not_depend_on_cuts_and_company(
     ends = [7, 50, 53, *range(100, 121)]
     found = [cut.step({0: (0, x_TD[:7])})]
     found.append(cut.step({1: (0, other[:20]), 0: (7, x_TD[7:50])})[20:])
-    for start, stop in zip(ends[1:], ends[2:], strict=False):
+    for start, stop in pairwise(ends[1:]):
         found.append(cut.step({0: (start, x_TD[start:stop])}))
 
     assert torch.equal(torch.cat(found), want)
@@ -215,10 +219,11 @@ def test_bits_do_not_depend_on_cuts_and_company(
 def test_bits_do_not_depend_on_room_for_scores(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, x_TD = CASES["chosen entries"], prompt(128, torch.float32)
+    case, x_TD = CASES["chosen entries"], prompt(LENGTH, torch.float32)
     want = Layer(case, torch.float32, library).step({0: (0, x_TD)})
 
-    monkeypatch.setattr(compressed, "SCORES_MIB", 0)
+    monkeypatch.setattr(compressed, "SCORES_MIB", 1)
+    assert LENGTH * (LENGTH // 4) * 4 > 1 << 20
 
     assert torch.equal(Layer(case, torch.float32, library).step({0: (0, x_TD)}), want)
 

@@ -91,9 +91,7 @@ def test_bits_do_not_depend_on_other_rows(library: Library) -> None:
 
 
 @pytest.mark.parametrize(("count", "columns"), [(9, 48), (4, 40)])
-def test_streams_without_a_kernel_are_refused(
-    library: Library, count: int, columns: int
-) -> None:
+def test_streams_without_a_kernel_are_refused(library: Library, count: int, columns: int) -> None:
     x = random(3, columns, dtype=torch.float32)
 
     with pytest.raises(Unsupported, match=f"{count} residual streams of {columns} f32 columns"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sylvan.kernels.api import LinearWeight, TracedTensor, Unsupported
+from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.compressed.parts import (
     CompressedHeads,
     EntryIndex,

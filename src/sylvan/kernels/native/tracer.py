@@ -275,7 +275,9 @@ class NativeTracer:
         out = self._builder.new(x.cols, None, x)
         self.graph.functions.append(call)
         number = len(self.graph.functions) - 1
-        op = HostCall(x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._builder.is_wide(x))
+        op = HostCall(
+            x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._builder.is_wide(x)
+        )
         self._builder.emit(op, out)
         return out
 

@@ -205,9 +205,7 @@ class CompressedAttention(nn.Module):
         shape, positions_T = self._shape, batch.positions_T
         latent_TQ = self.q_norm(self.wq_a(x_TD))[0]
         q_TNH = self.wq_b(latent_TQ).float().unflatten(-1, (-1, shape.head_dim))
-        q_TNH = reference.turn(
-            reference.unit_heads(q_TNH, shape.eps), positions_T, self._rope
-        )
+        q_TNH = reference.turn(reference.unit_heads(q_TNH, shape.eps), positions_T, self._rope)
         k_T1H = self.kv_norm(self.wkv(x_TD))[0].float()[:, None]
         k_T1H = reference.turn(k_T1H, positions_T, self._rope).to(x_TD.dtype)
         batch.kv.store(self._keys, batch.slots_of(self._keys), k_T1H, k_T1H)
