@@ -129,8 +129,9 @@ def _traced(raw: dict[str, Any]) -> int:
     from sylvan.runtime.executor.graphs.program import trace
     from sylvan.runtime.executor.pools import program_pool
     from sylvan.runtime.layers.build import Build
+    from sylvan.runtime.models.groups import kv_groups
     from sylvan.runtime.models.registry import choose_path, family_of
-    from sylvan.runtime.pool.mha import KVShape
+    from sylvan.runtime.pool.mha import GroupShape, KVShape
 
     config = choose_path(raw).config
     latent = config.latent
@@ -140,11 +141,16 @@ def _traced(raw: dict[str, Any]) -> int:
         head_dim=latent.kept if latent else config.head_dim,
         num_pages=2,
         page_size=16,
+        groups=tuple(GroupShape(g.layers, 2, g.columns) for g in kv_groups(config)),
     )
     build = Build(dtype=torch.bfloat16, length=64)
     pool = program_pool(config, shape, build, torch.bfloat16)
     limits = ProgramLimits(max_tokens=64, max_outputs=8)
-    tracer = NativeTracer(torch.bfloat16, limits, pool.layers, load().constants)
+    states = [
+        torch.empty(1, *part.shape, dtype=torch.float32 if part.exact else torch.bfloat16)
+        for part in config.states
+    ]
+    tracer = NativeTracer(torch.bfloat16, limits, pool.layers, load().constants, states=states)
     trace(family_of(config).model(config, build), tracer)
     return len(tracer.graph.ops)
 

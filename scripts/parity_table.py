@@ -30,9 +30,9 @@ transformers: they are compared with their published computation, written out in
 - *largest difference*: between two float32 runs.
 - *of rounding*: the largest error against transformers in float64, as a share of what float32
   rounding explains; above 1 the model would compute something else.
-- *runner*: with *program* native step programs run the model; with *eager* its Python runs on
-  tensors, with native kernels on CPUs for attention, matrix products, norms, feed-forward blocks
-  and experts.
+- *runner*: with *program* native step programs run the model on CPUs; with *partial* PyTorch
+  computes some modules between native parts; with *eager* the model's Python runs on tensors, with
+  native kernels for attention, matrix products, norms, feed-forward blocks and experts.
 - *path*: *native* is a file of ours. With *transformers* the model's own Python runs with our
   attention, pages, cache and scheduler; kernels replace the parts for which a trial shows that they
   compute the same.
@@ -187,7 +187,7 @@ def _filled(name: str) -> Row:
     return {
         "architecture": served.architecture,
         "path": served.path,
-        "runner": found.runner.split(" ", maxsplit=1)[0],
+        "runner": _runner(found.runner),
         "block": found.block,
         "equal": not found.modes,
         "kv_bytes": found.kv_bytes,
@@ -202,12 +202,18 @@ def _row_of(apart: Any, folder: Path) -> Row:
     return {
         "architecture": served.architecture,
         "path": served.path,
-        "runner": apart.runner.split(" ", maxsplit=1)[0],
+        "runner": _runner(apart.runner),
         "difference": float(f"{apart.logprob:.1e}"),
         "excess": round(apart.excess, 2),
         "equal": not apart.modes,
         "kv_bytes": apart.kv_bytes,
     }
+
+
+def _runner(name: str) -> str:
+    """The kind of a runner by its name, which lists what PyTorch computes in a program."""
+    kind = name.split(" ", maxsplit=1)[0]
+    return "partial" if kind == "program" and ", PyTorch in " in name else kind
 
 
 def _vectors(name: str) -> Row:
@@ -221,7 +227,7 @@ def _vectors(name: str) -> Row:
         return {
             "architecture": architecture_of(read_config(Path(folder))),
             "path": load_config(Path(folder)).path,
-            "runner": apart.runner.split(" ", maxsplit=1)[0],
+            "runner": _runner(apart.runner),
             "difference": float(f"{apart.largest:.1e}"),
             "cosine": float(f"{apart.cosine:.7f}"),
             "equal": not apart.unequal,

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, AttentionVariant, HeadNorm, KVScales, Rope
+from sylvan.kernels.api import (
+    AttentionLayer,
+    AttentionVariant,
+    BlockPattern,
+    HeadNorm,
+    KVScales,
+    Rope,
+)
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
 from sylvan.kernels.paged import reference
@@ -66,6 +73,16 @@ CASES = {
     "sinks": Case(replace(BASE, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0]))),
     "chunks": Case(rotary_dim=64, variant=AttentionVariant(chunk=100)),
     "chunks of pages": Case(page_size=16, variant=AttentionVariant(chunk=256)),
+    "blocks": Case(
+        replace(BASE, num_heads=8, blocks=BlockPattern(size=16, near=2, stride=8, step=1)),
+        rotary_dim=64,
+    ),
+    "blocks over chunks": Case(
+        replace(BASE, blocks=BlockPattern(size=300, near=1, stride=3, step=1, first_head=2))
+    ),
+    "blocks of few tokens": Case(
+        replace(BASE, blocks=BlockPattern(size=5, near=3, stride=4, step=2)), small="int8"
+    ),
     "chunks and a window": Case(replace(BASE, window=37), variant=AttentionVariant(chunk=100)),
     "slopes": Case(variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))),
     "int8, slopes": Case(
@@ -122,6 +139,8 @@ IN_COMPANY = (
     "fp8_e5m2",
     "chunks",
     "slopes",
+    "blocks",
+    "blocks over chunks",
 )
 
 

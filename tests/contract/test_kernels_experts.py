@@ -35,6 +35,13 @@ ROUTINGS = {
     "sparse mixer": Routing(top_k=2, scores="sparsemixer", jitter=0.3),
     "inputs scaled": Routing(top_k=1, scores="sigmoid", scale_inputs=True),
     "all experts": Routing(top_k=EXPERTS, normalise=True),
+    "roots of softplus": Routing(
+        top_k=3,
+        scores="sqrt_softplus",
+        normalise=True,
+        scale=1.5,
+        bias=random(EXPERTS, dtype=torch.float32, seed=6),
+    ),
 }
 
 
@@ -101,6 +108,27 @@ def test_rows_go_to_the_experts_of_the_reference(
 
     tolerant(got, want, dtype)
     assert torch.equal(counts - 1, wanted_load)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_choose_their_experts(library: Library, dtype: torch.dtype) -> None:
+    """By a table; ids behind it are those of its last token."""
+    weights, (x, logits) = stacks(dtype), inputs(dtype, 40)
+    table = torch.stack([torch.randperm(EXPERTS)[:3] for _ in range(17)]).int()
+    ids = torch.randint(0, 20, (40,), dtype=torch.int32)
+    routing = Routing(top_k=3, scores="sqrt_softplus", normalise=True, scale=1.5)
+    chosen = replace(routing, ids=table[ids.clamp(max=16).long()])
+    want, wanted_load = reference.experts(x, logits, chosen, weights)
+    mine, counts = packable(weights), torch.zeros(EXPERTS, dtype=torch.int64)
+
+    def experts(_, v, w):
+        return ops.experts(v, w, replace(routing, by_token=table), mine, counts)
+
+    step = StepRun(tokens=40, ids=ids.data_ptr())
+    got = native(library, dtype, experts, [x, logits], step)
+
+    tolerant(got, want, dtype)
+    assert torch.equal(counts, wanted_load)
 
 
 @pytest.mark.parametrize("form", ["gpt_oss", "inputs", "outputs"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,11 @@ def parts(shape: LatentShape, dtype: torch.dtype, *, interleaved: bool = False) 
         HeadNorm(random(shape.latent, dtype=dtype, seed=5), 1e-6, offset=1.0),
         Rope(torch.cat((angles.cos(), angles.sin()), 1), interleaved),
     )
+
+
+def scaled(constants: LatentParts) -> LatentParts:
+    """With factors of queries by position, as Mistral 4 has them."""
+    return replace(constants, query_scales=1 + 0.1 * torch.log1p(torch.arange(700) // 20))
 
 
 def inputs(shape: LatentShape, dtype: torch.dtype, rows: int) -> list[torch.Tensor]:
@@ -131,10 +138,26 @@ def test_prompts_equal_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_are_scaled_by_position(
+    library: Library, shape: LatentShape, dtype: torch.dtype
+) -> None:
+    constants, matrices = scaled(parts(shape, dtype)), inputs(shape, dtype, 130)
+
+    want = expected(matrices, constants)
+    got = Cache(library, constants, dtype).step(matrices, 0)
+
+    far = 0.02 if dtype == torch.bfloat16 else 1e-4
+    largest = float(want.abs().max())
+    torch.testing.assert_close(got.float(), want.float(), rtol=far, atol=largest * far)
+    plain = expected(matrices, parts(shape, dtype)).float()
+    assert float((want.float() - plain).abs().max()) > 4 * far * largest
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_chunks(
     library: Library, shape: LatentShape, dtype: torch.dtype
 ) -> None:
-    constants, matrices = parts(shape, dtype), inputs(shape, dtype, 290)
+    constants, matrices = scaled(parts(shape, dtype)), inputs(shape, dtype, 290)
     whole = Cache(library, constants, dtype).step(matrices, 0)
 
     cache = Cache(library, constants, dtype)

@@ -12,6 +12,7 @@ from sylvan.kernels.native.library import describe
 from sylvan.protocol.requests import LogprobOptions
 from tests.parity import families
 from tests.parity.checkpoints import FAMILIES, SHAPE, VOCAB, make, write
+from tests.parity.published_models import PUBLISHED
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 
@@ -126,8 +127,21 @@ def test_quantised_experts_give_the_same_bits_in_every_mode(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["mistral4", "phi3-small"])
+def test_published_families_give_the_same_bits_in_every_mode(name, dtype, prompts, tmp_path):
+    PUBLISHED[name].make(5).write(tmp_path)
+
+    compare_modes(tmp_path, prompts, 1.0, {"dtype": dtype})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("deepseek-v32", "bfloat16"), ("glm-moe-dsa", "float32")]
+    ("name", "dtype"),
+    [
+        *(("deepseek-v32", "bfloat16"), ("glm-moe-dsa", "float32")),
+        *(("deepseek-v4", "bfloat16"), ("deepseek-v4", "float32")),
+    ],
 )
 def test_chosen_tokens_give_the_same_bits_in_every_mode(name, dtype, prompts, tmp_path):
     write(RARE[name](), 5, tmp_path)

@@ -24,7 +24,7 @@ RECURRENT = (
     *("bamba", "falcon-mamba", "granite4", "jamba", "lfm2", "lfm2-moe", "mamba", "mamba2"),
     *("minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv"),
 )
-VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt")
+VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt", "deepseek-v4")
 REFUSED = {
     "llama-tied-bias": ATTENDING,
     "gemma2": ATTENDING,
@@ -83,6 +83,7 @@ def test_variants_of_attention_and_activations_are_in_programs(family, tmp_path)
     found = compare(tmp_path, model, new=32)
 
     assert found.runner.startswith("program (")
+    assert "PyTorch" not in found.runner
     assert not found.modes
     assert found.excess <= 1
 

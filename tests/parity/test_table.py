@@ -25,6 +25,12 @@ from tests.parity.reading import READING
 from tests.parity.vectors import COSINE, VECTORS
 
 ROOT = Path(__file__).parents[2]
+EAGER = {
+    **dict.fromkeys(("mt5", "t5", "t5-gated", "umt5"), "learned biases by distance"),
+    **dict.fromkeys(("rwkv5", "rwkv6"), "matrices that decay by column"),
+    "zamba": "layers that share an attention block",
+}
+"""Native families without a step program, and what it would need."""
 
 
 def test_page_fits_the_results():
@@ -79,6 +85,18 @@ def test_every_family_was_compared_and_is_equal():
             assert row["cosine"] >= COSINE, name
         elif name not in FILLING and name not in WHOLE:
             assert row["excess"] <= 1, name
+
+
+def test_native_families_are_step_programs():
+    results = json.loads((ROOT / "tests" / "parity" / "results.json").read_text())
+
+    eager = {
+        name
+        for name, row in results.items()
+        if row.get("path") == "native" and row["runner"] == "eager"
+    }
+
+    assert eager <= set(EAGER)
 
 
 def test_every_causal_model_of_transformers_is_listed():

@@ -199,7 +199,8 @@ class Routing:
     root of softplus of each, or SparseMixer. `groups` of experts are ranked first (by the best
     expert, or the sum of the two best), and only experts of the best `kept_groups` are eligible.
     `bias` changes the selection only. `scale_inputs`: the weight scales the expert's input, not its
-    output (Llama 4). `ids` (T, K): the experts of each row, if not scores select them.
+    output (Llama 4). `ids` (T, K): the experts of each row, if not scores select them; `by_token`
+    (V, K): the experts of each token ID, which a program looks up for its rows.
     """
 
     top_k: int
@@ -213,6 +214,7 @@ class Routing:
     jitter: float = 0.01  # SparseMixer: largest relative distance to the best score that counts
     scale_inputs: bool = False
     ids: torch.Tensor | None = None
+    by_token: LinearWeight | None = None
 
     @property
     def has_kernels(self) -> bool:
@@ -327,12 +329,16 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class LatentParts:
-    """Constants of a layer: `up` (N (nope + value), latent) expands latents to keys and values."""
+    """Constants of a layer: `up` (N (nope + value), latent) expands latents to keys and values.
+
+    `query_scales`: see `AttentionVariant`.
+    """
 
     shape: LatentShape
     up: LinearWeight
     norm: HeadNorm  # of the latent columns (kv_lora_rank)
     rope: Rope  # of the rotated columns (qk_rope_head_dim)
+    query_scales: torch.Tensor | None = None
 
 
 HostFunction = Callable[[torch.Tensor, Any], torch.Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sylvan.kernels.cast import cast
 from sylvan.kernels.collective import all_gather, all_reduce, all_to_all, reduce_scatter
+from sylvan.kernels.compressed import compressed_attention, grouped_linear
 from sylvan.kernels.embed import embedding
 from sylvan.kernels.experts import experts
 from sylvan.kernels.gating import activation, glu, xielu
@@ -15,6 +16,7 @@ from sylvan.kernels.paged import attention
 from sylvan.kernels.ragged import ragged_attention
 from sylvan.kernels.rows import add, clamp, scale, scale_rows, softcap, take_rows
 from sylvan.kernels.sparse import sparse_latent_attention
+from sylvan.kernels.streams import collapse_streams, expand_streams, spread_streams, sum_streams
 
 __all__ = [
     "activation",
@@ -25,10 +27,14 @@ __all__ = [
     "attention",
     "cast",
     "clamp",
+    "collapse_streams",
+    "compressed_attention",
     "embedding",
+    "expand_streams",
     "experts",
     "gated_linear",
     "glu",
+    "grouped_linear",
     "latent_attention",
     "latent_heads",
     "latent_output",
@@ -43,6 +49,8 @@ __all__ = [
     "scale_rows",
     "softcap",
     "sparse_latent_attention",
+    "spread_streams",
+    "sum_streams",
     "take_rows",
     "xielu",
 ]

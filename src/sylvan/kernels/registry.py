@@ -80,8 +80,8 @@ def load(target: str) -> Any:
 
 
 _NATIVE = (
-    *("cast", "collective", "copy", "embed", "experts", "gating", "latent", "lora", "matmul"),
-    *("norm", "paged", "rows", "sample", "scan", "sparse"),
+    *("cast", "collective", "compressed", "copy", "embed", "experts", "gating", "latent", "lora"),
+    *("matmul", "norm", "paged", "rows", "sample", "scan", "sparse", "streams"),
 )
 _TRITON: Mapping[str, str] = MappingProxyType(
     {

@@ -14,7 +14,20 @@ from sylvan.kernels.native.codegen import snake
 from sylvan.kernels.native.compile import compile_graph
 from sylvan.kernels.native.graph import ProgramLimits
 from sylvan.kernels.native.library import LibraryMissing, load
-from sylvan.kernels.native.opset import OPS, Attention, Linear, RopeStore, Route
+from sylvan.kernels.native.opset import (
+    OPS,
+    Attention,
+    CompressedAttention,
+    EntryChoice,
+    EntryScan,
+    EntryStore,
+    KeyStore,
+    Linear,
+    RopeStore,
+    Route,
+    StreamCollapse,
+    TurnHeads,
+)
 from sylvan.kernels.native.part import NativePart
 from sylvan.kernels.native.schema import Op, fields_of
 from sylvan.kernels.native.tracer import NativeTracer
@@ -25,6 +38,7 @@ try:
 except LibraryMissing as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
+HEADS = {"head_dim": 8, "rotary_dim": 2, "tokens__width": 8}
 LIMITS = ProgramLimits(max_tokens=64, max_outputs=4)
 UNBOUND = [np.empty(0, np.uint8)]  # bound later: its size is not known
 
@@ -123,6 +137,32 @@ def changed(kind: type[Op], **operands: int) -> np.ndarray:
         (changed(Route, top_k=2, num_experts=1025), "2 of 1025 experts, at most 64 of 1024"),
         (changed(Route, top_k=1, num_experts=6, groups=4), "6 experts in 4 groups"),
         (changed(Linear, words=0), "x has no columns"),
+        (changed(Attention, blocks__size=4, blocks__near=0), "blocks of 4 tokens, 0 near ones"),
+        (changed(Route, by_token=0, vocab_rows=0), "by_token has no columns"),
+        (changed(TurnHeads, head_dim=4, rotary_dim=6), "6 rotary columns of heads of 4"),
+        (changed(KeyStore, cols=577, rotary_dim=2), "heads of 577 columns"),
+        (
+            changed(KeyStore, cols=8, rotary_dim=4, tokens__width=4),
+            "8 columns in pages of 1 rows of 4",
+        ),
+        (
+            changed(EntryStore, cols=8, rotary_dim=4, entries__block=4, entries__rate=2),
+            "entries of 1 columns over 4 of 2 tokens",
+        ),
+        (changed(EntryScan, overlaps=1), "1 columns of entries of 1 tokens"),
+        (
+            changed(EntryChoice, entries__width=300, entries__tokens__width=400),
+            "1 heads of 300 columns choose 1",
+        ),
+        (
+            changed(CompressedAttention, **HEADS, entries__rate=0, window=0),
+            "a window of 0 tokens",
+        ),
+        (
+            changed(CompressedAttention, **HEADS, entries__width=4, entries__tokens__width=8),
+            "entries of 4 columns for heads of 8",
+        ),
+        (changed(StreamCollapse, cols=16, num_streams=9, outputs=9), "9 streams of 16 columns"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

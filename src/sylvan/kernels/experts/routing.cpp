@@ -2,6 +2,7 @@
 // the rows.
 #include "../matmul/levels.h"
 #include "../matmul/tiling.h"
+#include "../scan/scan.h"
 #include <cmath>
 #include <limits>
 
@@ -54,7 +55,11 @@ struct Router {
         if (op.scores == Scores::SIGMOID)
             for (int i = 0; i < experts; i += LANES)
                 store(score + i, 1.f / (exp(-load<vf>(logits + i)) + 1.f));
-        else {
+        else if (op.scores == Scores::SQRT_SOFTPLUS) {
+            for (int i = 0; i < experts; i += LANES)
+                store(score + i, scans::softplus(load<vf>(logits + i)));
+            for (int i = 0; i < experts; i++) score[i] = std::sqrt(score[i]);
+        } else {
             vf total = splat(softmax(logits, score, experts));
             for (int i = 0; i < experts; i += LANES) store(score + i, load<vf>(score + i) / total);
         }
@@ -74,9 +79,16 @@ struct Router {
             if (std::find(kept.id, kept.id + kept.count, g) == kept.id + kept.count)
                 std::fill_n(rank + g * size, size, LOWEST);
     }
-    void weigh_scores(float* weight) {  // by expert id, so the order of the sum is fixed
+    void choose_best() {
         if (op.groups > 1) keep_groups();
         for (int i = 0; i < experts; i++) chosen.offer(i, rank[i], most);
+    }
+    void choose_by_token(const Step& s, int64_t r) {
+        int token = std::clamp(s.run->ids[r], 0, op.vocab_rows - 1);
+        const float* ids = at(op.by_token, s) + token * stride(op.top_k);
+        for (int k = 0; k < most; k++) chosen.id[k] = std::clamp(int(ids[k]), 0, experts - 1);
+    }
+    void weigh_scores(float* weight) {  // by expert id, so the order of the sum is fixed
         std::sort(chosen.id, chosen.id + most);
         float total = 1e-20f;
         for (int k = 0; k < most; k++) total += weight[k] = score[chosen.id[k]];
@@ -121,6 +133,10 @@ void route(const Route& op, const Step& s, int64_t r) {
         router.weigh_chosen(weight);
     else {
         router.score_all();
+        if (op.by_token.present())
+            router.choose_by_token(s, r);
+        else
+            router.choose_best();
         router.weigh_scores(weight);
     }
     std::copy_n(router.chosen.id, op.top_k, at(op.experts, s) + r * op.top_k);

@@ -18,7 +18,11 @@ def latent_heads(
     rotated = rotate(rope.float(), positions_T, parts.rope).to(q.dtype)
     latent, key = kv.float()[:, None].split((shape.latent, shape.rope_dim), -1)
     key = torch.cat((head_norm(latent, parts.norm), rotate(key, positions_T, parts.rope)), -1)
-    return torch.cat((absorbed, rotated), -1), key.to(kv.dtype)
+    queries = torch.cat((absorbed, rotated), -1)
+    if parts.query_scales is not None:
+        scales = parts.query_scales[positions_T.long(), None, None]
+        queries = (queries.float() * scales).to(q.dtype)
+    return queries, key.to(kv.dtype)
 
 
 def latent_output(out_TNC: torch.Tensor, parts: LatentParts) -> torch.Tensor:

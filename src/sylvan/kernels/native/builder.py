@@ -110,6 +110,10 @@ class ProgramBuilder:
         if x.dtype != self.dtype:
             raise Unsupported(f"{op} of {x.dtype} rows in a {self.dtype} program")
 
+    def is_wide(self, x: TracedTensor) -> bool:
+        """Whether rows are float32 although the program's rows have another type."""
+        return x.dtype == "f32" != self.dtype
+
     def vector(self, vector: torch.Tensor, offset: float = 0.0) -> int:
         """Add a float32 copy of a vector or table, padded with zeros to whole rows."""
         key = id(vector), offset

@@ -97,6 +97,10 @@ bool check_qkv(const Op& op, Buf<void> qkv, const KVPages& kv, const Memory& mem
 bool check_attention(const Attention& op, const Memory& memory, Reason& why) {
     const char* name = op_rules[op.kind].name;
     if (!check_qkv(op, op.qkv, op.kv, memory, why)) return false;
+    const BlockMask& mask = op.blocks;
+    if (mask.size < 0 || mask.near < 1 || mask.stride < 1 || mask.step < 0 || mask.first_head < 0)
+        return why.say("%s: blocks of %d tokens, %d near ones, one of %d far ones", name, mask.size,
+                       mask.near, mask.stride);
     return memory.holds(op.parts.index, int64_t(op.parts_mib) << 20) ||
            why.say("%s: parts has less than %d MiB", name, op.parts_mib);
 }
@@ -134,6 +138,72 @@ bool check_route(const Route& op, Reason& why) {
     return even || why.say("route: %d experts in %d groups", op.num_experts, op.groups);
 }
 
+bool check_heads(const Op& op, int cols, int rotary_dim, Reason& why) {
+    const char* name = op_rules[op.kind].name;
+    if (cols < 1 || cols > MAX_HEAD) return why.say("%s: heads of %d columns", name, cols);
+    bool fits = rotary_dim >= 0 && rotary_dim % 2 == 0 && rotary_dim <= cols;
+    return fits || why.say("%s: %d rotary columns of heads of %d", name, rotary_dim, cols);
+}
+
+bool check_tokens(const Op& op, const TokenRows& tokens, int cols, Reason& why) {
+    bool fits = cols > 0 && cols <= tokens.width && tokens.page_size > 0;
+    return fits || why.say("%s: %d columns in pages of %d rows of %d", op_rules[op.kind].name, cols,
+                           tokens.page_size, tokens.width);
+}
+
+bool check_entries(const Op& op, const EntryRows& entries, Reason& why) {
+    bool even = entries.block > 0 && entries.rate >= entries.block && entries.width > 0 &&
+                entries.width % entries.block == 0 && entries.column >= 0;
+    if (!even)
+        return why.say("%s: entries of %d columns over %d of %d tokens", op_rules[op.kind].name,
+                       entries.width, entries.block, entries.rate);
+    return check_tokens(op, entries.tokens, entries.column + entries.width / entries.block, why);
+}
+
+bool check_choice(const EntryScores& op, const Memory& memory, Reason& why) {
+    const char* name = op_rules[op.kind].name;
+    if (!check_entries(op, op.entries, why)) return false;
+    int cols = op.entries.width;
+    if (cols > MAX_INDEX || op.top_k < 1 || op.num_heads < 1)
+        return why.say("%s: %d heads of %d columns choose %d", name, op.num_heads, cols, op.top_k);
+    int64_t row = stride(op.num_heads * cols) * (op.dtype == BF16 ? 2 : 4);
+    if (!memory.holds(op.q.index, rows_of(op, memory) * row))
+        return why.say("%s: q has too few columns for its heads", name);
+    return memory.holds(op.scores.index, int64_t(op.scores_mib) << 20) ||
+           why.say("%s: scores has less than %d MiB", name, op.scores_mib);
+}
+
+bool check_scan(const EntryScan& op, const Memory& memory, Reason& why) {
+    int parts = op.overlaps ? 2 : 1;
+    int64_t bytes = rows_of(op, memory) * stride(parts * op.cols) * 4;
+    bool held = memory.holds(op.values.index, bytes) && memory.holds(op.logits.index, bytes);
+    bool fits = op.rate > 0 && op.bias_stride >= parts * op.cols && held;
+    return fits || why.say("entry_scan: %d columns of entries of %d tokens", op.cols, op.rate);
+}
+
+bool check_streams(const StreamCollapse& op, const Memory& memory, Reason& why) {
+    int count = op.num_streams, mixed = count * (2 + count);
+    bool fits = count >= 1 && count <= MAX_STREAMS && op.cols % LANES == 0 &&
+                op.outputs == (op.mix.present() ? mixed : count);
+    int64_t row = stride(count + count * count) * 4;
+    return (fits && memory.holds(op.mix.index, rows_of(op, memory) * row)) ||
+           why.say("stream_collapse: %d streams of %d columns, %d weights", count, op.cols,
+                   op.outputs);
+}
+
+bool check_compressed(const CompressedAttention& op, Reason& why) {
+    if (!check_heads(op, op.head_dim, op.rotary_dim, why)) return false;
+    if (!check_tokens(op, op.tokens, op.head_dim, why)) return false;
+    if (op.window < 1 || (op.chosen.present() && op.top_k < 1))
+        return why.say("compressed_attention: a window of %d tokens, %d entries", op.window,
+                       op.top_k);
+    if (!op.entries.rate) return true;
+    return check_entries(op, op.entries, why) &&
+           (op.entries.width == op.head_dim ||
+            why.say("compressed_attention: entries of %d columns for heads of %d", op.entries.width,
+                    op.head_dim));
+}
+
 bool check_together(const Op& op, const Memory& memory, Reason& why) {
     switch (op.kind) {
     case ATTENTION:
@@ -147,6 +217,29 @@ bool check_together(const Op& op, const Memory& memory, Reason& why) {
         return check_linear(static_cast<const Linear&>(op), memory, why);
     case ROUTE:
         return check_route(static_cast<const Route&>(op), why);
+    case TURN_HEADS: {
+        const auto& turn = static_cast<const TurnHeads&>(op);
+        return check_heads(op, turn.head_dim, turn.rotary_dim, why);
+    }
+    case KEY_STORE: {
+        const auto& store = static_cast<const KeyStore&>(op);
+        return check_heads(op, store.cols, store.rotary_dim, why) &&
+               check_tokens(op, store.tokens, store.cols, why);
+    }
+    case ENTRY_SCAN:
+        return check_scan(static_cast<const EntryScan&>(op), memory, why);
+    case ENTRY_STORE: {
+        const auto& store = static_cast<const EntryStore&>(op);
+        return check_heads(op, store.cols, store.rotary_dim, why) &&
+               check_entries(op, store.entries, why);
+    }
+    case ENTRY_SCORES:
+    case ENTRY_CHOICE:
+        return check_choice(static_cast<const EntryScores&>(op), memory, why);
+    case COMPRESSED_ATTENTION:
+        return check_compressed(static_cast<const CompressedAttention&>(op), why);
+    case STREAM_COLLAPSE:
+        return check_streams(static_cast<const StreamCollapse&>(op), memory, why);
     default:
         return true;
     }

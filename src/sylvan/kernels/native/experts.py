@@ -204,8 +204,8 @@ def _check(
     routing: Routing,
 ) -> None:
     x, logits = rows
-    if not routing.has_kernels:
-        raise Unsupported(f"routing by {routing.scores} or by token")
+    if routing.ids is not None:
+        raise Unsupported("experts that the caller selects")
     _check_sizes(builder, x, weights, max(routing.top_k, routing.groups))
     if logits.dtype != "f32" or logits.cols != weights.num_experts:
         raise Unsupported("router logits that are not float32, or not one per expert")
@@ -229,15 +229,17 @@ def _route(
     builder: ProgramBuilder, logits: TracedTensor, num_experts: int, routing: Routing
 ) -> tuple[int, int]:
     """Emit routing: expert ids and weights, contiguous."""
-    count = builder.num_rows(logits.rows) * routing.top_k
+    count, table = builder.num_rows(logits.rows) * routing.top_k, routing.by_token
     experts, weights = (builder.graph.buffer(count * 4) for _ in range(2))
     op = Route(
         logits=logits.id,
         bias=None if routing.bias is None else builder.vector(routing.bias),
+        by_token=None if table is None else builder.table(table),
         experts=experts,
         weights=weights,
         num_experts=num_experts,
         top_k=routing.top_k,
+        vocab_rows=0 if table is None else table.shape[0],
         scores=Scores[routing.scores.upper()],
         normalise=routing.normalise,
         groups=routing.groups,

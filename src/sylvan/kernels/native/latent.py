@@ -11,9 +11,9 @@ import torch
 
 from sylvan.kernels.api import LatentParts, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight
-from sylvan.kernels.native.builder import ProgramBuilder, padded
-from sylvan.kernels.native.experts import GROUP_ROWS
-from sylvan.kernels.native.opset import FromStack, HeadGroups, LatentRows, ToStack
+from sylvan.kernels.native.builder import ProgramBuilder
+from sylvan.kernels.native.heads import HeadProducts
+from sylvan.kernels.native.opset import LatentRows
 
 
 def trace_latent(
@@ -45,46 +45,12 @@ def trace_latent(
         eps=parts.norm.eps,
     )
     builder.emit(op, rows)
-    most = heads * (1 + builder.num_rows("tokens") // GROUP_ROWS)
-    groups = builder.graph.buffer((1 + 3 * most) * 4)
-    in_place = all(width == padded(width) for width in (shape.nope, shape.latent, shape.value))
-    builder.emit(HeadGroups(groups=groups, num_heads=heads, in_place=in_place), rows)
-    multiply = _linear_in_place if in_place else _linear_by_stacks
+    products = HeadProducts(builder, rows, heads, (shape.nope, shape.latent, shape.value))
     keys_up, values_up = _stacks(parts)
-    multiply(builder, (q, shape.nope + shape.rope_dim), keys_up, (rows, dim), groups)
+    products.multiply((q, shape.nope + shape.rope_dim), keys_up, (rows, dim))
     found, out = attend(rows), builder.new(heads * shape.value)
-    multiply(builder, (found, shape.latent), values_up, (out, shape.value), groups)
+    products.multiply((found, shape.latent), values_up, (out, shape.value))
     return out
-
-
-def _linear_in_place(
-    builder: ProgramBuilder,
-    x: tuple[TracedTensor, int],
-    stack: DeferredWeight,
-    out: tuple[TracedTensor, int],
-    groups: int,
-) -> None:
-    """Multiply each head of x by its own matrix, into heads of out; strides in columns."""
-    builder.linear_heads(x[0], stack, out[0], groups, (x[1], out[1]))
-
-
-def _linear_by_stacks(
-    builder: ProgramBuilder,
-    x: tuple[TracedTensor, int],
-    stack: DeferredWeight,
-    out: tuple[TracedTensor, int],
-    groups: int,
-) -> None:
-    """`_linear_in_place` for heads of any number of columns, which are copied to padded rows."""
-    heads, made, read = stack.shape
-    rows = builder.repeated(read, builder.dtype, "tokens", heads)
-    op = ToStack(x=x[0].id, stack=rows.id, num_heads=heads, width=read, step=x[1], cols=x[0].cols)
-    builder.emit(op, x[0])
-    product = builder.linear(rows, stack, None, groups=groups)
-    back = FromStack(
-        stack=product.id, out=out[0].id, num_heads=heads, width=made, step=out[1], cols=out[0].cols
-    )
-    builder.emit(back, out[0])
 
 
 def _stacks(parts: LatentParts) -> tuple[DeferredWeight, DeferredWeight]:

@@ -115,9 +115,11 @@ constexpr int QUERY_TILE = 16;
 constexpr int SPLIT_TILE = 16;  // tile size when chunks are spread over threads
 // rows are padded with zeros to a multiple of this; the writer pads
 constexpr int ROW_PAD = 32;
-constexpr int MAX_HEAD = 576;                       // columns of a head
-constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;  // per layer, per row
-constexpr int SCRATCH_BYTES = 1 << 20;              // per thread
+constexpr int MAX_HEAD = 576;                         // columns of a head
+constexpr int MAX_EXPERTS = 1024, MAX_CHOSEN = 64;    // per layer, per row
+constexpr int MAX_STREAMS = 8;                        // residual streams of a row
+constexpr int MAX_INDEX = 256, MAX_ENTRIES = 200000;  // columns of a head, entries of a request
+constexpr int SCRATCH_BYTES = 1 << 20;                // per thread
 
 // Kernels of an op by type of rows, defined in the op's source file.
 #define SYLVAN_DECLARE(name) extern const Kernel name##_kernel[2];

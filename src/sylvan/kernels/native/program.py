@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import Dtype, TracedTensor
+from sylvan.kernels.memory import Bytes
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.builder import padded
 from sylvan.kernels.native.graph import HostCall
@@ -18,7 +19,6 @@ from sylvan.kernels.native.layout import ProgramLayout
 from sylvan.kernels.native.library import Library
 from sylvan.kernels.native.part import NativePart
 from sylvan.kernels.native.schema import Op
-from sylvan.kernels.native.tracer import view
 
 
 class Program:
@@ -181,7 +181,7 @@ class Program:
         return found
 
     def _view(self, ref: int, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
-        return view(self._layout.memory[self._layout.home[ref]], rows, cols, dtype)
+        return _view(self._layout.memory[self._layout.home[ref]], rows, cols, dtype)
 
 
 class _ChosenOps(NativePart):
@@ -192,3 +192,11 @@ class _ChosenOps(NativePart):
         max_rows = limits.max_tokens, limits.max_outputs
         super().__init__(library, layout.records_of(chosen), layout.memory, max_rows)
         self.ops = [layout.ops[i] for i in chosen]
+
+
+def _view(memory: Bytes, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
+    """The first rows of a buffer as a tensor, without copying. Shape: (rows, cols)."""
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    width = padded(cols)
+    used = memory[: rows * width * kind.itemsize].view(np.int16 if kind.itemsize == 2 else np.int32)
+    return torch.from_numpy(used).view(kind).view(rows, width)[:, :cols]

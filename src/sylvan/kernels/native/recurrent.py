@@ -66,7 +66,7 @@ class StateTracer:
             x=x.rows.id,
             weight=builder.table(layer.weight),
             bias=None if layer.bias is None else builder.vector(layer.bias),
-            state=self._state(layer.part, (taps, channels), exact=False),
+            state=self.state(layer.part, (taps, channels), exact=False),
             out=out.id,
             channels=channels,
             taps=taps,
@@ -103,7 +103,7 @@ class StateTracer:
             b=b.rows.id,
             c=c.rows.id,
             d=builder.vector(layer.skip),
-            state=self._state(layer.part, (heads, layer.width, layer.states), exact=True),
+            state=self.state(layer.part, (heads, layer.width, layer.states), exact=True),
             out=out.id,
             width=layer.width,
             num_heads=heads,
@@ -145,7 +145,7 @@ class StateTracer:
             beta=beta.rows.id,
             a_log=builder.vector(layer.a_log),
             dt_bias=builder.vector(layer.dt_bias),
-            state=self._state(layer.part, (heads, layer.key_dim, layer.value_dim), exact=True),
+            state=self.state(layer.part, (heads, layer.key_dim, layer.value_dim), exact=True),
             out=out.id,
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
@@ -186,7 +186,7 @@ class StateTracer:
             v=v.rows.id,
             into=into.id,
             keep=keep.id,
-            state=self._state(layer.part, (heads, keys * values + keys + 1), exact=True),
+            state=self.state(layer.part, (heads, keys * values + keys + 1), exact=True),
             out=out.id,
             key_dim=keys,
             value_dim=values,
@@ -282,7 +282,7 @@ class StateTracer:
             receptance=receptance.id,
             time_decay=builder.vector(layer.time_decay),
             time_first=builder.vector(layer.time_first),
-            state=self._state(layer.part, (3, key.cols), exact=True),
+            state=self.state(layer.part, (3, key.cols), exact=True),
             out=out.id,
             channels=key.cols,
         )
@@ -304,7 +304,7 @@ class StateTracer:
             input_bias=builder.table(layer.takes[1]),
             keep_weight=builder.table(layer.keeps[0]),
             keep_bias=builder.table(layer.keeps[1]),
-            state=self._state(layer.part, (x.cols,), exact=True),
+            state=self.state(layer.part, (x.cols,), exact=True),
             out=out.id,
             num_blocks=blocks,
             width=width,
@@ -334,7 +334,7 @@ class StateTracer:
             inputs=inputs,
             decay=rows.decay.id,
             k_k=builder.vector(layer.k_k),
-            state=self._state(layer.part, (layer.heads, width, width), exact=True),
+            state=self.state(layer.part, (layer.heads, width, width), exact=True),
             out=recalled.id,
             num_heads=layer.heads,
             width=width,
@@ -371,7 +371,7 @@ class StateTracer:
         builder.emit(op, out)
         return out
 
-    def _state(self, part: int, shape: tuple[int, ...], *, exact: bool) -> int:
+    def state(self, part: int, shape: tuple[int, ...], *, exact: bool = True) -> int:
         """Return all slots of a state; the memory must have this shape."""
         kept = self._states[part]
         kind = torch.float32 if exact or self._builder.dtype == "f32" else torch.bfloat16

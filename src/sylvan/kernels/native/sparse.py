@@ -48,6 +48,8 @@ class SparseTracer:
         own, builder = index if isinstance(index, IndexedRows) else None, self._builder
         chosen = builder.repeated(own.top_k, "i32", "tokens", 1) if own is not None else index
         assert isinstance(chosen, TracedTensor)
+        if parts.query_scales is not None:
+            raise Unsupported("scaled queries of sparse attention")
         places = self._pages(layer, pages)
 
         def attend(rows: TracedTensor) -> TracedTensor:

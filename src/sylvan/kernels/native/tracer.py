@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from sylvan.kernels.api import (
     ActivationKind,
     AttentionLayer,
     AttentionVariant,
+    BlockPattern,
     Clamping,
     Communicator,
     Dtype,
@@ -28,28 +29,31 @@ from sylvan.kernels.api import (
     TracedTensor,
     Unsupported,
 )
+from sylvan.kernels.compressed.parts import CompressedHeads, TracedEntries
 from sylvan.kernels.matmul.pack import as_bytes
-from sylvan.kernels.memory import Bytes, allocate
+from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.binding import Constants
 from sylvan.kernels.native.builder import ProgramBuilder, function_of, glu_of, padded
+from sylvan.kernels.native.collective import RankTracer
+from sylvan.kernels.native.compressed import EntryTracer
 from sylvan.kernels.native.experts import trace_chosen, trace_experts
 from sylvan.kernels.native.graph import Graph, HostCall, ProgramLimits
+from sylvan.kernels.native.heads import trace_grouped_linear
 from sylvan.kernels.native.latent import trace_latent
 from sylvan.kernels.native.lora import trace_lora, trace_lora_embedding
 from sylvan.kernels.native.opset import (
+    EVERY_BLOCK,
     Activation,
     Add,
-    AllGather,
-    AllReduce,
     Attention,
     AttentionMerge,
+    BlockMask,
     Cast,
     Clamp,
     Embed,
     KVPages,
     LayerNorm,
     PageFormat,
-    RankMemory,
     ResidualStream,
     RmsNorm,
     RopeStore,
@@ -60,11 +64,12 @@ from sylvan.kernels.native.opset import (
     TakeRows,
     Xielu,
 )
-from sylvan.kernels.native.ranks import SharedRanks
 from sylvan.kernels.native.recurrent import StateTracer
 from sylvan.kernels.native.sparse import SparseTracer
+from sylvan.kernels.native.streams import trace_collapse, trace_expand, trace_spread
 from sylvan.kernels.paged.cache import LayerPages, PageShape, SmallNumbers, allocate_pages
 from sylvan.kernels.recurrent import RecurrentTracer
+from sylvan.kernels.streams.parts import StreamParts
 
 PARTS_MIB = 8  # memory for attention that is spread over threads
 _TEXT_PAGE = 64  # tokens per page of texts with bidirectional attention
@@ -105,7 +110,10 @@ class NativeTracer:
         self._whole_steps = whole_steps
         self._builder = ProgramBuilder(self, dtype, limits, constants)
         self._sparse = SparseTracer(self._builder)
+        self._ranks = RankTracer(self._builder)
         self._states = StateTracer(self._builder, states) if states else None
+        state_of = self._states.state if self._states else _no_state
+        self._entries = EntryTracer(self._builder, pages, state_of)
         # Inputs of every step: ids, positions, token types; rows that need logits.
         self.input_ids = TracedTensor(self, _IDS, 1, "i32")
         self.positions = TracedTensor(self, _POSITIONS, 1, "i32")
@@ -114,7 +122,6 @@ class NativeTracer:
         self._pages = pages
         self._texts: dict[tuple[int, ...], LayerPages] = {}
         self._parts: int | None = None
-        self._shared: int | None = None  # memory shared with other ranks
 
     @property
     def graph(self) -> Graph:
@@ -268,7 +275,9 @@ class NativeTracer:
         out = self._builder.new(x.cols, None, x)
         self.graph.functions.append(call)
         number = len(self.graph.functions) - 1
-        op = HostCall(x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._is_wide(x))
+        op = HostCall(
+            x=x.id, out=out.id, function=number, cols=x.cols, x_f32=self._builder.is_wide(x)
+        )
         self._builder.emit(op, out)
         return out
 
@@ -303,8 +312,8 @@ class NativeTracer:
             raise Unsupported("norms of all heads at once after rotary positions")
         if variant.biases is not None:
             raise Unsupported("learned biases by distance")
-        if not layer.causal and (variant.chunk or variant.slopes is not None):
-            raise Unsupported("chunks or biases by distance in bidirectional attention")
+        if not layer.causal and (variant.chunk or variant.slopes is not None or layer.blocks):
+            raise Unsupported("chunks, blocks or biases by distance in bidirectional attention")
         scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
             qkv=qkv.id,
@@ -335,6 +344,7 @@ class NativeTracer:
                 parts=self._parts,
                 sinks=self._optional(layer.sinks),
                 slopes=self._optional(variant.slopes),
+                blocks=_mask_of(layer.blocks),
                 window=layer.window or 0,
                 chunk=variant.chunk or 0,
                 parts_mib=PARTS_MIB,
@@ -352,11 +362,12 @@ class NativeTracer:
             raise Unsupported("latent attention over pages that do not share keys and values")
         if (q.rows, kv.rows) != ("tokens", "tokens"):
             raise Unsupported("latent attention on rows other than the step's")
+        variant = AttentionVariant(query_scales=parts.query_scales)
         return trace_latent(
             self._builder,
             (q, kv),
             parts,
-            lambda rows: self.attention(rows, layer, None, (None, None), None),
+            lambda rows: self.attention(rows, layer, None, (None, None), variant),
         )
 
     def sparse_attention(
@@ -372,6 +383,29 @@ class NativeTracer:
             raise Unsupported("sparse attention of a layer without pages")
         return self._sparse.trace((q, kv), parts, layer, pages, index)
 
+    def compressed_attention(
+        self, q: TracedTensor, k: TracedTensor, heads: CompressedHeads, far: TracedEntries | None
+    ) -> TracedTensor:
+        if (q.rows, k.rows) != ("tokens", "tokens") or not self._whole_steps:
+            raise Unsupported("compressed attention of other rows than the step's")
+        return self._entries.trace(q, k, heads, far)
+
+    def grouped_linear(self, x: TracedTensor, weight: LinearWeight, groups: int) -> TracedTensor:
+        return trace_grouped_linear(self._builder, x, weight, groups)
+
+    def spread_streams(self, x: TracedTensor, count: int) -> TracedTensor:
+        return trace_spread(self._builder, x, count)
+
+    def collapse_streams(
+        self, streams: TracedTensor, parts: StreamParts, *, mixes: bool
+    ) -> tuple[TracedTensor, TracedTensor | None]:
+        return trace_collapse(self._builder, streams, parts, mixes=mixes)
+
+    def expand_streams(
+        self, streams: TracedTensor, out: TracedTensor, mix: TracedTensor
+    ) -> TracedTensor:
+        return trace_expand(self._builder, streams, out, mix)
+
     def all_reduce(
         self,
         x: TracedTensor,
@@ -379,44 +413,10 @@ class NativeTracer:
         bias: torch.Tensor | None,
         like: TracedTensor,
     ) -> TracedTensor:
-        memory = self._rank_memory(ranks, padded(x.cols))
-        out = self._builder.new(x.cols, like.dtype, x)
-        op = AllReduce(
-            ranks=memory,
-            x=x.id,
-            bias=None if bias is None else self._builder.vector(bias),
-            out=out.id,
-            cols=x.cols,
-            x_f32=self._is_wide(x),
-            out_f32=self._is_wide(out),
-        )
-        self._builder.emit(op, out, dtype=self.dtype)
-        return out
+        return self._ranks.all_reduce(x, ranks, bias, like)
 
     def all_gather(self, x: TracedTensor, ranks: Communicator, cols: int) -> TracedTensor:
-        if x.dtype != "f32":
-            raise Unsupported(f"all-gather of {x.dtype} rows")
-        share = -(-cols // ranks.size)
-        memory = self._rank_memory(ranks, share)
-        out = self._builder.new(cols, "f32", x)
-        op = AllGather(ranks=memory, x=x.id, out=out.id, cols=cols, share=share, own_cols=x.cols)
-        self._builder.emit(op, out, dtype=self.dtype)
-        return out
-
-    def _rank_memory(self, ranks: Communicator, row_numbers: int) -> RankMemory:
-        if not isinstance(ranks, SharedRanks):
-            raise Unsupported("collectives between ranks without shared memory")
-        if 4 * row_numbers > ranks.buffer_bytes:
-            raise Unsupported(f"collectives of rows of {row_numbers} columns")
-        if self._shared is None:
-            self._shared = self.graph.constant(ranks.memory)
-        return RankMemory(
-            memory=self._shared,
-            rank=ranks.rank,
-            size=ranks.size,
-            buffer_bytes=ranks.buffer_bytes,
-            timeout_s=ranks.timeout_s,
-        )
+        return self._ranks.all_gather(x, ranks, cols)
 
     def take_rows(self, x: TracedTensor, rows: TracedTensor) -> TracedTensor:
         if rows.id != _SAMPLE_ROWS:
@@ -434,9 +434,9 @@ class NativeTracer:
             b=b.id,
             out=out.id,
             cols=a.cols,
-            a_f32=self._is_wide(a),
-            b_f32=self._is_wide(b),
-            out_f32=self._is_wide(a),
+            a_f32=self._builder.is_wide(a),
+            b_f32=self._builder.is_wide(b),
+            out_f32=self._builder.is_wide(a),
             scale=scale,
         )
         self._builder.emit(op, out, dtype=self.dtype)
@@ -451,13 +451,13 @@ class NativeTracer:
 
     def scale(self, x: TracedTensor, factor: float) -> TracedTensor:
         out = self._builder.new(x.cols, x.dtype, x)
-        op = Scale(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), factor=factor)
+        op = Scale(x=x.id, out=out.id, cols=x.cols, f32=self._builder.is_wide(x), factor=factor)
         self._builder.emit(op, out, dtype=self.dtype)
         return out
 
     def softcap(self, x: TracedTensor, cap: float) -> TracedTensor:
         out = self._builder.new(x.cols, x.dtype, x)
-        op = Softcap(x=x.id, out=out.id, cols=x.cols, f32=self._is_wide(x), cap=cap)
+        op = Softcap(x=x.id, out=out.id, cols=x.cols, f32=self._builder.is_wide(x), cap=cap)
         self._builder.emit(op, out, dtype=self.dtype)
         return out
 
@@ -484,7 +484,7 @@ class NativeTracer:
     ) -> TracedTensor:
         memory = None
         if weights.expert_ranks is not None:
-            memory = self._rank_memory(weights.expert_ranks.ranks, padded(x.cols))
+            memory = self._ranks.memory(weights.expert_ranks.ranks, padded(x.cols))
         return trace_experts(self._builder, (x, logits), routing, weights, load, memory)
 
     def chosen_experts(
@@ -499,10 +499,6 @@ class NativeTracer:
     # ---- parts
     def _optional(self, vector: torch.Tensor | None) -> int | None:
         return None if vector is None else self._builder.vector(vector)
-
-    def _is_wide(self, x: TracedTensor) -> bool:
-        """Whether rows are float32 although the program's rows have another type."""
-        return x.dtype == "f32" != self.dtype
 
     def _stream(
         self, x: TracedTensor, residual: TracedTensor | None
@@ -586,9 +582,9 @@ class NativeTracer:
         return self._builder.vector(norm.weight, norm.offset), size != head_dim
 
 
-def view(memory: Bytes, rows: int, cols: int, dtype: Dtype) -> torch.Tensor:
-    """The first rows of a buffer as a tensor, without copying. Shape: (rows, cols)."""
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    width = padded(cols)
-    used = memory[: rows * width * kind.itemsize].view(np.int16 if kind.itemsize == 2 else np.int32)
-    return torch.from_numpy(used).view(kind).view(rows, width)[:, :cols]
+def _no_state(part: int, shape: tuple[int, ...]) -> int:
+    raise Unsupported("entries of several tokens without memory for states")
+
+
+def _mask_of(blocks: BlockPattern | None) -> BlockMask:
+    return EVERY_BLOCK if blocks is None else BlockMask(**asdict(blocks))

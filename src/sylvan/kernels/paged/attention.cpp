@@ -40,19 +40,20 @@ template <class E> void finish_scores(const Attention& op, const Workspace<E>& w
     }
 }
 
-// Softmax weights of one vector that sees tokens low .. high of the chunk. Blocks outside give
-// zeros; only the two end blocks need masks.
-template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span,
-                                        int low, int high, float slope, float* part) {
+// Softmax weights of one vector that sees tokens low .. high of the chunk; of these the ones that
+// `shown` marks, if it is not null. Vectors of tokens outside give zeros; without marks only the
+// two at the ends need masks.
+template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span, int low,
+                               int high, float slope, const int32_t* shown, float* part) {
     float* score = ws.score[i];
     auto* weight = ws.weight[i];
     const float* v_scale = ws.v_scale;
     int begin = std::clamp(low / LANES * LANES, span.begin, round_up(span.end, LANES));
     int end = std::min(span.end, high);
     auto cut = [&](vf v, int t, vf other) {
-        if (t >= low && t + LANES <= high) return v;
-        vi token = lanes() + t;
-        return select((token >= low) & (token < high), v, other);
+        if (t >= low && t + LANES <= high && !shown) return v;
+        vi token = lanes() + t, seen = (token >= low) & (token < high);
+        return select(shown ? seen & load<vi>(shown + t) : seen, v, other);
     };
     if (!raw_scores(op, ws)) finish_scores(op, ws, score, begin, end, {slope, high - 1});
     vf top = splat(MASKED_SCORE), total{}, power = splat(unit(op, ws));
@@ -85,8 +86,10 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
         float slope = slopes ? slopes[q.head[i]] : 0.f;
-        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope,
-                        part->of(i, ws.stride));
+        int32_t marks[KV_CHUNK];
+        const int32_t* shown = q.shown(i, chunk, marks);
+        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope, shown,
+               part->of(i, ws.stride));
     }
     values(pages, q, span, ws, part);
 }
@@ -110,6 +113,7 @@ template <class E, class F> void finish(const Attention& op, const Step& s, cons
     const float* sinks = at(op.sinks, s);
     float power = unit(op, ws);
     for (int c = q.first_chunk(); c <= q.last_chunk(); c++) {
+        if (!q.any_sees(c)) continue;
         Part* part = chunk_parts(c);
         for (int i = 0; i < q.count; i++) {
             float *to = ws.all->of(i, ws.stride), *from = part->of(i, ws.stride);
@@ -173,7 +177,7 @@ template <class E> void attention(const Attention& op, const Step& s, int t, voi
             attend<E>(op, s, q, kv_head, c, ws, ws.part);
             return ws.part;
         });
-    } else if (int c = t % w.chunks; c >= q.first_chunk() && c <= q.last_chunk()) {
+    } else if (int c = t % w.chunks; q.any_sees(c)) {
         gathered();
         attend<E>(op, s, q, kv_head, c, ws, parts(op, s)->tile(t, ws.stride));
     }

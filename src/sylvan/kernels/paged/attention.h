@@ -18,12 +18,30 @@ struct Part {
     }
 };
 
-struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i] of its request
-    int count, low[QUERY_TILE], end[QUERY_TILE], head[QUERY_TILE];
+// Blocks of tokens that one query vector sees: near its own, and some that depend on its head.
+struct VisibleBlocks {
+    int own, shift;  // block of the row itself, and what its head adds to the numbers of far ones
+
+    bool show(const BlockMask& mask, int block) const {
+        return own - block < mask.near || (block + shift) % mask.stride == 0;
+    }
+    int first(const BlockMask& mask) const {
+        int far = (mask.stride - shift % mask.stride) % mask.stride;
+        return std::min(std::max(0, own - mask.near + 1), far);
+    }
+};
+
+// A tile of query vectors; vector i sees tokens low[i] .. end[i] of its request, except for those
+// that `blocks` hide.
+struct Query {
+    int count, lowest, low[QUERY_TILE], end[QUERY_TILE], head[QUERY_TILE];
     int64_t row[QUERY_TILE];
     const int32_t* table;
+    const BlockMask& mask;
+    VisibleBlocks blocks[QUERY_TILE];
 
-    Query(const Attention& op, const Step& s, const Item& item, int kv_head) : count(item.count) {
+    Query(const Attention& op, const Step& s, const Item& item, int kv_head)
+        : count(item.count), mask(op.blocks) {
         int group = op.kv.num_heads / op.kv.num_kv_heads, window = op.window;
         int start = s.run->row_start[item.seq], rows = s.run->row_start[item.seq + 1] - start;
         bool whole = op.kv.whole_text;
@@ -38,15 +56,41 @@ struct Query {  // a tile of query vectors; vector i sees tokens low[i] .. end[i
             end[i] = before + r + 1;
             low[i] = window ? std::max(0, end[i] - window) : 0;
             if (op.chunk) low[i] = std::max(low[i], (end[i] - 1) / op.chunk * op.chunk);
+            if (mask.size) {
+                blocks[i] = {(end[i] - 1) / mask.size, (mask.first_head + head[i]) * mask.step + 1};
+                low[i] = blocks[i].first(mask) * mask.size;
+            }
             if (s.run->row_ends) end[i] = std::max(end[i], s.run->row_ends[row[i]]);
             if (whole) end[i] = window ? std::min(rows, r + window) : rows;
             if (whole && s.run->row_ends) end[i] = std::min(end[i], s.run->row_ends[row[i]]);
         }
+        lowest = *std::min_element(low, low + count);
     }
-    int first_chunk() const { return low[0] / KV_CHUNK; }  // rows of a tile ascend
-    int last_chunk() const { return (end[count - 1] - 1) / KV_CHUNK; }
+    int first_chunk() const { return lowest / KV_CHUNK; }
+    int last_chunk() const { return (end[count - 1] - 1) / KV_CHUNK; }  // rows of a tile ascend
     bool sees(int i, int chunk) const {
-        return end[i] > chunk * KV_CHUNK && low[i] < (chunk + 1) * KV_CHUNK;
+        int begin = chunk * KV_CHUNK, stop = std::min(begin + KV_CHUNK, end[i]);
+        if (stop <= begin || low[i] >= begin + KV_CHUNK) return false;
+        if (!mask.size) return true;
+        for (int block = begin / mask.size; block * mask.size < stop; block++)
+            if (blocks[i].show(mask, block)) return true;
+        return false;
+    }
+    bool any_sees(int chunk) const {
+        for (int i = 0; i < count; i++)
+            if (sees(i, chunk)) return true;
+        return false;
+    }
+    // Marks the tokens of a chunk that vector i sees by all ones; null if no block is hidden.
+    const int32_t* shown(int i, int chunk, int32_t* marks) const {
+        if (!mask.size) return nullptr;
+        int begin = chunk * KV_CHUNK;
+        for (int t = 0; t < KV_CHUNK;) {
+            int block = (begin + t) / mask.size;
+            int stop = std::min(KV_CHUNK, (block + 1) * mask.size - begin);
+            for (bool show = blocks[i].show(mask, block); t < stop; t++) marks[t] = -int(show);
+        }
+        return marks;
     }
 };
 
@@ -182,7 +226,7 @@ template <class E> struct Pages {  // the pages of one head in one chunk
             __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
     }
     Span span(const Query& q) const {
-        int low = std::max(0, q.low[0] - begin);
+        int low = std::max(0, q.lowest - begin);
         return {low, low / 32 * 32, std::min(q.end[q.count - 1] - begin, KV_CHUNK)};
     }
 };

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, HeadNorm, Rope
+from sylvan.kernels.api import AttentionLayer, BlockPattern, HeadNorm, Rope
 from sylvan.kernels.collective.reference import mean_of_squares
 from sylvan.kernels.matmul.reference import quantise_rows
 
@@ -143,6 +143,8 @@ def attend(
     hidden = key > last if layer.causal else torch.zeros_like(key > own)
     if layer.window:
         hidden = hidden | (key <= own - layer.window)
+    if layer.blocks is not None:
+        hidden = hidden | _hidden_blocks(layer.blocks, own, key, layer.num_heads)
     score_NTS = score_NTS.masked_fill(hidden, float("-inf"))
     if layer.sinks is not None:
         sink = layer.sinks.float()[:, None, None].expand(-1, rows, 1)
@@ -150,3 +152,13 @@ def attend(
     else:
         weight = torch.softmax(score_NTS, -1)
     return (weight @ v).transpose(0, 1).flatten(1).to(q_TNH.dtype)
+
+
+def _hidden_blocks(
+    pattern: BlockPattern, own_T1: torch.Tensor, key_S: torch.Tensor, heads: int
+) -> torch.Tensor:
+    """Tokens in blocks that heads of rows do not see. Shape: bool (N, T, S)."""
+    shift_N11 = torch.tensor(pattern.shifts(heads), device=key_S.device)[:, None, None]
+    block_S = key_S // pattern.size
+    passed_N1S = (block_S + shift_N11) % pattern.stride != 0
+    return (own_T1 // pattern.size - block_S >= pattern.near) & passed_N1S

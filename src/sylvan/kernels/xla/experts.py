@@ -10,6 +10,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from sylvan.kernels.api import Unsupported
 from sylvan.kernels.native.opset import ExpertSum, GatherRows, MoeAlign, Route, Scores
 from sylvan.kernels.xla.grouped import ExpertGroups
 from sylvan.kernels.xla.values import Values
@@ -19,6 +20,8 @@ Array: TypeAlias = jax.Array
 
 def route(v: Values, op: Route) -> None:
     """Experts of each row, by rising number, and their weights."""
+    if op.by_token is not None:
+        raise Unsupported("experts by token have no lowering to JAX")
     logits = v.wide(op.logits)[:, : op.num_experts]
     if op.scores == Scores.SPARSEMIXER:
         experts, weights = _mixed(logits, op)
@@ -32,8 +35,11 @@ def route(v: Values, op: Route) -> None:
 
 
 def _scored(logits: Array, bias: Array | None, op: Route) -> tuple[Array, Array]:
-    softmax = op.scores == Scores.SOFTMAX
-    scores = jax.nn.softmax(logits, -1) if softmax else jax.nn.sigmoid(logits)
+    if op.scores == Scores.SQRT_SOFTPLUS:
+        scores = jnp.sqrt(jax.nn.softplus(logits))
+    else:
+        softmax = op.scores == Scores.SOFTMAX
+        scores = jax.nn.softmax(logits, -1) if softmax else jax.nn.sigmoid(logits)
     rank = scores if bias is None else scores + bias
     if op.groups > 1:
         rank = _of_best_groups(rank, op)

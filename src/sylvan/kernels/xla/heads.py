@@ -5,11 +5,13 @@ Shapes: T rows, H heads, D columns of a head.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from sylvan.kernels.api import BlockPattern
 from sylvan.kernels.native.opset import (
     Attention,
     FromStack,
@@ -118,8 +120,11 @@ def attention(v: Values, op: Attention) -> None:
         window=op.window,
         chunk=op.chunk,
         softcap=op.softcap,
+        blocks=BlockPattern(**asdict(op.blocks)) if op.blocks.size else None,
     )
-    biases = Biases(v.optional(op.sinks, kv.num_heads), v.optional(op.slopes, kv.num_heads))
+    shifts = spec.blocks and jnp.array(spec.blocks.shifts(kv.num_heads), jnp.int32)
+    sinks, slopes = v.optional(op.sinks, kv.num_heads), v.optional(op.slopes, kv.num_heads)
+    biases = Biases(sinks, slopes, shifts=shifts)
     q, k, value = v.parts(op.qkv, head_sizes(kv))
     q = _heads(q, kv.head_dim)
     if kv.whole_text:

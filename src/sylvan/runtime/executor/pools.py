@@ -121,7 +121,8 @@ def program_pool(
     if config.latent is not None:
         latent, index = config.latent.latent, config.latent.index
     small = _SMALL.get(dtype)
-    return NativePool(shape, build.dtype, small=small, latent=latent, index=index)
+    rows = config.compressed is not None
+    return NativePool(shape, build.dtype, small=small, latent=latent, index=index, rows=rows)
 
 
 def tensor_pool(

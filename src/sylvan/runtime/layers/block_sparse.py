@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from sylvan.kernels.api import AttentionLayer, BlockPattern, Rope, TracedTensor, Unsupported, X
+from sylvan.kernels import ops
+from sylvan.kernels.api import AttentionLayer, BlockPattern, Rope, TracedTensor, X
 from sylvan.kernels.paged import reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.attention import PagedAttention
@@ -35,7 +36,7 @@ class BlockSparseAttention(PagedAttention):
     def forward(self, qkv: X, batch: ForwardBatch) -> X:
         """Shape: (T, (N + 2 K) H) -> (T, N H)."""
         if isinstance(qkv, TracedTensor):
-            raise Unsupported("block-sparse attention")
+            return ops.attention(qkv, self._with_blocks, self.rope)
         found: Any = self._attended(qkv, batch)
         return found
 
@@ -54,33 +55,19 @@ class BlockSparseAttention(PagedAttention):
         reqs = zip(batch.req_slots_R.tolist(), batch.kv_lens_R.tolist(), strict=True)
         for r, (slot, length) in enumerate(reqs):
             pages = table_SP[slot, : -(-length // size)].long()
-            k_SKH, v_SKH = (x[pages].flatten(0, 1)[:length].float() for x in (keys, values))
+            k_SKH, v_SKH = (x[pages].flatten(0, 1)[:length].to(q_TNH) for x in (keys, values))
             rows = slice(starts[r], starts[r + 1])
-            out_TNH[rows] = self._of_request(q_TNH[rows], k_SKH, v_SKH).to(out_TNH.dtype)
+            out_TNH[rows] = self._of_request(q_TNH[rows], k_SKH, v_SKH)
         return out_TNH.flatten(1)
 
     def _of_request(
         self, q_TNH: torch.Tensor, k_SKH: torch.Tensor, v_SKH: torch.Tensor
     ) -> torch.Tensor:
-        """Attend for the last rows of one request. Shape: float32 (T, N, H)."""
-        times, length = q_TNH.shape[1] // k_SKH.shape[1], len(k_SKH)
-        k_NHS = k_SKH.repeat_interleave(times, 1).permute(1, 2, 0)
-        v_NSH = v_SKH.repeat_interleave(times, 1).transpose(0, 1)
-        first, parts = length - len(q_TNH), list[torch.Tensor]()
-        step = max(1, _MAX_SCORES // (q_TNH.shape[1] * length))
+        """Attention of the last rows of a request. Shape: (T, N, H)."""
+        heads, length = q_TNH.shape[1], len(k_SKH)
+        first, step = length - len(q_TNH), max(1, _MAX_SCORES // (heads * length))
+        parts = list[torch.Tensor]()
         for start in range(0, len(q_TNH), step):
-            q_NTH = q_TNH[start : start + step].float().transpose(0, 1)
-            hidden = self._hidden(first + start, q_NTH.shape[1], length, len(q_NTH))
-            scores_NTS = q_NTH @ k_NHS * self.layer.scale
-            scores_NTS = scores_NTS.masked_fill(hidden.to(scores_NTS.device), float("-inf"))
-            parts.append((scores_NTS.softmax(-1) @ v_NSH).transpose(0, 1))
-        return torch.cat(parts)
-
-    def _hidden(self, first: int, rows: int, length: int, heads: int) -> torch.Tensor:
-        """Mask of the tokens that rows from position `first` on do not see: bool (N, rows, S)."""
-        pattern = self._pattern
-        own, tokens = torch.arange(first, first + rows)[:, None], torch.arange(length)
-        shift_N11 = torch.tensor(pattern.shifts(heads))[:, None, None]
-        block = tokens // pattern.size
-        passed = (block + shift_N11) % pattern.stride != 0
-        return (tokens > own) | ((own // pattern.size - block >= pattern.near) & passed)
+            some, seen = q_TNH[start : start + step], first + min(start + step, len(q_TNH))
+            parts.append(reference.attend(some, k_SKH[:seen], v_SKH[:seen], self._with_blocks))
+        return torch.cat(parts).unflatten(1, (heads, -1))

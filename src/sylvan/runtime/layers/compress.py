@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from sylvan.kernels.api import Rope
+from sylvan.kernels.api import LinearWeight, Rope, TracedTensor
+from sylvan.kernels.compressed import EntryRows, reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
@@ -24,19 +25,6 @@ from sylvan.runtime.layers.norm import RMSNorm
 from sylvan.runtime.layers.recurrent import Recurrent, spans_of, state_of
 
 _NONE = -1e30  # a logit that weighs nothing
-
-
-def rotate_columns(
-    x_TNH: torch.Tensor, positions_T: torch.Tensor, rope: Rope, *, inverse: bool = False
-) -> torch.Tensor:
-    """Rotate adjacent pairs of the last columns of heads, in float32; `inverse`: back."""
-    width = rope.cos_sin.shape[1]
-    passing, rotary = x_TNH[..., :-width], x_TNH[..., -width:]
-    cos, sin = rope.cos_sin[positions_T.long(), None].chunk(2, -1)
-    sin = -sin if inverse else sin
-    a, b = rotary[..., ::2], rotary[..., 1::2]
-    pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
-    return torch.cat((passing, pairs.flatten(-2)), -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +107,8 @@ class Compressor(Recurrent):
         eps: Epsilon of the norm of entries.
     """
 
+    ape: LinearWeight
+
     def __init__(
         self,
         build: Build,
@@ -138,11 +128,24 @@ class Compressor(Recurrent):
         self.ape = replace(build, dtype=torch.float32).empty(rate, columns)
         self.norm = RMSNorm(build, self.width, eps)
 
+    def traced(self, x: TracedTensor) -> EntryRows:
+        """The rows that entries sum, in a traced program."""
+        return EntryRows(
+            values=self.wkv(x, out_f32=True),
+            logits=self.wgate(x, out_f32=True),
+            bias=self.ape,
+            norm=self.norm.of_heads(),
+            part=self._part,
+            width=self.width,
+            overlaps=self.overlaps,
+        )
+
     def forward(
         self, x_TD: torch.Tensor, batch: ForwardBatch, cut: Fragments, rope: Rope
     ) -> torch.Tensor:
         """Return the completed entries, normed and rotated. Shape: float32 (E, C)."""
         value_TC = self.wkv(x_TD, out_f32=True)
+        assert isinstance(self.ape, torch.Tensor)
         logit_TC = self.wgate(x_TD, out_f32=True) + self.ape[batch.positions_T.long() % self._rate]
         state_S = state_of(batch, self._part)
         slots = torch.tensor(spans_of(batch).slots, device=state_S.device)[cut.request_F]
@@ -174,7 +177,7 @@ class Compressor(Recurrent):
     def _entries(self, sums_E3C: torch.Tensor, cut: Fragments, rope: Rope) -> torch.Tensor:
         entry_EC = self.norm((sums_E3C[:, 2] / sums_E3C[:, 1]).to(self.norm.weight.dtype))[0]
         positions_E = cut.entry_F[cut.done] * self._rate
-        return rotate_columns(entry_EC.float()[:, None], positions_E, rope)[:, 0]
+        return reference.rotate_columns(entry_EC.float()[:, None], positions_E, rope)[:, 0]
 
 
 def _empty(like: torch.Tensor) -> torch.Tensor:

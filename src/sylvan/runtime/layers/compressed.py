@@ -10,15 +10,24 @@ ones, J heads of the index, I their columns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
 from sylvan.config.compressed import CompressedLayer
-from sylvan.kernels.api import Rope
+from sylvan.kernels import ops
+from sylvan.kernels.api import LinearWeight, Rope, TracedTensor, X
+from sylvan.kernels.compressed import (
+    CompressedHeads,
+    EntryIndex,
+    EntryPlace,
+    TracedEntries,
+    reference,
+)
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.compress import Compressor, fragments, rotate_columns
+from sylvan.runtime.layers.compress import Compressor, fragments
 from sylvan.runtime.layers.linear import ColumnParallel, Linear, RowParallel
 from sylvan.runtime.layers.mesh import Split
 from sylvan.runtime.layers.norm import RMSNorm
@@ -82,7 +91,7 @@ class EntryIndexer(nn.Module):
         self, build: Build, dim: int, shape: CompressedShape, layer: CompressedLayer, part: int
     ) -> None:
         super().__init__()
-        self._heads = shape.index_heads
+        self._heads, self._top_k = shape.index_heads, shape.top_k
         self.wq_b = Linear(build, shape.q_rank, (shape.index_heads * layer.index,), bias=False)
         self.weights_proj = Linear(build, dim, (shape.index_heads,), bias=False)
         state = layer.state[1]
@@ -93,11 +102,24 @@ class EntryIndexer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and weights of heads. Shapes: float32 (T, J, I), (T, J)."""
         q_TJI = self.wq_b(latent_TQ).float().unflatten(-1, (self._heads, -1))
-        return rotate_columns(q_TJI, positions_T, rope), self.weights_proj(x_TD, out_f32=True)
+        return reference.rotate_columns(q_TJI, positions_T, rope), self.weights_proj(
+            x_TD, out_f32=True
+        )
+
+    def traced(self, x: TracedTensor, latent: TracedTensor) -> EntryIndex:
+        """The same as traced tensors, with the rows of which the keys of entries are sums."""
+        return EntryIndex(
+            keys=self.compressor.traced(x),
+            q=self.wq_b(latent),
+            weights=self.weights_proj(x, out_f32=True),
+            top_k=self._top_k,
+        )
 
 
 class GroupedLinear(nn.Module):
     """A linear layer per group of columns. Shape: (T, G F) -> (T, G R)."""
+
+    weight: LinearWeight
 
     def __init__(self, build: Build, inputs: int, outputs: Split) -> None:
         super().__init__()
@@ -108,11 +130,9 @@ class GroupedLinear(nn.Module):
         """Set the number of groups of this rank."""
         self._groups = groups
 
-    def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_TC: X) -> X:
         """Shape: (T, G F) -> (T, G R)."""
-        x_TGF = x_TC.unflatten(-1, (self._groups, -1))
-        weight_GRF = self.weight.unflatten(0, (self._groups, -1))
-        return torch.einsum("tgf,grf->tgr", x_TGF, weight_GRF).flatten(1)
+        return ops.grouped_linear(x_TC, self.weight, self._groups)
 
 
 class CompressedAttention(nn.Module):
@@ -153,25 +173,54 @@ class CompressedAttention(nn.Module):
             if kept.layer.index:
                 self.indexer = EntryIndexer(build, dim, shape, kept.layer, kept.part + 1)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D), the same on every rank."""
+        if isinstance(x_TD, TracedTensor):
+            return self.wo_b(self.wo_a(self._traced(x_TD)))
+        return self.wo_b(self.wo_a(self._computed(cast("torch.Tensor", x_TD), batch)))
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """Heads after attention, in a traced program. Shape: (T, N H)."""
+        shape, kept, far = self._shape, self._entries, None
+        latent = self.q_norm(self.wq_a(x))[0]
+        if kept is not None:
+            assert self.compressor is not None
+            index = None if self.indexer is None else self.indexer.traced(x, latent)
+            place = EntryPlace(
+                layer=self._pool, rate=kept.rate, block=kept.block, column=kept.column
+            )
+            far = TracedEntries(place=place, rows=self.compressor.traced(x), index=index)
+        q = self.wq_b(latent)
+        heads = CompressedHeads(
+            layer=self._keys,
+            num_heads=q.cols // shape.head_dim,
+            head_dim=shape.head_dim,
+            window=shape.window,
+            sinks=self.attn_sink,
+            rope=self._rope,
+            eps=shape.eps,
+        )
+        return ops.compressed_attention(q, self.kv_norm(self.wkv(x))[0], heads, far)
+
+    def _computed(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Heads after attention. Shape: (T, N H)."""
         shape, positions_T = self._shape, batch.positions_T
         latent_TQ = self.q_norm(self.wq_a(x_TD))[0]
         q_TNH = self.wq_b(latent_TQ).float().unflatten(-1, (-1, shape.head_dim))
-        q_TNH = q_TNH * torch.rsqrt(q_TNH.square().mean(-1, keepdim=True) + shape.eps)
-        q_TNH = rotate_columns(q_TNH, positions_T, self._rope)
+        q_TNH = reference.rotate_columns(
+            reference.unit_heads(q_TNH, shape.eps), positions_T, self._rope
+        )
         k_T1H = self.kv_norm(self.wkv(x_TD))[0].float()[:, None]
-        k_T1H = rotate_columns(k_T1H, positions_T, self._rope).to(x_TD.dtype)
+        k_T1H = reference.rotate_columns(k_T1H, positions_T, self._rope).to(x_TD.dtype)
         batch.kv.store(self._keys, batch.slots_of(self._keys), k_T1H, k_T1H)
         if self._entries is not None:
             self._store_entries(x_TD, batch, self._entries)
         asking = None
         if self.indexer is not None:
             asking = self.indexer.queries(x_TD, latent_TQ, positions_T, self._rope)
-        out_TNH = rotate_columns(
-            self._attended(q_TNH, asking, batch), positions_T, self._rope, inverse=True
-        )
-        return self.wo_b(self.wo_a(out_TNH.to(x_TD.dtype).flatten(1)))
+        out_TNH = self._attended(q_TNH, asking, batch)
+        out_TNH = reference.rotate_columns(out_TNH, positions_T, self._rope, inverse=True)
+        return out_TNH.to(x_TD.dtype).flatten(1)
 
     def _store_entries(
         self, x_TD: torch.Tensor, batch: ForwardBatch, layer: CompressedLayer
@@ -236,23 +285,11 @@ class CompressedAttention(nn.Module):
         seen_S = torch.arange(max(0, first - shape.window + 1), first + len(q_TNH), device=device)
         key_SH = near.read(seen_S)
         hidden_TS = (seen_S > own_T1) | (seen_S <= own_T1 - shape.window)
-        score = torch.einsum("tnh,sh->tns", q_TNH, key_SH) * shape.head_dim**-0.5
-        scores = [score.masked_fill(hidden_TS[:, None], float("-inf"))]
-        sink_TN1 = self.attn_sink.float()[None, :, None].expand(len(q_TNH), -1, 1)
-        entry_TKH = None
+        far_keys = None
         if self._entries is not None:
             chosen_TK, hidden_TK = self._chosen(asking, own_T1, far, self._entries)
-            entry_TKH = self._read(far, chosen_TK, self._entries)
-            score = torch.einsum("tnh,tkh->tnk", q_TNH, entry_TKH.expand(len(q_TNH), -1, -1))
-            score = score * shape.head_dim**-0.5
-            scores.append(score.masked_fill(hidden_TK[:, None], float("-inf")))
-        shares = torch.cat((*scores, sink_TN1), -1).softmax(-1)
-        out_TNH = torch.einsum("tns,sh->tnh", shares[..., : len(seen_S)], key_SH)
-        if entry_TKH is not None:
-            far_TNK = shares[..., len(seen_S) : -1]
-            wide = entry_TKH.expand(len(q_TNH), -1, -1)
-            out_TNH = out_TNH + torch.einsum("tnk,tkh->tnh", far_TNK, wide)
-        return out_TNH
+            far_keys = self._read(far, chosen_TK, self._entries), hidden_TK
+        return reference.attend(q_TNH, (key_SH, hidden_TS), far_keys, self.attn_sink)
 
     def _chosen(
         self,
@@ -269,11 +306,8 @@ class CompressedAttention(nn.Module):
             return every_1E, hidden_TE
         q_TJI, weight_TJ = asking
         key_EI = self._read(far, every_1E, layer, index=True)[0]
-        score_TJE = (q_TJI @ key_EI.T).relu()
-        score_TE = (score_TJE * weight_TJ[..., None]).sum(1)
-        score_TE = score_TE.masked_fill(hidden_TE, float("-inf"))
-        order_TE = score_TE.sort(dim=-1, descending=True, stable=True).indices
-        chosen_TK = order_TE[:, : self._shape.top_k]
+        given = q_TJI, weight_TJ, key_EI, hidden_TE, self._shape.top_k
+        chosen_TK = reference.choose_entries(*given)
         return chosen_TK, chosen_TK >= complete_T1
 
     def _read(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, Unsupported, X
+from sylvan.kernels.api import AttentionLayer, Rope, TracedTensor, X
 from sylvan.kernels.latent import LatentParts, LatentShape
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -78,19 +78,14 @@ class LatentAttention(nn.Module):
             q = self.q_proj(x_TD)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))[0])
-        parts = LatentParts(
-            self._shape, self.kv_b_proj.weight, self.kv_a_layernorm.of_heads(), self._rope
-        )
+        norm = self.kv_a_layernorm.of_heads()
+        parts = LatentParts(self._shape, self.kv_b_proj.weight, norm, self._rope, self._scales)
         kv = self.kv_a_proj_with_mqa(x_TD)
         if isinstance(q, TracedTensor) or isinstance(kv, TracedTensor):
-            if self._scales is not None:
-                raise Unsupported("scaled queries of latents")
             assert isinstance(q, TracedTensor)
             assert isinstance(kv, TracedTensor)
             return self.o_proj(ops.latent_attention(q, kv, parts, self._layer))
         q_TNC, k_T1C = ops.latent_heads(q, kv, parts, batch.positions_T)
-        if self._scales is not None:
-            q_TNC = q_TNC * self._scales[batch.positions_T.long(), None, None].to(q_TNC.dtype)
         value_T1C = k_T1C[..., : self._shape.latent]
         out_TNC = batch.attention.run(self._layer, q_TNC, k_T1C, value_T1C, batch)
         return self.o_proj(ops.latent_output(out_TNC, parts))

@@ -147,7 +147,7 @@ class SparseLatentAttention(LatentAttention):
     def _parts(self) -> LatentParts:
         assert self._rope is not None
         norm = self.kv_a_layernorm.of_heads()
-        return LatentParts(self._shape, self.kv_b_proj.weight, norm, self._rope)
+        return LatentParts(self._shape, self.kv_b_proj.weight, norm, self._rope, self._scales)
 
     def _by_request(
         self,

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from sylvan.config.compressed import CompressedLayout, compressed_layout
-from sylvan.kernels.api import Rope, RouterScores, TracedTensor, Unsupported, X
+from sylvan.kernels import ops
+from sylvan.kernels.api import LinearWeight, Rope, RouterScores, TracedTensor, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
@@ -149,6 +150,8 @@ def _check(config: ModelConfig) -> None:
 class HashMoE(MoE):
     """Selects experts by token id; a router gives their weights."""
 
+    tid2eid: LinearWeight
+
     def __init__(self, config: ModelConfig, build: Build, layer: int) -> None:
         assert config.moe is not None
         super().__init__(build, replace(moe_shape(config.moe, config, layer), correction=False))
@@ -156,10 +159,13 @@ class HashMoE(MoE):
         table = torch.empty(size, dtype=torch.int32, device=build.device)
         self.tid2eid = nn.Parameter(table, requires_grad=False)
 
-    def of_tokens(self, x_TD: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
+    def of_tokens(self, x_TD: X, ids_T: torch.Tensor) -> X:
         """Shape: (T, D) -> (T, D)."""
-        logits_TE = self.gate(x_TD, out_f32=True)
-        return self.routed(x_TD, logits_TE, replace(self._routing, ids=self.tid2eid[ids_T.long()]))
+        logits_TE, table = self.gate(x_TD, out_f32=True), self.tid2eid
+        if isinstance(x_TD, TracedTensor):
+            return self.routed(x_TD, logits_TE, replace(self._routing, by_token=table))
+        assert isinstance(table, torch.Tensor)
+        return self.routed(x_TD, logits_TE, replace(self._routing, ids=table[ids_T.long()]))
 
 
 class StreamBlock(nn.Module):
@@ -198,19 +204,19 @@ class StreamBlock(nn.Module):
         )
         self.hc_attn, self.hc_ffn = (StreamMix(build, dim, stream_shape(config)) for _ in range(2))
 
-    def forward(self, streams_TSD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Shape: (T, S, D) -> (T, S, D)."""
+    def forward(self, streams: X, batch: ForwardBatch) -> X:
+        """Shape: (T, S D) -> (T, S D)."""
         like = self.attn_norm.weight
-        row_TD, *how = self.hc_attn.collapse(streams_TSD)
-        out_TD = self.attn(self.attn_norm(row_TD)[0].to(like.dtype), batch)
-        streams_TSD = self.hc_attn.expand(streams_TSD, out_TD, *how)
-        row_TD, *how = self.hc_ffn.collapse(streams_TSD)
-        h_TD = self.ffn_norm(row_TD)[0].to(like.dtype)
+        row_TD, mix = self.hc_attn.collapse(streams)
+        out_TD = self.attn(ops.cast(self.attn_norm(row_TD)[0], like), batch)
+        streams = self.hc_attn.expand(streams, out_TD, mix)
+        row_TD, mix = self.hc_ffn.collapse(streams)
+        h_TD = ops.cast(self.ffn_norm(row_TD)[0], like)
         if isinstance(self.ffn, HashMoE):
             out_TD = self.ffn.of_tokens(h_TD, batch.input_ids_T)
         else:
             out_TD = self.ffn(h_TD)
-        return self.hc_ffn.expand(streams_TSD, out_TD, *how)
+        return self.hc_ffn.expand(streams, out_TD, mix)
 
 
 def stream_shape(config: ModelConfig) -> StreamShape:
@@ -260,13 +266,10 @@ class DeepseekV4(Decoder):
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
-        if isinstance(x_TD, TracedTensor):
-            raise Unsupported("residual streams")
-        count = stream_shape(self.config).streams
-        streams_TSD = x_TD.float()[:, None].expand(-1, count, -1)
+        streams = ops.spread_streams(x_TD, stream_shape(self.config).streams)
         for block in self.layers:
-            streams_TSD = block(streams_TSD, batch)
-        return self.norm(self.hc_head(streams_TSD))[0]
+            streams = block(streams, batch)
+        return self.norm(self.hc_head(streams))[0]
 
 
 MODEL = DeepseekV4

@@ -74,6 +74,20 @@ class RopeStore(Op):
 
 
 @operands
+class BlockMask(Operands):
+    """Blocks of `size` tokens that rows see, or 0: everything; see `api.BlockPattern`."""
+
+    size: int = 0
+    near: int = 1
+    stride: int = 1
+    step: int = 0
+    first_head: int = 0
+
+
+EVERY_BLOCK = BlockMask()
+
+
+@operands
 class Attention(Op):
     """Attention of queries to the pages of their requests.
 
@@ -89,6 +103,7 @@ class Attention(Op):
     parts: Annotated[int, updates("f32", "parts_mib")]
     sinks: Annotated[BufferRef, reads("f32", "H")] = None
     slopes: Annotated[BufferRef, reads("f32", "H")] = None
+    blocks: BlockMask = EVERY_BLOCK
     window: int = 0
     chunk: int = 0
     parts_mib: int

@@ -20,21 +20,25 @@ class Scores(IntEnum):
     SOFTMAX_CHOSEN = 1
     SIGMOID = 2
     SPARSEMIXER = 3
+    SQRT_SOFTPLUS = 4
 
 
 @operands
 class Route(Op):
     """Selects the experts of each row and their weights; outputs are contiguous.
 
-    `group_rank`: how many of a group's best experts rank it.
+    `group_rank`: how many of a group's best experts rank it. `by_token`: the experts of each token,
+    as numbers; then scores are for weights only.
     """
 
     logits: Annotated[int, reads("f32", "T, E")]
     bias: Annotated[BufferRef, reads("f32", "E")] = None
+    by_token: Annotated[BufferRef, reads("f32", "vocab_rows, K")] = None
     experts: Annotated[int, writes("i32", "T, K")]
     weights: Annotated[int, writes("f32", "T, K")]
     num_experts: int
     top_k: int
+    vocab_rows: int = 0
     scores: Scores
     normalise: bool
     groups: int

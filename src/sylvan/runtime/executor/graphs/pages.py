@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +37,7 @@ class NativePool:
         small: SmallNumbers | None = None,
         latent: int | None = None,
         index: int = 0,
+        rows: bool = False,
     ) -> None:
         """Reserve the memory; it becomes resident when first written.
 
@@ -45,6 +47,7 @@ class NativePool:
             small: Storage type of keys and values, if not `dtype`.
             latent: For latent attention: number of key columns that are also the values.
             index: For sparse attention: number of last key columns, which the indexer scores.
+            rows: For compressed attention: whether pages hold a row for each token.
 
         Raises:
             Unsupported: no kernel for this page size or dtype.
@@ -63,7 +66,7 @@ class NativePool:
             head_dim=shape.head_dim - index,
             value_dim=index or latent or shape.head_dim,
             shared=latent is not None and not index,
-            tokens=index > 0,
+            tokens=index > 0 or rows,
             page_size=shape.page_size,
             dtype=dtype,
             small=small,
@@ -73,7 +76,8 @@ class NativePool:
         self.groups: Sequence[PagedBuffer] = []
         self._layers: dict[int, LayerPages] = {}
         for number, group in enumerate(shape.kv_groups):
-            pages = allocate_pages(page, group.num_pages, len(group.layers), number, shape.memory)
+            mine = replace(page, head_dim=group.head_dim) if group.head_dim else page
+            pages = allocate_pages(mine, group.num_pages, len(group.layers), number, shape.memory)
             self._layers.update(zip(group.layers, pages.layers, strict=True))
             memory = torch.from_numpy(pages.memory)[None]
             # tokens of a page are interleaved, so a copy moves the whole page
