@@ -76,6 +76,7 @@ class DeltaLayer:
         key_dim: Numbers of a key.
         value_dim: Numbers of a value.
         eps: Added to the squares of a key or query before it is made a unit vector.
+        by_key: Each number of a key has a decay of its own (KDA): `dt_bias` and rows are (.., H K).
     """
 
     part: int
@@ -85,6 +86,7 @@ class DeltaLayer:
     key_dim: int
     value_dim: int
     eps: float
+    by_key: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,32 @@ class WkvLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wkv6Layer:
+    """Matrices of RWKV-5 and RWKV-6; constant over the life of a model. Vectors: (C,).
+
+    Attributes:
+        part: Number of their state.
+        heads: How many there are.
+        time_decay: Logarithm of how fast keys fade; None: rows have theirs.
+        time_first: Weights of the newest token's keys.
+    """
+
+    part: int
+    heads: int
+    time_decay: torch.Tensor | None
+    time_first: torch.Tensor
+
+
+class Wkv6Rows(NamedTuple):
+    """Rows (T, C) of an RWKV-5 or RWKV-6 layer; `decay`, float32, is that layer's `time_decay`."""
+
+    query: TracedTensor
+    key: TracedTensor
+    value: TracedTensor
+    decay: TracedTensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wkv7Layer:
     """RWKV-7's matrices; constant over the life of a model. Vectors: (C,).
 
@@ -176,6 +204,7 @@ class GateRule:
             they are multiplied by the gate (the weight is that of a part) or after it. "layer": by
             their deviation, less their mean, before.
         weight: Of the norm.
+        bias: Of a "layer" norm.
         parts: How many there are.
         eps: Added to the mean of squares.
     """
@@ -183,6 +212,7 @@ class GateRule:
     function: Literal["silu", "sigmoid"]
     norm: Literal["before", "after", "layer"] | None = None
     weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     parts: int = 1
     eps: float = 0.0
 
@@ -235,11 +265,12 @@ class RecurrentTracer(Protocol):
         before: TracedTensor,
         share: torch.Tensor | TracedTensor,
         *,
+        row_share: Columns | None = None,
         sums: bool = False,
     ) -> TracedTensor:
         """X + (before - x) share; traced shares are before their sigmoids.
 
-        `sums`: as x share + before (1 - share).
+        `row_share` is added to a share of columns. `sums`: as x share + before (1 - share).
         """
         ...
 
@@ -253,12 +284,24 @@ class RecurrentTracer(Protocol):
         """Rows of the model's dtype, (T, C), times those of `gate`."""
         ...
 
+    def wkv6(self, rows: Wkv6Rows, layer: Wkv6Layer) -> TracedTensor:
+        """Float32 rows, (T, C)."""
+        ...
+
     def wkv7(self, rows: Wkv7Rows, layer: Wkv7Layer) -> TracedTensor:
         """Rows of the model's dtype, (T, C), gated."""
         ...
 
     def take_columns(self, x: TracedTensor, order: Sequence[int]) -> TracedTensor:
         """The columns of x whose numbers are in `order`."""
+        ...
+
+    def join_columns(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+        """The columns of a, then those of b."""
+        ...
+
+    def linear_heads(self, x: TracedTensor, weight: LinearWeight) -> TracedTensor:
+        """Multiply equal parts of rows, each by its own matrix: (T, H K) and (H, N, K) to (T, H N)."""
         ...
 
 

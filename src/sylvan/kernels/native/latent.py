@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from sylvan.kernels.api import LatentParts, TracedTensor, Unsupported
+from sylvan.kernels.api import LatentParts, LinearWeight, TracedTensor, Unsupported
 from sylvan.kernels.matmul.weights import DeferredWeight
 from sylvan.kernels.native.builder import ProgramBuilder, padded
 from sylvan.kernels.native.experts import GROUP_ROWS
@@ -26,35 +26,43 @@ def trace_latent(
     shape, (q, kv) = parts.shape, projected
     builder.expect(q, "latent attention")
     builder.expect(kv, "latent attention")
-    table = parts.rope.cos_sin
-    if table.shape[1] != shape.rope_dim or shape.rope_dim % 2:
+    table = None if parts.rope is None else parts.rope.cos_sin
+    if table is not None and (table.shape[1] != shape.rope_dim or shape.rope_dim % 2):
         raise Unsupported(f"a rotary table of {table.shape[1]} columns for {shape.rope_dim}")
     dim, heads = shape.latent + shape.rope_dim, shape.num_heads
     rows = builder.new((heads + 1) * dim + shape.latent)
     op = LatentRows(
         q=q.id,
         kv=kv.id,
-        cos_sin=builder.vector(table),
+        cos_sin=None if table is None else builder.vector(table),
         norm=builder.vector(parts.norm.weight, parts.norm.offset),
         out=rows.id,
         num_heads=heads,
         qk_nope_head_dim=shape.nope,
         qk_rope_head_dim=shape.rope_dim,
         kv_lora_rank=shape.latent,
-        interleaved=parts.rope.interleaved,
+        interleaved=parts.rope is not None and parts.rope.interleaved,
         eps=parts.norm.eps,
     )
     builder.emit(op, rows)
-    most = heads * (1 + builder.num_rows("tokens") // GROUP_ROWS)
-    groups = builder.graph.buffer((1 + 3 * most) * 4)
     in_place = all(width == padded(width) for width in (shape.nope, shape.latent, shape.value))
-    builder.emit(HeadGroups(groups=groups, num_heads=heads, in_place=in_place), rows)
-    multiply = _linear_in_place if in_place else _linear_by_stacks
+    groups = head_groups(builder, rows, heads, in_place=in_place)
+    multiply = _linear_in_place if in_place else linear_by_stacks
     keys_up, values_up = _stacks(parts)
     multiply(builder, (q, shape.nope + shape.rope_dim), keys_up, (rows, dim), groups)
     found, out = attend(rows), builder.new(heads * shape.value)
     multiply(builder, (found, shape.latent), values_up, (out, shape.value), groups)
     return out
+
+
+def head_groups(
+    builder: ProgramBuilder, rows: TracedTensor, heads: int, *, in_place: bool
+) -> int:
+    """Emit the groups of rows of products with a matrix per head; see `HeadGroups`."""
+    most = heads * (1 + builder.num_rows("tokens") // GROUP_ROWS)
+    groups = builder.graph.buffer((1 + 3 * most) * 4)
+    builder.emit(HeadGroups(groups=groups, num_heads=heads, in_place=in_place), rows)
+    return groups
 
 
 def _linear_in_place(
@@ -68,14 +76,14 @@ def _linear_in_place(
     builder.linear_heads(x[0], stack, out[0], groups, (x[1], out[1]))
 
 
-def _linear_by_stacks(
+def linear_by_stacks(
     builder: ProgramBuilder,
     x: tuple[TracedTensor, int],
-    stack: DeferredWeight,
+    stack: LinearWeight,
     out: tuple[TracedTensor, int],
     groups: int,
 ) -> None:
-    """As above, for heads of any number of columns."""
+    """As above, for heads of any number of columns; `groups` are not `in_place`."""
     heads, made, read = stack.shape
     rows = builder.repeated(read, builder.dtype, "tokens", heads)
     op = ToStack(x=x[0].id, stack=rows.id, num_heads=heads, width=read, step=x[1], cols=x[0].cols)

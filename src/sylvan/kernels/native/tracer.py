@@ -301,9 +301,8 @@ class NativeTracer:
         k_weight, k_whole = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
         if variant.norm_last and (q_whole or k_whole):
             raise Unsupported("norms of all heads at once after rotary positions")
-        if variant.biases is not None:
-            raise Unsupported("learned biases by distance")
-        if not layer.causal and (variant.chunk or variant.slopes is not None):
+        by_distance = variant.slopes is not None or variant.biases is not None
+        if not layer.causal and (variant.chunk or by_distance):
             raise Unsupported("chunks or biases by distance where tokens see their whole text")
         scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
@@ -335,8 +334,10 @@ class NativeTracer:
                 parts=self._parts,
                 sinks=self._optional(layer.sinks),
                 slopes=self._optional(variant.slopes),
+                biases=self._optional(variant.biases),
                 window=layer.window or 0,
                 chunk=variant.chunk or 0,
+                distances=0 if variant.biases is None else variant.biases.numel() // layer.num_heads,
                 parts_mib=PARTS_MIB,
                 scale=layer.scale,
                 softcap=layer.softcap or 0.0,

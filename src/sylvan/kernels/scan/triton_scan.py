@@ -392,7 +392,7 @@ class TritonScans:
         there = self._on(spans, state_SHKV.device)
         heads, keys, values = state_SHKV.shape[1:]
         q, k, v = (_rows(t) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
-        decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH)
+        decay, beta = _rows(inputs.decay.float()), _rows(inputs.beta_TH)
         out_THV = q.new_empty(len(q), heads, values, dtype=torch.float32)
         block = power_of_two(keys)
         cols = min(power_of_two(values), max(1, _NUMBERS // block))
