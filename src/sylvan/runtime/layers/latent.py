@@ -23,6 +23,8 @@ _EPS = 1e-6  # epsilon of latent norms, independent of the model's
 class LatentAttention(nn.Module):
     """Computes queries from a latent vector if `q_rank`; keys and values always.
 
+    Without `use_rope`, nothing is rotated.
+
     Ranks share the heads, and each keeps the latent vectors of all tokens; or each keeps those of
     its own requests, and has all heads (`Mesh.row_groups`). `shape` and `layer` count this rank's
     `heads`.
@@ -73,7 +75,6 @@ class LatentAttention(nn.Module):
 
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         """`forward` for rows whose KV this rank has."""
-        assert self._rope is not None
         if self.q_rank is None:
             q = self.q_proj(x_TD)
         else:
