@@ -21,7 +21,7 @@ SHARE = 0.85  # of a device's memory that weights may take
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _MOST_EXPERTS = 16
-_MORE_LAYERS = 2
+_MORE_LAYERS = 4  # as many as kinds of layers take to repeat
 
 HEAD = """# Checkpoints
 
@@ -98,7 +98,7 @@ def _devices(weights: int) -> int:
 
 
 def _ops(raw: dict[str, Any]) -> str:
-    """Native ops of a layer: those that two more layers add, halved."""
+    """Native ops of a layer: those that a few more layers add, divided among them."""
     from sylvan.kernels.api import Unsupported
 
     first = int(raw.get("first_k_dense_replace") or 0) + 2
@@ -144,7 +144,11 @@ def _traced(raw: dict[str, Any]) -> int:
     build = Build(dtype=torch.bfloat16, length=64)
     pool = program_pool(config, shape, build, torch.bfloat16)
     limits = ProgramLimits(max_tokens=64, max_outputs=8)
-    tracer = NativeTracer(torch.bfloat16, limits, pool.layers, load().constants)
+    states = [
+        torch.empty(1, *part.shape, dtype=torch.float32 if part.exact else torch.bfloat16)
+        for part in config.states
+    ]
+    tracer = NativeTracer(torch.bfloat16, limits, pool.layers, load().constants, states=states)
     trace(family_of(config).model(config, build), tracer)
     return len(tracer.graph.ops)
 
