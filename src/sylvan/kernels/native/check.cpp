@@ -97,6 +97,10 @@ bool check_qkv(const Op& op, Buf<void> qkv, const KVPages& kv, const Memory& mem
 bool check_attention(const Attention& op, const Memory& memory, Reason& why) {
     const char* name = op_rules[op.kind].name;
     if (!check_qkv(op, op.qkv, op.kv, memory, why)) return false;
+    int64_t biases = int64_t(op.kv.num_heads) * op.distances;
+    if (op.biases.present() && (op.distances < 1 || !memory.holds(op.biases.index, biases * 4)))
+        return why.say("%s: biases has fewer numbers than %d heads times %d distances", name,
+                       op.kv.num_heads, op.distances);
     return memory.holds(op.parts.index, int64_t(op.parts_mib) << 20) ||
            why.say("%s: parts has less than %d MiB", name, op.parts_mib);
 }

@@ -53,7 +53,9 @@ _USUAL = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "num_expert_group": "n_group",
+    "num_experts": "num_local_experts",
     "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
 }
 """Its own names, and those of other families."""
 _EXPERT_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -82,7 +84,7 @@ def parse(raw: Raw) -> ModelConfig:
         value=raw.get("v_head_dim") or 128,
     )
     kinds = _kinds(raw)
-    experts = {"num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1} | raw
+    experts = {"num_local_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1} | raw
     return make_config(
         common_fields(raw | {"head_dim": rope_dim, "num_key_value_heads": 1})
         | split_layers(kinds, _shape(raw).parts)
