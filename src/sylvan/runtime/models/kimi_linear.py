@@ -58,6 +58,8 @@ _USUAL = {
     "num_shared_experts": "n_shared_experts",
 }
 """Its own names, and those of other families."""
+_SERVED = {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1}
+"""Switches that transformers ignores, and the values that its computation is for."""
 _EXPERT_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -65,16 +67,15 @@ def parse(raw: Raw) -> ModelConfig:
     """Read config.json of `KimiLinearForCausalLM`.
 
     Raises:
-        ConfigError: layers are not named.
-        NotNative: it has a switch that is not served.
+        ConfigError: layers are not named, or a switch has a value that is not served.
+        NotNative: latent attention has biases.
     """
     raw = {usual: raw[own] for own, usual in _USUAL.items() if own in raw} | raw
-    if raw.get("attention_bias") or raw.get("mla_use_nope") is False:
-        raise NotNative("latent attention with biases or positions")
-    if raw.get("moe_router_activation_func", "sigmoid") != "sigmoid":
-        raise NotNative("experts that are not chosen by sigmoids")
-    if raw.get("moe_layer_freq", 1) != 1:
-        raise NotNative("layers without experts between others (moe_layer_freq)")
+    if raw.get("attention_bias"):
+        raise NotNative("biases in latent attention")
+    for name, served in _SERVED.items():
+        if raw.get(name, served) != served:
+            raise ConfigError(f"config.json: {name} is {raw[name]!r}; only {served!r} is served")
     rope_dim = raw.get("qk_rope_head_dim") or 64
     latent = LatentConfig(
         q_rank=raw.get("q_lora_rank"),
