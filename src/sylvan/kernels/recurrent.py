@@ -301,7 +301,7 @@ class RecurrentTracer(Protocol):
         ...
 
     def linear_heads(self, x: TracedTensor, weight: LinearWeight) -> TracedTensor:
-        """Multiply equal parts of rows, each by its own matrix: (T, H K) and (H, N, K) to (T, H N)."""
+        """Multiply equal parts of rows by a matrix each: (T, H K) and (H, N, K) to (T, H N)."""
         ...
 
 

@@ -55,9 +55,7 @@ def trace_latent(
     return out
 
 
-def head_groups(
-    builder: ProgramBuilder, rows: TracedTensor, heads: int, *, in_place: bool
-) -> int:
+def head_groups(builder: ProgramBuilder, rows: TracedTensor, heads: int, *, in_place: bool) -> int:
     """Emit the groups of rows of products with a matrix per head; see `HeadGroups`."""
     most = heads * (1 + builder.num_rows("tokens") // GROUP_ROWS)
     groups = builder.graph.buffer((1 + 3 * most) * 4)

@@ -412,9 +412,7 @@ class StateTracer:
             raise Unsupported(f"joining {a.dtype} rows and {b.dtype} rows")
         builder = self._builder
         out = builder.new(a.cols + b.cols, a.dtype, a)
-        op = JoinColumns(
-            a=a.id, b=b.id, out=out.id, cols=out.cols, a_cols=a.cols, b_cols=b.cols
-        )
+        op = JoinColumns(a=a.id, b=b.id, out=out.id, cols=out.cols, a_cols=a.cols, b_cols=b.cols)
         builder.emit(op, out)
         return out
 

@@ -324,6 +324,7 @@ class NativeTracer:
         )
         self._builder.emit(store, qkv)
         out = self._builder.new(layer.num_heads * layer.value_dim)
+        distances = 0 if variant.biases is None else variant.biases.numel() // layer.num_heads
         if self._parts is None:
             self._parts = self.graph.constant(allocate(PARTS_MIB << 20))
         for op in (Attention, AttentionMerge):
@@ -337,7 +338,7 @@ class NativeTracer:
                 biases=self._optional(variant.biases),
                 window=layer.window or 0,
                 chunk=variant.chunk or 0,
-                distances=0 if variant.biases is None else variant.biases.numel() // layer.num_heads,
+                distances=distances,
                 parts_mib=PARTS_MIB,
                 scale=layer.scale,
                 softcap=layer.softcap or 0.0,

@@ -1,6 +1,6 @@
-// Gated delta rule: a memory S (values x keys) decays by exp(g), for the whole head or per key; then
-// S += k (v - S k) beta, and the output is S q. Queries and keys are normalised first, and queries
-// divided by the root of their length.
+// Gated delta rule: a memory S (values x keys) decays by exp(g), for the whole head or per key;
+// then S += k (v - S k) beta, and the output is S q. Queries and keys are normalised first, and
+// queries divided by the root of their length.
 #include "scan.h"
 
 namespace {

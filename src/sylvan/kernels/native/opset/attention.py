@@ -80,8 +80,8 @@ class Attention(Op):
     `window`: number of visible tokens, or 0. `chunk`: size of the chunks within which tokens see
     each other, or 0. `slopes`: decrease of a head's scores per token of distance (ALiBi). `biases`:
     added to a head's scores at distances 0 to `distances` - 1, the last one beyond, too (T5).
-    `parts`: partial results of long requests, merged by the next op. `work`: index of the op's group size
-    among those of the program, set by the library.
+    `parts`: partial results of long requests, merged by the next op. `work`: index of the op's
+    group size among those of the program, set by the library.
     """
 
     qkv: Annotated[int, reads("row", "T, heads of queries, keys, values")]

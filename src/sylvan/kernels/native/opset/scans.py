@@ -81,7 +81,7 @@ class DeltaScan(Op):
 
     Queries and keys are normalised first; `eps` is added to their squares. With `a_log`, decay and
     beta are given as rows: g is -exp(a_log) softplus(decay + dt_bias), and beta is passed through a
-    sigmoid and rounded. `by_key` (KDA): each key column of a head has a decay and a bias of its own.
+    sigmoid and rounded. `by_key` (KDA): each key column of a head has its own decay and bias.
     """
 
     q: Annotated[int, reads("row", "T, G, key_dim")]
@@ -281,8 +281,8 @@ class GateRows(Op):
 
     Equal parts of the rows may be normed: with `BEFORE`, RMSNorm before the product, with a weight
     that all parts share (rounded before and after); with `AFTER`, RMSNorm after it, rounded, with a
-    weight of all columns; with `LAYER`, LayerNorm before the product, with a weight and optionally a
-    bias of all columns.
+    weight of all columns; with `LAYER`, LayerNorm before the product, with a weight and optionally
+    a bias of all columns.
     """
 
     y: Annotated[int, reads("row", "T, C, or f32")]
