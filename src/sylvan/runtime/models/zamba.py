@@ -186,7 +186,7 @@ class MambaBlock(nn.Module):
         return ops.add(x_TD, self.mixed(x_TD, batch))
 
     def mixed(self, given_TD: X, batch: ForwardBatch) -> X:
-        """What the layer adds to the stream, by what it reads. Shape: (T, D)."""
+        """Addition of the layer to the stream, computed from `given_TD`. Shape: (T, D)."""
         return self.mamba(self.input_layernorm(given_TD)[0], batch)
 
 
