@@ -238,6 +238,10 @@ class KimiLinear(Decoder):
             mixer = KimiDelta(build, _shape(config.raw), first_part(config, layer, _PARTS))
         return HybridBlock(config, build, "self_attn", mixer, make_mlp(config, build, layer))
 
+    def rename(self, name: str) -> str:
+        """Map a checkpoint's tensor name; transformers writes mlps under the name of mixtures."""
+        return re.sub(r"\.block_sparse_moe\.(\w+_proj\.)", r".mlp.\1", super().rename(name))
+
     def source_name(self, source: str) -> str:
         """A mixture has another name than an mlp, and its experts have other parts."""
         source = re.sub(r"\.mlp\.(gate|experts|shared_experts)\.", r".block_sparse_moe.\1.", source)
