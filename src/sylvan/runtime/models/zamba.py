@@ -114,8 +114,8 @@ class MultiHeadMamba(Recurrent):
         self.conv1d = Conv(build, whole, mamba.taps, part, bias=mamba.conv_bias, silu=True)
         self.x_proj_weight = build.empty(heads, low, each)
         self.dt_proj_weight = build.empty(heads, each, mamba.rank)
-        self.dt_proj_bias = build.empty(heads, each)
-        self.A_log, self.D = build.empty(mamba.inner, mamba.states), build.empty(heads, each)
+        self.dt_proj_bias, self.D = build.empty(mamba.inner), build.empty(mamba.inner)
+        self.A_log = build.empty(mamba.inner, mamba.states)
         self.out_proj = Linear(build, mamba.inner, (mamba.dim,), bias=mamba.bias)
 
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
@@ -134,14 +134,14 @@ class MultiHeadMamba(Recurrent):
             steps.append(ops.linear(step.contiguous(), self.dt_proj_weight[head]))
             inputs.append(b)
             outputs.append(c)
-        dt_TI = F.softplus(torch.cat(steps, -1).float() + self.dt_proj_bias.float().flatten())
+        dt_TI = F.softplus(torch.cat(steps, -1).float() + self.dt_proj_bias.float())
         space = SpaceInputs(
             x_TI[..., None],
             dt_TI,
             -self.A_log.float().exp(),
             torch.stack(inputs, 1),
             torch.stack(outputs, 1),
-            self.D.flatten(),
+            self.D,
         )
         out_TI1 = self.scans.space(space, state_of(batch, self._part + 1), scan_spans(batch))
         return self.out_proj((out_TI1[..., 0] * F.silu(gate_TI.float())).to(x_TD.dtype))
@@ -284,9 +284,11 @@ class Zamba(Decoder):
         return (*super().unused, *(f"layers.{layer}.shared_transf." for layer in others))
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Channels and their gates take turns in the checkpoint; decays are stored by head."""
+        """Channels and their gates take turns in the checkpoint; vectors are stored by head."""
         if name.endswith(".mamba.A_log"):
             return tensor.flatten(0, -2)
+        if name.endswith((".mamba.D", ".mamba.dt_proj_bias")):
+            return tensor.flatten()
         if ".mamba.in_proj." not in name:
             return tensor
         return torch.cat((tensor[::2], tensor[1::2]))
