@@ -21,7 +21,7 @@ SHARE = 0.85  # of a device's memory that weights may take
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _MAX_EXPERTS = 16
-_MORE_LAYERS = 2
+_MORE_LAYERS = 4  # as many as kinds of layers take to repeat
 
 HEAD = """# Checkpoints
 
@@ -98,7 +98,7 @@ def _devices(weights: int) -> int:
 
 
 def _ops(raw: dict[str, Any]) -> str:
-    """Return the native ops of a layer: half of those that two more layers add."""
+    """Native ops of a layer: those that a few more layers add, divided among them."""
     from sylvan.kernels.api import Unsupported
 
     first = int(raw.get("first_k_dense_replace") or 0) + 2

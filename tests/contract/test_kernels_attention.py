@@ -58,6 +58,8 @@ class Case:
         return HeadNorm(q, 1e-6), HeadNorm(k, 1e-5, offset=1.0)
 
 
+BIASES = random(4 * 130, dtype=torch.float32, seed=12)
+"""Of four heads: 130 distances each, or 3 by their beginning."""
 CASES = {
     "grouped": Case(),
     "one head": Case(replace(BASE, num_heads=2)),
@@ -85,6 +87,8 @@ CASES = {
     ),
     "chunks and a window": Case(replace(BASE, window=37), variant=AttentionVariant(chunk=100)),
     "slopes": Case(variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))),
+    "biases": Case(variant=AttentionVariant(biases=BIASES)),
+    "int8, biases": Case(small="int8", variant=AttentionVariant(biases=BIASES[: 4 * 3])),
     "int8, slopes": Case(
         small="int8", variant=AttentionVariant(slopes=torch.tensor([0.5, 0.25, 0.0, 0.0625]))
     ),
@@ -141,6 +145,7 @@ IN_COMPANY = (
     "slopes",
     "blocks",
     "blocks over chunks",
+    "biases",
 )
 
 
@@ -229,7 +234,7 @@ def expected(case: Case, qkv: torch.Tensor) -> torch.Tensor:
         v = reference.through_fp8(v, kind, given and given.values)
     size = variant.chunk or len(qkv)
     parts = [slice(start, start + size) for start in range(0, len(qkv), size)]
-    layer = replace(case.layer, slopes=variant.slopes)
+    layer = replace(case.layer, slopes=variant.slopes, biases=variant.biases)
     return torch.cat([reference.attend(q[p], k[p], v[p], layer) for p in parts])
 
 

@@ -154,6 +154,21 @@ def test_queries_are_scaled_by_position(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_table_nothing_is_rotated(
+    library: Library, shape: LatentShape, dtype: torch.dtype
+) -> None:
+    constants, matrices = replace(parts(shape, dtype), rope=None), inputs(shape, dtype, 40)
+
+    want = expected(matrices, constants)
+    got = Cache(library, constants, dtype).step(matrices, 0)
+
+    far = 0.02 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(
+        got.float(), want.float(), rtol=far, atol=float(want.abs().max()) * far
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_chunks(
     library: Library, shape: LatentShape, dtype: torch.dtype
 ) -> None:

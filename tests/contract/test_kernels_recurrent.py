@@ -36,7 +36,16 @@ from sylvan.runtime.layers.recurrent import (
     ShortConv,
     SplitDelta,
 )
-from sylvan.runtime.models import minimax, recurrent_gemma, rwkv, rwkv7, xlstm
+from sylvan.runtime.models import (
+    kimi_linear,
+    minimax,
+    recurrent_gemma,
+    rwkv,
+    rwkv6,
+    rwkv7,
+    xlstm,
+    zamba,
+)
 from sylvan.runtime.pool.none import NoPool
 from sylvan.runtime.pool.states import TensorStates
 from tests.support.native import DTYPES, random, variants
@@ -49,6 +58,8 @@ SPACE2 = SPACE | {"eps": 1e-5, "bias": True}
 DELTA = {"dim": DIM, "taps": 4, "eps": 1e-6}
 EVEN = DeltaShape(key_heads=2, value_heads=4, key_dim=32, value_dim=64, **DELTA)
 ODD = DeltaShape(key_heads=3, value_heads=3, key_dim=11, value_dim=37, **DELTA)
+BY_KEY = DeltaShape(key_heads=3, value_heads=3, key_dim=22, value_dim=22, **DELTA)
+HEADS = zamba.MultiHeadMambaShape(mamba=MambaShape(inner=66, states=9, rank=5, **SPACE), heads=3)
 LIMITED = Mamba2Shape(
     heads=6, head_dim=16, states=32, groups=2, norm_groups=2, dt_limit=(0.01, 0.6), **SPACE2
 )
@@ -75,6 +86,8 @@ RWKV7 = {
     "v_low_rank_dim": 8,
     "gate_low_rank_dim": 16,
 }
+RWKV5 = {"architectures": ["Rwkv5ForCausalLM"], "head_size": 20}
+RWKV6 = RWKV5 | {"architectures": ["Rwkv6ForCausalLM"]}
 XLSTM = {"architectures": ["xLSTMForCausalLM"], "num_heads": 2}
 MINIMAX = {
     "architectures": ["MiniMaxForCausalLM"],
@@ -111,6 +124,8 @@ MIXERS: dict[str, Callable[[Build], tuple[nn.Module, Parts]]] = {
     "delta, odd": of_shape(GatedDelta, ODD),
     "delta, split by halves": of_shape(HalfSplitDelta, EVEN),
     "delta, split": of_shape(SplitDelta, EVEN),
+    "delta by key": of_shape(kimi_linear.KimiDelta, BY_KEY),
+    "mamba by heads": lambda build: (zamba.MultiHeadMamba(build, HEADS, 0), HEADS.mamba.parts),
     "lightning attention": of_config(minimax.LightningAttention, minimax, **MINIMAX),
     "gated linear recurrence": of_config(
         recurrent_gemma.RecurrentMixer, recurrent_gemma, **GRIFFIN
@@ -118,6 +133,9 @@ MIXERS: dict[str, Callable[[Build], tuple[nn.Module, Parts]]] = {
     "matrix memory": of_config(xlstm.MatrixMemory, xlstm, **XLSTM),
     "rwkv": of_config(rwkv.TimeMix, rwkv, architectures=["RwkvForCausalLM"]),
     "rwkv, channels": of_config(rwkv.ChannelMix, rwkv, architectures=["RwkvForCausalLM"]),
+    "rwkv 5": of_config(rwkv6.DecayTimeMix, rwkv6, **RWKV5),
+    "rwkv 6": of_config(rwkv6.DynamicTimeMix, rwkv6, **RWKV6),
+    "rwkv 6, channels": of_config(rwkv6.ShiftedChannelMix, rwkv6, **RWKV6),
     "rwkv 7": of_config(rwkv7.MatrixTimeMix, rwkv7, **RWKV7),
     "rwkv 7, channels": of_config(rwkv7.SquaredChannelMix, rwkv7, **RWKV7),
 }
@@ -140,8 +158,8 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, TensorStates]:
     mixer, parts = MIXERS[name](Build(dtype=dtype, length=64))
     for number, (key, parameter) in enumerate(mixer.named_parameters()):
         drawn = random(*parameter.shape, dtype=torch.float32, seed=number)
-        wide = parameter.dim() == 2 and not key.endswith("A_log")
-        parameter.data.copy_(drawn * parameter.shape[1] ** -0.5 if wide else drawn / 2)
+        wide = parameter.dim() > 1 and not key.endswith("A_log")
+        parameter.data.copy_(drawn * parameter.shape[-1] ** -0.5 if wide else drawn / 2)
     states = TensorStates(
         [(shape, torch.float32 if exact else dtype) for shape, exact in parts], SLOTS
     )
@@ -259,6 +277,23 @@ def test_bits_do_not_depend_on_cuts_and_company(name, dtype, library):
     assert torch.equal(again, want[6:9]), "from the state that was saved after six rows"
     for mine, others in zip(whole.states.parts, cut.states.parts, strict=True):
         assert torch.equal(mine[4].nan_to_num(7.0), others[3].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_columns_are_joined(kind, library):
+    limits = ProgramLimits(max_tokens=8, max_outputs=1)
+    tracer = NativeTracer(kind, limits, {}, library.constants, states=[torch.zeros(1)])
+    a, b = (tracer.input(cols, tracer.dtype) for cols in (7, 40))
+    out = tracer.recurrent.join_columns(a, b)
+    tracer.pin(out)
+    program = Program(library, compile_graph(tracer.graph))
+    rows = [random(5, value.cols, dtype=kind, seed=value.cols) for value in (a, b)]
+
+    for value, given in zip((a, b), rows, strict=True):
+        program.write(value, given)
+    program.run(StepRun(tokens=5))
+
+    assert torch.equal(program.read(out, 5), torch.cat(rows, 1))
 
 
 def test_layers_need_memory_for_states(library):

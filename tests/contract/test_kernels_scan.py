@@ -110,6 +110,7 @@ class Space(Mixer):
 @dataclass(frozen=True)
 class Delta(Mixer):
     groups: int = 1
+    by_key: bool = False
     rows_dtype: torch.dtype = torch.float32
 
     def parts(self, dtype):
@@ -117,7 +118,8 @@ class Delta(Mixer):
         sizes = [self.groups * keys, self.groups * keys, heads * values]
         q, k, v = random(ROWS, sum(sizes), dtype=dtype, seed=1).split(sizes, 1)
         q, k = (part.unflatten(1, (self.groups, keys)) for part in (q, k))
-        decay = -random(ROWS, heads, dtype=torch.float32, seed=2).abs() / 4
+        decay = -random(ROWS, heads * keys, dtype=torch.float32, seed=2).abs() / 4
+        decay = decay.unflatten(1, (heads, keys)) if self.by_key else decay[:, :heads]
         beta = random(ROWS, 2 * heads, dtype=dtype, seed=3).sigmoid()[:, ::2]
         return DeltaInputs(q, k, v.unflatten(1, (heads, values)), decay, beta)
 
@@ -136,7 +138,7 @@ class Delta(Mixer):
         )
         held, out = torch.zeros(self.state, dtype=torch.float64), []
         for t in range(ROWS):
-            held = held * parts.decay_TH[t].double().exp()[:, None, None]
+            held = held * parts.decay[t].double().exp().view(heads, -1, 1)
             error = parts.v_THV[t].double() - torch.einsum("hkv,hk->hv", held, k[t])
             error = error * parts.beta_TH[t].double()[:, None]
             held = held + torch.einsum("hk,hv->hkv", k[t], error)
@@ -154,6 +156,8 @@ MIXERS = {
     "mamba, odd": Space((37, 1, 9), True, by_state=True),
     "delta": Delta((4, 32, 64), True, groups=2),
     "delta, odd": Delta((3, 11, 37), True, groups=3),
+    "delta by key": Delta((4, 32, 64), True, groups=4, by_key=True),
+    "delta by key, odd": Delta((3, 19, 37), True, groups=3, by_key=True),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sylvan.config.checkpoint import model_facts
+from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.executor.facts import check_tensors
 from sylvan.runtime.features.multimodal.text_encoder import decoder_prompt
@@ -17,6 +18,11 @@ from tests.parity.compare import compare
 from tests.parity.reading import READING, START, ReadingServing, pair
 
 QUICK = ("t5", "nllb")
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_server(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,9 @@ def test_it_equals_transformers(family, tmp_path):
     new = 12 if family in QUICK else 32
     found = compare(tmp_path, model, new=new, serve=ReadingServing, start=(START,))
 
+    if describe().variant is not None:
+        assert found.runner.startswith("program (")
+        assert found.runner.endswith(", PyTorch in CrossAttention")
     assert not found.modes
     assert found.excess <= 1
 

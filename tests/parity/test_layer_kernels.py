@@ -23,6 +23,7 @@ PARTIAL = {"longcat-flash": "ZeroMoE"}
 RECURRENT = (
     *("bamba", "falcon-mamba", "granite4", "jamba", "lfm2", "lfm2-moe", "mamba", "mamba2"),
     *("minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv"),
+    *("kimi-linear", "zamba"),
 )
 VARIANTS = ("apertus", "hunyuan", "ministral3", "llama4", "bloom", "mpt", "deepseek-v4")
 REFUSED = {

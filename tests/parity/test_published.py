@@ -17,8 +17,8 @@ from tests.parity.published_models import PUBLISHED
 from tests.parity.published_more import STEP
 
 OFTEN = {"chatglm", "deepseek", "qwen"}
-PROGRAMS = {"mistral4", "mistral-large3", "phi3-small"}
-"""Families whose attention few others have, and which are whole programs nevertheless."""
+PROGRAMS = {"mistral4", "mistral-large3", "phi3-small", "rwkv5", "rwkv6", "rwkv7"}
+"""Families with layers that few others have, which run as whole programs."""
 
 
 @pytest.mark.parametrize(

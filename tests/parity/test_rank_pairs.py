@@ -40,7 +40,8 @@ WAYS_OF_EXPERTS: dict[str, Callable[[Path], Serving]] = {
 SEVERAL_STREAMS = {"deepseek-v32", "deepseek-v4", "glm-moe-dsa", "longcat-flash", "zamba"}
 STATES = {
     *("bamba", "falcon-mamba", "granite4", "jamba", "lfm2", "lfm2-moe", "mamba", "mamba2"),
-    *("minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv", "zamba"),
+    *("kimi-linear", "minimax", "qwen3-next", "qwen3.5", "qwen3.5-moe", "recurrent-gemma"),
+    *("rwkv", "zamba"),
 }
 WINDOWS = {
     *("cohere2", "cwm", "exaone4", "gemma2", "gemma3", "gemma3-images", "gpt-neo", "gpt-oss"),

@@ -51,7 +51,7 @@ THROUGH_TRANSFORMERS = {
         "falcon-h1",
         "gemma4",
     ),
-    *("gemma4-unified", "kimi-linear", "kolibri1", "laguna", "lfm3", "minimax-m3"),
+    *("gemma4-unified", "kolibri1", "laguna", "lfm3", "minimax-m3"),
     *("modernbert-decoder", "nemotron-h", "olmo-hybrid", "zamba2", "zaya", "cohere2-moe"),
     *("dory", "hrm-text", "mimo-v2-flash", "roc-bert-decoder", "gemma3n", "gemma4-experts"),
     "gemma4-shared",

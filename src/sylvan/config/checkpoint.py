@@ -34,7 +34,7 @@ NEEDED = "config.json, *.safetensors and tokenizer.json"
 _COMPRESSED = frozenset(
     {
         *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "youtu", "minicpm3"),
-        *("deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral4"),
+        *("deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral4", "kimi_linear"),
     }
 )
 _OLD_NAMES = {

@@ -73,8 +73,26 @@ def _lightning(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     return attends, (layers - attends) * heads * size * size
 
 
+def _kimi(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """Kimi Linear, whose sizes are nested or not."""
+    nested = config.get("linear_attn_config")
+    named: Mapping[str, Any] = cast("dict[str, Any]", nested) if isinstance(nested, dict) else {}
+    full = named.get("full_attn_layers")
+    kinds = config.get("layer_types") or ()
+    attends = len(full) if isinstance(full, list) and not kinds else _count(kinds)
+    heads = _first(named, _first(config, 32, "linear_num_heads"), "num_heads")
+    size = _first(named, _first(config, 128, "linear_head_dim"), "head_dim")
+    taps = _first(named, _first(config, 4, "linear_conv_kernel_dim"), "short_conv_kernel_size")
+    return attends, (layers - attends) * heads * size * (size + 3 * taps)
+
+
+def _count(kinds: Sequence[object]) -> int:
+    return sum(kind == "full_attention" for kind in kinds)
+
+
 _OWN: Mapping[str, Callable[[Mapping[str, Any], int], tuple[int, int]]] = MappingProxyType(
     {
+        "kimi_linear": _kimi,
         "minimax": _lightning,
         "minimax_m1": _lightning,
         "minimax_text_01": _lightning,

@@ -337,7 +337,7 @@ class LatentParts:
     shape: LatentShape
     up: LinearWeight
     norm: HeadNorm  # of the latent columns (kv_lora_rank)
-    rope: Rope  # of the rotated columns (qk_rope_head_dim)
+    rope: Rope | None  # of the rotated columns (qk_rope_head_dim); None: nothing is rotated
     query_scales: torch.Tensor | None = None
 
 

@@ -76,6 +76,7 @@ class DeltaLayer:
         key_dim: Columns of a key.
         value_dim: Columns of a value.
         eps: Added to the sum of squares when keys and queries are normalised.
+        by_key: Each column of a key has its own decay (KDA): `dt_bias` and rows are (.., H K).
     """
 
     part: int
@@ -85,6 +86,7 @@ class DeltaLayer:
     key_dim: int
     value_dim: int
     eps: float
+    by_key: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,32 @@ class WkvLayer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wkv6Layer:
+    """Matrices of RWKV-5 and RWKV-6; constant over the life of a model. Vectors: (C,).
+
+    Attributes:
+        part: Number of their state.
+        heads: How many there are.
+        time_decay: Logarithm of how fast keys fade; None: rows have theirs.
+        time_first: Weights of the newest token's keys.
+    """
+
+    part: int
+    heads: int
+    time_decay: torch.Tensor | None
+    time_first: torch.Tensor
+
+
+class Wkv6Rows(NamedTuple):
+    """Rows (T, C) of an RWKV-5 or RWKV-6 layer; `decay`, float32, is that layer's `time_decay`."""
+
+    query: TracedTensor
+    key: TracedTensor
+    value: TracedTensor
+    decay: TracedTensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wkv7Layer:
     """RWKV-7's matrix states (WKV-7); constant over the life of a model. Vectors: (C,).
 
@@ -175,6 +203,7 @@ class GateRule:
         norm: "before": RMSNorm before the product with the gate, one weight for all parts; "after":
             RMSNorm after it; "layer": LayerNorm before it; None: no norm.
         weight: Weight of the norm.
+        bias: Bias of a LayerNorm.
         parts: Number of equal parts of a row that are normed separately.
         eps: Epsilon of the norm.
     """
@@ -182,6 +211,7 @@ class GateRule:
     function: Literal["silu", "sigmoid"]
     norm: Literal["before", "after", "layer"] | None = None
     weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     parts: int = 1
     eps: float = 0.0
 
@@ -234,11 +264,13 @@ class RecurrentTracer(Protocol):
         before: TracedTensor,
         share: torch.Tensor | TracedTensor,
         *,
+        row_share: Columns | None = None,
         sums: bool = False,
     ) -> TracedTensor:
         """Token shift: x + (before - x) share; a sigmoid is applied to traced shares.
 
-        With `sums`, computed as x share + before (1 - share).
+        `row_share` is added to a share of columns. With `sums`, computed as x share + before
+        (1 - share).
         """
         ...
 
@@ -252,12 +284,24 @@ class RecurrentTracer(Protocol):
         """Rows of the model's dtype, (T, C), times those of `gate`."""
         ...
 
+    def wkv6(self, rows: Wkv6Rows, layer: Wkv6Layer) -> TracedTensor:
+        """Float32 rows, (T, C)."""
+        ...
+
     def wkv7(self, rows: Wkv7Rows, layer: Wkv7Layer) -> TracedTensor:
         """Rows of the model's dtype, (T, C), gated."""
         ...
 
     def take_columns(self, x: TracedTensor, order: Sequence[int]) -> TracedTensor:
         """Column i of the result is column order[i] of x."""
+        ...
+
+    def join_columns(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+        """The columns of a, then those of b."""
+        ...
+
+    def linear_heads(self, x: TracedTensor, weight: LinearWeight) -> TracedTensor:
+        """Multiply equal parts of rows by a matrix each: (T, H K) and (H, N, K) to (T, H N)."""
         ...
 
 

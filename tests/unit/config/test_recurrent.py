@@ -30,6 +30,18 @@ DELTA = {
             {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **DELTA},
             (1, 2 * (4 * 8 * 16 + (2 * 2 * 8 + 64) * 4)),
         ),
+        (
+            {
+                "model_type": "kimi_linear",
+                "linear_attn_config": {
+                    "full_attn_layers": [2],
+                    "num_heads": 4,
+                    "head_dim": 8,
+                    "short_conv_kernel_size": 3,
+                },
+            },
+            (1, 2 * 4 * 8 * (8 + 3 * 3)),
+        ),
         ({"model_type": "mamba", "hidden_size": 8, "state_size": 4}, (0, 3 * 16 * (4 + 4))),
     ],
 )

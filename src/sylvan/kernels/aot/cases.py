@@ -484,7 +484,7 @@ def _lora_cases() -> list[CompileCase]:
 
 
 def _scan_cases() -> list[CompileCase]:
-    """LFM2's convolution, Mamba, Mamba 2 and the gated delta net of Qwen3-Next."""
+    """LFM2's convolution, Mamba, Mamba 2, delta nets of Qwen3-Next and of Kimi Linear."""
     scans, rows = TritonScans(), 64
     starts, slots, saves = _empty(9, dtype=I32), _empty(8, dtype=I32), _empty(8, 3, dtype=I32)
     plain, saved = DeviceSpans(starts, slots), DeviceSpans(starts, slots, starts, saves)
@@ -505,12 +505,18 @@ def _scan_cases() -> list[CompileCase]:
         inputs = DeltaInputs(q, q, v, _empty(rows, 32, dtype=F32), _empty(rows, 32))
         return scans.delta(inputs, _empty(99, 32, 128, 128, dtype=F32), spans)
 
+    def by_key() -> object:
+        q = _empty(rows, 32, 128)
+        inputs = DeltaInputs(q, q, q, _empty(rows, 32, 128, dtype=F32), _empty(rows, 32))
+        return scans.delta(inputs, _empty(99, 32, 128, 128, dtype=F32), saved)
+
     return [
         CompileCase("scan, convolution", lambda: conv(saved)),
         CompileCase("scan, mamba", lambda: space(5120, 1, 16, plain)),
         CompileCase("scan, mamba 2", lambda: space(128, 64, 128, saved)),
         CompileCase("scan, delta", lambda: delta(plain), sample=True),
         CompileCase("scan, delta, saves", lambda: delta(saved)),
+        CompileCase("scan, delta by key", by_key),
     ]
 
 

@@ -13,8 +13,11 @@ namespace {
 template <class T> void latent_rows(const LatentRows& op, const Step& s, int64_t r) {
     int heads = op.num_heads, nope = op.qk_nope_head_dim, rotary = op.qk_rope_head_dim;
     int latent = op.kv_lora_rank, dim = latent + rotary;
-    const float* cos = at(op.cos_sin, s) + int64_t(s.run->positions[r]) * rotary;
-    Rope rope{cos, cos + rotary / 2, rotary, op.interleaved != 0}, none{nullptr, nullptr, 0, false};
+    Rope none{nullptr, nullptr, 0, false}, rope = none;
+    if (op.cos_sin.present()) {
+        const float* cos = at(op.cos_sin, s) + int64_t(s.run->positions[r]) * rotary;
+        rope = {cos, cos + rotary / 2, rotary, op.interleaved != 0};
+    }
     Norm no_norm{nullptr, 0, 0}, norm{at(op.norm, s), op.eps, 0};
     const T* q = at<T>(op.q, s) + r * stride(heads * (nope + rotary));
     const T* kv = at<T>(op.kv, s) + r * stride(dim);

@@ -20,6 +20,7 @@ from sylvan.kernels.native.opset import (
     GateRows,
     Glu,
     GroupSums,
+    JoinColumns,
     LayerNorm,
     Linear,
     MlstmScan,
@@ -33,6 +34,7 @@ from sylvan.kernels.native.opset import (
     SpaceScan,
     TakeColumns,
     TokenMix,
+    Wkv6Scan,
     Wkv7Out,
     Wkv7Scan,
     WkvScan,
@@ -58,7 +60,7 @@ _BY_OPERANDS = (
         TakeColumns,
         Xielu,
     ),
-    *(RgLruScan, TokenMix, Wkv7Out, Wkv7Scan, WkvScan),
+    *(JoinColumns, RgLruScan, TokenMix, Wkv6Scan, Wkv7Out, Wkv7Scan, WkvScan),
 )
 
 

@@ -101,6 +101,10 @@ bool check_attention(const Attention& op, const Memory& memory, Reason& why) {
     if (mask.size < 0 || mask.near < 1 || mask.stride < 1 || mask.step < 0 || mask.first_head < 0)
         return why.say("%s: blocks of %d tokens, %d near ones, one of %d far ones", name, mask.size,
                        mask.near, mask.stride);
+    int64_t biases = int64_t(op.kv.num_heads) * op.distances;
+    if (op.biases.present() && (op.distances < 1 || !memory.holds(op.biases.index, biases * 4)))
+        return why.say("%s: biases has fewer numbers than %d heads times %d distances", name,
+                       op.kv.num_heads, op.distances);
     return memory.holds(op.parts.index, int64_t(op.parts_mib) << 20) ||
            why.say("%s: parts has less than %d MiB", name, op.parts_mib);
 }

@@ -32,7 +32,7 @@ class HeadProducts:
     def multiply(
         self,
         x: tuple[TracedTensor, int],
-        stack: DeferredWeight,
+        stack: LinearWeight,
         out: tuple[TracedTensor, int],
     ) -> None:
         """Multiply each head of x by its matrix, into heads of out; strides in columns."""

@@ -26,22 +26,22 @@ def trace_latent(
     shape, (q, kv) = parts.shape, projected
     builder.expect(q, "latent attention")
     builder.expect(kv, "latent attention")
-    table = parts.rope.cos_sin
-    if table.shape[1] != shape.rope_dim or shape.rope_dim % 2:
+    table = None if parts.rope is None else parts.rope.cos_sin
+    if table is not None and (table.shape[1] != shape.rope_dim or shape.rope_dim % 2):
         raise Unsupported(f"a rotary table of {table.shape[1]} columns for {shape.rope_dim}")
     dim, heads = shape.latent + shape.rope_dim, shape.num_heads
     rows = builder.new((heads + 1) * dim + shape.latent)
     op = LatentRows(
         q=q.id,
         kv=kv.id,
-        cos_sin=builder.vector(table),
+        cos_sin=None if table is None else builder.vector(table),
         norm=builder.vector(parts.norm.weight, parts.norm.offset),
         out=rows.id,
         num_heads=heads,
         qk_nope_head_dim=shape.nope,
         qk_rope_head_dim=shape.rope_dim,
         kv_lora_rank=shape.latent,
-        interleaved=parts.rope.interleaved,
+        interleaved=parts.rope is not None and parts.rope.interleaved,
         eps=parts.norm.eps,
     )
     builder.emit(op, rows)

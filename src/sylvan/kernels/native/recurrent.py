@@ -10,21 +10,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.api import LinearWeight, TracedTensor, Unsupported
 from sylvan.kernels.matmul.pack import as_bytes
 from sylvan.kernels.native.builder import ProgramBuilder, padded
+from sylvan.kernels.native.heads import HeadProducts
 from sylvan.kernels.native.opset import (
     Add,
     DeltaScan,
     Function,
     GateNorm,
     GateRows,
+    JoinColumns,
     MlstmScan,
     RgLruScan,
     ShortConv,
     SpaceScan,
     TakeColumns,
     TokenMix,
+    Wkv6Scan,
     Wkv7Inputs,
     Wkv7Out,
     Wkv7Scan,
@@ -38,6 +41,8 @@ from sylvan.kernels.recurrent import (
     MlstmLayer,
     RgLruLayer,
     SpaceLayer,
+    Wkv6Layer,
+    Wkv6Rows,
     Wkv7Layer,
     Wkv7Rows,
     WkvLayer,
@@ -45,7 +50,7 @@ from sylvan.kernels.recurrent import (
 
 MAX_TAPS, MAX_STATES = 64, 1024  # states per channel: a block of them fits into scratch memory
 _MAX_MATRIX = 1 << 18  # numbers of a head's matrix, with its temporaries in scratch memory
-_MAX_WIDTH = 256  # columns of a head of RWKV-7
+_MAX_WIDTH = 256  # columns of a head of RWKV-5 to RWKV-7
 _MAX_GATED = 1 << 17  # columns of a part, which must fit into scratch memory
 
 
@@ -162,6 +167,7 @@ class StateTracer:
             beta_first=beta.first,
             beta_stride=padded(beta.rows.cols),
             out_stride=padded(out.cols),
+            by_key=layer.by_key,
             eps=layer.eps,
         )
         builder.emit(op, out, dtype=builder.dtype)
@@ -214,6 +220,7 @@ class StateTracer:
             y=y.id,
             gate=gate.rows.id,
             weight=None if rule.weight is None else builder.vector(rule.weight),
+            bias=None if rule.bias is None else builder.vector(rule.bias),
             out=out.id,
             cols=y.cols,
             parts=rule.parts,
@@ -252,19 +259,23 @@ class StateTracer:
         before: TracedTensor,
         share: torch.Tensor | TracedTensor,
         *,
+        row_share: Columns | None = None,
         sums: bool = False,
     ) -> TracedTensor:
         builder = self._builder
-        for rows in (x, before):
+        for rows in (x, before, *([row_share.rows] if row_share else [])):
             builder.expect(rows, "mixing tokens")
         out = builder.new(x.cols, None, x)
         op = TokenMix(
             x=x.id,
             before=before.id,
             share=None if isinstance(share, TracedTensor) else builder.vector(share),
+            row_share=row_share.rows.id if row_share else None,
             gate=share.id if isinstance(share, TracedTensor) else None,
             out=out.id,
             cols=x.cols,
+            row_share_first=row_share.first if row_share else 0,
+            row_share_stride=padded(row_share.rows.cols) if row_share else 0,
             sums=sums,
         )
         builder.emit(op, out)
@@ -312,6 +323,31 @@ class StateTracer:
             bias_stride=padded(width),
         )
         builder.emit(op, out)
+        return out
+
+    def wkv6(self, rows: Wkv6Rows, layer: Wkv6Layer) -> TracedTensor:
+        builder, cols = self._builder, rows.key.cols
+        width = cols // layer.heads
+        if width > _MAX_WIDTH:
+            raise Unsupported(f"heads of {width} columns")
+        for each in (rows.query, rows.key, rows.value):
+            builder.expect(each, "a matrix memory")
+        assert (rows.decay is None) != (layer.time_decay is None)
+        out = builder.new(cols, "f32", rows.key)
+        op = Wkv6Scan(
+            query=rows.query.id,
+            key=rows.key.id,
+            value=rows.value.id,
+            time_decay=None if layer.time_decay is None else builder.vector(layer.time_decay),
+            row_decay=None if rows.decay is None else rows.decay.id,
+            time_first=builder.vector(layer.time_first),
+            state=self.state(layer.part, (layer.heads, width, width), exact=True),
+            out=out.id,
+            cols=cols,
+            num_heads=layer.heads,
+            width=width,
+        )
+        builder.emit(op, out, dtype=builder.dtype)
         return out
 
     def wkv7(self, rows: Wkv7Rows, layer: Wkv7Layer) -> TracedTensor:
@@ -369,6 +405,25 @@ class StateTracer:
             x_stride=padded(x.cols),
         )
         builder.emit(op, out)
+        return out
+
+    def join_columns(self, a: TracedTensor, b: TracedTensor) -> TracedTensor:
+        if a.dtype != b.dtype:
+            raise Unsupported(f"joining {a.dtype} rows and {b.dtype} rows")
+        builder = self._builder
+        out = builder.new(a.cols + b.cols, a.dtype, a)
+        op = JoinColumns(a=a.id, b=b.id, out=out.id, cols=out.cols, a_cols=a.cols, b_cols=b.cols)
+        builder.emit(op, out)
+        return out
+
+    def linear_heads(self, x: TracedTensor, weight: LinearWeight) -> TracedTensor:
+        heads, outputs, inputs = weight.shape
+        assert heads * inputs == x.cols
+        builder = self._builder
+        builder.expect(x, "products by head")
+        out = builder.new(heads * outputs, None, x)
+        products = HeadProducts(builder, x, heads, (inputs, outputs))
+        products.multiply((x, inputs), weight, (out, outputs))
         return out
 
     def state(self, part: int, shape: tuple[int, ...], *, exact: bool = True) -> int:

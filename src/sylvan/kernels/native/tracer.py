@@ -310,9 +310,8 @@ class NativeTracer:
         k_weight, k_whole = self._head_norm(k_norm, layer.head_dim, layer.num_kv_heads)
         if variant.norm_last and (q_whole or k_whole):
             raise Unsupported("norms of all heads at once after rotary positions")
-        if variant.biases is not None:
-            raise Unsupported("learned biases by distance")
-        if not layer.causal and (variant.chunk or variant.slopes is not None or layer.blocks):
+        by_distance = variant.slopes is not None or variant.biases is not None
+        if not layer.causal and (variant.chunk or by_distance or layer.blocks):
             raise Unsupported("chunks, blocks or biases by distance in bidirectional attention")
         scales = layer.kv_scales if kv.format == PageFormat.FP8_E4M3 else None
         store = RopeStore(
@@ -334,6 +333,7 @@ class NativeTracer:
         )
         self._builder.emit(store, qkv)
         out = self._builder.new(layer.num_heads * layer.value_dim)
+        distances = 0 if variant.biases is None else variant.biases.numel() // layer.num_heads
         if self._parts is None:
             self._parts = self.graph.constant(allocate(PARTS_MIB << 20))
         for op in (Attention, AttentionMerge):
@@ -345,8 +345,10 @@ class NativeTracer:
                 sinks=self._optional(layer.sinks),
                 slopes=self._optional(variant.slopes),
                 blocks=_mask_of(layer.blocks),
+                biases=self._optional(variant.biases),
                 window=layer.window or 0,
                 chunk=variant.chunk or 0,
+                distances=distances,
                 parts_mib=PARTS_MIB,
                 scale=layer.scale,
                 softcap=layer.softcap or 0.0,

@@ -15,20 +15,35 @@ constexpr float LOG2_E = 1.44269504f;
 // scores need only a positive factor, it is applied with the unit, and the products are used as
 // scores.
 template <class E> bool raw_scores(const Attention& op, const Workspace<E>& ws) {
-    return !ws.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present();
+    return !ws.k_scale && !(op.softcap > 0) && op.scale > 0 && !op.slopes.present() &&
+           !op.biases.present();
 }
 template <class E> float unit(const Attention& op, const Workspace<E>& ws) {
     return raw_scores(op, ws) ? op.scale * LOG2_E : 1.f;
 }
 
-// ALiBi of a vector's scores: `slope` per token of distance from `own` in the chunk; 0: none
+// Added to a vector's scores by the distance of a token to the one at `own` of the chunk: `slope`
+// per token after it (ALiBi), 0: none; or one of `distances` numbers of `table`, null: none.
 struct Bias {
     float slope;
-    int own;
+    const float* table;
+    int distances, own;
+
+    Bias(const Attention& op, const Step& s, int head, int own)
+        : slope(op.slopes.present() ? at(op.slopes, s)[head] : 0.f),
+          table(op.biases.present() ? at(op.biases, s) + int64_t(head) * op.distances : nullptr),
+          distances(op.distances), own(own) {}
+    vf of(int t) const {  // of 16 tokens
+        const int last = distances - 1;
+        if (own - (t + LANES - 1) >= last) return splat(table[last]);
+        float some[LANES];
+        for (int i = 0; i < LANES; i++) some[i] = table[std::clamp(own - t - i, 0, last)];
+        return load<vf>(some);
+    }
 };
 
 template <class E> void finish_scores(const Attention& op, const Workspace<E>& ws, float* score,
-                                      int begin, int end, Bias bias) {
+                                      int begin, int end, const Bias& bias) {
     vf scale = splat(op.scale);
     float cap = op.softcap;
     for (int t = begin; t < end; t += LANES) {
@@ -36,6 +51,7 @@ template <class E> void finish_scores(const Attention& op, const Workspace<E>& w
         if (ws.k_scale) v *= load<vf>(ws.k_scale + t);
         if (cap > 0) v = tanh(v / cap) * cap;
         if (bias.slope != 0) v += converted<vf>(lanes() + (t - bias.own)) * bias.slope;
+        if (bias.table) v += bias.of(t);
         store(score + t, v * LOG2_E);
     }
 }
@@ -43,8 +59,9 @@ template <class E> void finish_scores(const Attention& op, const Workspace<E>& w
 // Softmax weights of one vector that sees tokens low .. high of the chunk; of these the ones that
 // `shown` marks, if it is not null. Vectors of tokens outside give zeros; without marks only the
 // two at the ends need masks.
-template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span, int low,
-                               int high, float slope, const int32_t* shown, float* part) {
+template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, int i, Span span,
+                                        int low, int high, const Bias& bias, const int32_t* shown,
+                                        float* part) {
     float* score = ws.score[i];
     auto* weight = ws.weight[i];
     const float* v_scale = ws.v_scale;
@@ -55,7 +72,7 @@ template <class E> void softmax_weights(const Attention& op, Workspace<E>& ws, i
         vi token = lanes() + t, seen = (token >= low) & (token < high);
         return select(shown ? seen & load<vi>(shown + t) : seen, v, other);
     };
-    if (!raw_scores(op, ws)) finish_scores(op, ws, score, begin, end, {slope, high - 1});
+    if (!raw_scores(op, ws)) finish_scores(op, ws, score, begin, end, bias);
     vf top = splat(MASKED_SCORE), total{}, power = splat(unit(op, ws));
     for (int t = begin; t < end; t += LANES)
         top = max(top, cut(load<vf>(score + t), t, splat(MASKED_SCORE)));
@@ -83,13 +100,12 @@ template <class E> void attend(const Attention& op, const Step& s, const Query& 
     scores(pages, q, span, ws);
     if (pages.h.small) pages.widen_vals(span, ws);
     if (pages.h.shared) pages.values_of_keys(span, ws);
-    const float* slopes = at(op.slopes, s);
     for (int i = 0, start = chunk * KV_CHUNK; i < q.count; i++) {
-        float slope = slopes ? slopes[q.head[i]] : 0.f;
+        int low = q.low[i] - start, high = q.end[i] - start;
+        Bias bias(op, s, q.head[i], high - 1);
         int32_t marks[KV_CHUNK];
         const int32_t* shown = q.shown(i, chunk, marks);
-        softmax_weights(op, ws, i, span, q.low[i] - start, q.end[i] - start, slope, shown,
-               part->of(i, ws.stride));
+        softmax_weights(op, ws, i, span, low, high, bias, shown, part->of(i, ws.stride));
     }
     values(pages, q, span, ws, part);
 }

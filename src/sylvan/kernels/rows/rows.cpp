@@ -9,6 +9,13 @@ template <class T> void take_rows(const TakeRows& op, const Step& s, int64_t r) 
            width * sizeof(T));
 }
 
+template <class T> void join_columns(const JoinColumns& op, const Step& s, int64_t r) {
+    T* out = at<T>(op.out, s) + r * stride(op.cols);
+    memcpy(out, at<T>(op.a, s) + r * stride(op.a_cols), op.a_cols * sizeof(T));
+    memcpy(out + op.a_cols, at<T>(op.b, s) + r * stride(op.b_cols), op.b_cols * sizeof(T));
+    std::fill(out + op.cols, out + stride(op.cols), T(0));
+}
+
 // Reads an operand that is float32 if `f32`, else T as the rows are.
 template <class T> vf read(Buf<void> x, const Step& s, bool f32, int64_t i) {
     return f32 ? get(at<float>(x, s) + i) : get(at<T>(x, s) + i);
@@ -52,6 +59,7 @@ template <class T> void scale_rows(const ScaleRows& op, const Step& s, int64_t r
 }  // namespace
 
 const Kernel take_rows_kernel[2] = {per_row<take_rows<bf16>>, per_row<take_rows<float>>};
+const Kernel join_columns_kernel[2] = {per_row<join_columns<bf16>>, per_row<join_columns<float>>};
 const Kernel add_kernel[2] = {per_row<add<bf16>>, per_row<add<float>>};
 const Kernel scale_kernel[2] = {per_row<scale<bf16>>, per_row<scale<float>>};
 const Kernel scale_rows_kernel[2] = {per_row<scale_rows<bf16>>, per_row<scale_rows<float>>};

@@ -17,13 +17,22 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """`decay_TH` are logarithms. Queries and keys may have fewer heads than values."""
+    """`decay` are logarithms. Queries and keys may have fewer heads than values.
+
+    Attributes:
+        decay: Of heads (T, H), or of each key number of a head (T, H, K).
+    """
 
     q_THK: torch.Tensor
     k_THK: torch.Tensor
     v_THV: torch.Tensor
-    decay_TH: torch.Tensor
+    decay: torch.Tensor
     beta_TH: torch.Tensor
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each key number decays by itself (KDA)."""
+        return self.decay.dim() == 3
 
 
 def delta_scan(inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> torch.Tensor:
@@ -34,11 +43,12 @@ def delta_scan(inputs: DeltaInputs, state_SHKV: torch.Tensor, spans: Spans) -> t
         _unit(t.float()).repeat_interleave(groups, 1) for t in (inputs.q_THK, inputs.k_THK)
     )
     q_THK = q_THK * q_THK.shape[-1] ** -0.5
-    keep_TH, beta_TH = inputs.decay_TH.float().exp(), inputs.beta_TH.float()
+    keep, beta_TH = inputs.decay.float().exp(), inputs.beta_TH.float()
+    keep_THK = keep if inputs.by_key else keep[..., None]
 
     def step(held: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k_nHK1 = k_THK[rows][..., None]
-        held = held * keep_TH[rows][..., None, None]
+        held = held * keep_THK[rows][..., None]
         error = (v_THV[rows] - (held * k_nHK1).sum(-2)) * beta_TH[rows][..., None]
         held = held + k_nHK1 * error[:, :, None]
         return held, (held * q_THK[rows][..., None]).sum(-2)

@@ -25,7 +25,7 @@ struct GatedRow {
 // One part: columns from `begin` on. `scratch` is for the numbers that are normed.
 template <class T> void gate_part(const GatedRow& row, int begin, float* scratch, T* out) {
     const GateRows& op = row.op;
-    const float* weight = at(op.weight, row.s);
+    const float *weight = at(op.weight, row.s), *bias = at(op.bias, row.s);
     vf squares{};
     for (int i = 0; i < row.width; i += LANES) {
         const int left = row.width - i;
@@ -57,8 +57,11 @@ template <class T> void gate_part(const GatedRow& row, int begin, float* scratch
             v = scans::rounded<T>(v * scans::get(weight + i, left));
             v *= row.gate<T>(begin + i, left);
         }
-        if (op.norm == GateNorm::LAYER)
-            v = v * scans::get(weight + begin + i, left) * row.gate<T>(begin + i, left);
+        if (op.norm == GateNorm::LAYER) {
+            v *= scans::get(weight + begin + i, left);
+            if (bias) v += scans::get(bias + begin + i, left);
+            v *= row.gate<T>(begin + i, left);
+        }
         if (op.norm == GateNorm::AFTER)
             v = scans::rounded<T>(v) * scans::get(weight + begin + i, left);
         scans::put(out + begin + i, v, left);

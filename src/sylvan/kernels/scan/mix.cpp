@@ -7,11 +7,15 @@ template <class T> void token_mix(const TokenMix& op, const Step& s, int64_t r) 
     const int64_t row = r * stride(op.cols);
     const T *x = at<T>(op.x, s) + row, *before = at<T>(op.before, s) + row;
     const T* gate = op.gate.present() ? at<T>(op.gate, s) + row : nullptr;
+    const T* more = op.row_share.present()
+                        ? at<T>(op.row_share, s) + r * op.row_share_stride + op.row_share_first
+                        : nullptr;
     const float* share = at(op.share, s);
     T* out = at<T>(op.out, s) + row;
     for (int i = 0; i < stride(op.cols); i += LANES) {
         const vf a = get(x + i), b = get(before + i);
-        const vf part = gate ? scans::rounded<T>(sigmoid(get(gate + i))) : load<vf>(share + i);
+        vf part = gate ? scans::rounded<T>(sigmoid(get(gate + i))) : load<vf>(share + i);
+        if (more) part = scans::rounded<T>(part + scans::get(more + i, op.cols - i));
         if (op.sums)
             put(out + i,
                 scans::rounded<T>(a * part) + scans::rounded<T>(b * scans::rounded<T>(1.f - part)));

@@ -137,7 +137,7 @@ class NativeScans:
         if keys > _MAX_STATES:
             raise Unsupported(f"keys of {keys} numbers")
         q, k, v = (_rows(t.to(self._dtype)) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
-        decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH.to(self._dtype))
+        decay, beta = _rows(inputs.decay.float()), _rows(inputs.beta_TH.to(self._dtype))
         out_THV = torch.empty(len(q), heads, values, dtype=torch.float32)
         buffers = {
             "q": q,
@@ -159,6 +159,7 @@ class NativeScans:
             "decay_stride": decay.stride(0),
             "beta_stride": beta.stride(0),
             "out_stride": heads * values,
+            "by_key": inputs.by_key,
             "eps": EPS,
         }
         self._run(DeltaScan, buffers, sizes, spans)

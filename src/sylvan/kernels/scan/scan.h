@@ -61,6 +61,19 @@ template <class T> static inline vf rounded(vf v) {
     return ::get(some);
 }
 
+// Sums over the keys of a matrix use four chains; that number determines the bits.
+constexpr int CHAINS = 4;
+
+// Calls f(key, chain) for all keys, with the chain as a compile-time constant.
+template <class F> static inline SYLVAN_INLINE void each_key(int keys, F&& f) {
+    int key = 0;
+    for (; key + CHAINS <= keys; key += CHAINS)
+        unrolled<CHAINS>([&](auto i) SYLVAN_INLINE { f(key + i, i); });
+    unrolled<CHAINS>([&](auto i) SYLVAN_INLINE {
+        if (key + i < keys) f(key + i, i);
+    });
+}
+
 // log(1 + exp(x)): the logarithm as a series of z = y / (2 + y), y = exp(-|x|), z at most 1/3.
 static inline vf softplus(vf x) {
     vf y = exp(-abs(x)), z = y / (y + 2.f), s = z * z;

@@ -243,6 +243,7 @@ def _delta_kernel(
     HEADS_OF_GROUP: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    BY_KEY: tl.constexpr,
     SAVES: tl.constexpr,
     COLS: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
@@ -274,9 +275,12 @@ def _delta_kernel(
             q = _unit(q_ptr + row * q_stride + of * KEYS, key, KEYS, eps, root)
             k = _unit(k_ptr + row * k_stride + of * KEYS, key, KEYS, eps, 1.0)
             v = tl.load(v_ptr + row * v_stride + head * VALUES + col, mask=there, other=0.0)
-            keep = tl.exp(tl.load(decay_ptr + row * decay_stride + head))
             beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
-            held = held * keep
+            if BY_KEY:
+                of_keys = decay_ptr + row * decay_stride + head * KEYS + key
+                held = held * tl.exp(tl.load(of_keys, mask=key < KEYS, other=0.0))[:, None]
+            else:
+                held = held * tl.exp(tl.load(decay_ptr + row * decay_stride + head))
             error = (v.to(tl.float32) - tl.sum(held * k[:, None], 0)) * beta
             held = held + k[:, None] * error[None, :]
             y = tl.sum(held * q[:, None], 0)
@@ -392,7 +396,7 @@ class TritonScans:
         there = self._on(spans, state_SHKV.device)
         heads, keys, values = state_SHKV.shape[1:]
         q, k, v = (_rows(t) for t in (inputs.q_THK, inputs.k_THK, inputs.v_THV))
-        decay, beta = _rows(inputs.decay_TH.float()), _rows(inputs.beta_TH)
+        decay, beta = _rows(inputs.decay.float()), _rows(inputs.beta_TH)
         out_THV = q.new_empty(len(q), heads, values, dtype=torch.float32)
         block = power_of_two(keys)
         cols = min(power_of_two(values), max(1, _NUMBERS // block))
@@ -418,6 +422,7 @@ class TritonScans:
             HEADS_OF_GROUP=heads // inputs.k_THK.shape[1],
             KEYS=keys,
             VALUES=values,
+            BY_KEY=inputs.by_key,
             SAVES=there.saves_N3 is not None,
             COLS=cols,
             KEY_BLOCK=block,

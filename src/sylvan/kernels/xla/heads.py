@@ -122,9 +122,12 @@ def attention(v: Values, op: Attention) -> None:
         softcap=op.softcap,
         blocks=BlockPattern(**asdict(op.blocks)) if op.blocks.size else None,
     )
-    shifts = spec.blocks and jnp.array(spec.blocks.shifts(kv.num_heads), jnp.int32)
-    sinks, slopes = v.optional(op.sinks, kv.num_heads), v.optional(op.slopes, kv.num_heads)
-    biases = Biases(sinks, slopes, shifts=shifts)
+    biases = Biases(
+        v.optional(op.sinks, kv.num_heads),
+        v.optional(op.slopes, kv.num_heads),
+        None if op.biases is None else v.table(op.biases, op.distances)[: kv.num_heads],
+        spec.blocks and jnp.array(spec.blocks.shifts(kv.num_heads), jnp.int32),
+    )
     q, k, value = v.parts(op.qkv, head_sizes(kv))
     q = _heads(q, kv.head_dim)
     if kv.whole_text:
@@ -166,14 +169,16 @@ def latent_rows(v: Values, op: LatentRows) -> None:
     """Rotated columns of queries, and the one key and its value; see `LatentRows`."""
     dtype, heads = DTYPES[op.dtype], op.num_heads
     nope, rope_dim, latent = op.qk_nope_head_dim, op.qk_rope_head_dim, op.kv_lora_rank
-    table = v.table(op.cos_sin, rope_dim)[v.step.sources[Source.POSITIONS]]
     q = v.wide(op.q).reshape(-1, heads, nope + rope_dim)
     kv = v.wide(op.kv)
-    rotated = rotate(q[..., nope:], table, interleaved=op.interleaved).astype(dtype)
+    rotary, key = q[..., nope:], kv[:, None, latent:]
+    if op.cos_sin is not None:
+        table = v.table(op.cos_sin, rope_dim)[v.step.sources[Source.POSITIONS]]
+        rotary, key = (rotate(x, table, interleaved=op.interleaved) for x in (rotary, key))
+    rotated = rotary.astype(dtype)
     queries = jnp.concatenate((jnp.zeros((*rotated.shape[:2], latent), dtype), rotated), -1)
     value = _head_norm(kv[:, None, :latent], v.vector(op.norm, latent), op.eps)[:, 0]
-    key = rotate(kv[:, None, latent:], table, interleaved=op.interleaved)[:, 0]
-    parts = queries.reshape(queries.shape[0], -1), value, key, value
+    parts = queries.reshape(queries.shape[0], -1), value, key[:, 0], value
     v.buffers[op.out] = jnp.concatenate([part.astype(dtype) for part in parts], -1)
 
 

@@ -23,6 +23,8 @@ _EPS = 1e-6  # epsilon of latent norms, independent of the model's
 class LatentAttention(nn.Module):
     """Computes keys and values from a latent vector; queries too, if `q_rank` is set.
 
+    Without `use_rope`, nothing is rotated.
+
     Ranks share the heads, and each keeps the latent vectors of all tokens. With `Mesh.row_groups`
     (attention data parallelism) a rank has all heads, and only the latent vectors of its own
     requests. `shape` and `layer` count this rank's `heads`.
@@ -73,7 +75,6 @@ class LatentAttention(nn.Module):
 
     def of_rows(self, x_TD: X, batch: ForwardBatch) -> X:
         """Attend for rows whose KV this rank holds."""
-        assert self._rope is not None
         if self.q_rank is None:
             q = self.q_proj(x_TD)
         else:

@@ -102,7 +102,10 @@ def state_shapes(model: nn.Module) -> dict[int, Shape]:
 
 
 class Conv(Recurrent):
-    """Causal depthwise convolution; its state is its last inputs."""
+    """Causal depthwise convolution; its state is its last inputs.
+
+    `parts` are the channels, on this rank, of the checkpoint tensors joined in it.
+    """
 
     scans_only = True
 
@@ -117,7 +120,7 @@ class Conv(Recurrent):
         silu: bool = False,
     ) -> None:
         super().__init__()
-        self.state_shapes = {part: (taps, channels.size)}
+        self.state_shapes, self.parts = {part: (taps, channels.size)}, channels.sizes
         self.weight = build.empty(channels, 1, taps)
         self.bias = build.empty(channels) if bias else None
         self._part, self._silu = part, silu

@@ -118,6 +118,7 @@ MODELS: dict[str, str] = {
     "Lfm2MoeForCausalLM": _HERE + "hybrid",
     "Llama4ForCausalLM": _HERE + "llama4",
     "InternVLChatModel": _HERE + "published_media",
+    "KimiLinearForCausalLM": _HERE + "kimi_linear",
     "KimiVLForConditionalGeneration": _HERE + "published_media",
     "K2HorizonForCausalLM": _HERE + "xllm",
     "LightOnOCRForConditionalGeneration": _HERE + "multimodal",

@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import TracedTensor, Unsupported
+from sylvan.kernels.api import TracedTensor, X
+from sylvan.kernels.recurrent import Columns, GateRule, Wkv6Layer, Wkv6Rows, recurrent
 from sylvan.kernels.scan.spans import scan
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -103,8 +104,11 @@ class DecayTimeMix(Recurrent):
         eps = _NORM_EPS * config.raw.get("head_size_divisor", 8) ** 2
         self.ln_x = HeadGroupNorm(build, dim, heads, eps)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self.output(self._traced(x_TD))
+        assert isinstance(x_TD, torch.Tensor)
         change_TD = self.shift(x_TD, batch) - x_TD
         shares = self.shares(x_TD, change_TD)
         given = {name: x_TD + change_TD * share for name, share in shares.items()}
@@ -122,6 +126,40 @@ class DecayTimeMix(Recurrent):
         found = scan(state, spans_of(batch), torch.empty_like(value), step)
         opened = F.silu(self.gate(given["g"]))
         return self.output(self.ln_x(found.flatten(1)).to(x_TD.dtype) * opened)
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        given, decay = self.traced_inputs(x, self.shift.traced(x))
+        tracer, heads = recurrent(x), x.cols // self._columns
+        rows = Wkv6Rows(
+            query=self.receptance(given["r"]),
+            key=self.key(given["k"]),
+            value=self.value(given["v"]),
+            decay=decay,
+        )
+        layer = Wkv6Layer(
+            part=self._part + 1,
+            heads=heads,
+            time_decay=self.time_decay if decay is None else None,
+            time_first=self.time_faaaa,
+        )
+        rule = GateRule(
+            function="silu",
+            norm="layer",
+            weight=self.ln_x.weight,
+            bias=self.ln_x.bias,
+            parts=heads,
+            eps=self.ln_x.eps,
+        )
+        return tracer.gate(tracer.wkv6(rows, layer), Columns(self.gate(given["g"])), rule)
+
+    def traced_inputs(
+        self, x: TracedTensor, before: TracedTensor
+    ) -> tuple[dict[str, TracedTensor], TracedTensor | None]:
+        """Inputs of the projections, and logarithms of decays if rows have their own."""
+        mix = recurrent(x).mix
+        shares = {letter: getattr(self, f"time_maa_{letter}") for letter in _MIXED[1:]}
+        return {letter: mix(x, before, share) for letter, share in shares.items()}, None
 
     def shares(self, x_TD: torch.Tensor, change_TD: torch.Tensor) -> dict[str, torch.Tensor]:
         """Token-shift weights of the projections."""
@@ -157,6 +195,25 @@ class DynamicTimeMix(DecayTimeMix):
             for place, letter in enumerate(_MIXED)
         }
 
+    def traced_inputs(
+        self, x: TracedTensor, before: TracedTensor
+    ) -> tuple[dict[str, TracedTensor], TracedTensor | None]:
+        """See `DecayTimeMix`."""
+        tracer = recurrent(x)
+        low = ops.linear(tracer.mix(x, before, self.time_maa_x), self.time_maa_w1)
+        added = tracer.linear_heads(ops.activation(low, "tanh"), self.time_maa_w2)
+        given = {
+            letter: tracer.mix(
+                x,
+                before,
+                getattr(self, f"time_maa_{letter}"),
+                row_share=Columns(added, place * x.cols),
+            )
+            for place, letter in enumerate(_MIXED)
+        }
+        low = ops.activation(ops.linear(given["w"], self.time_decay_w1), "tanh")
+        return given, ops.linear(low, self.time_decay_w2, self.time_decay, out_f32=True)
+
     def decay(self, given: Mapping[str, torch.Tensor], x_TD: torch.Tensor) -> torch.Tensor:
         low = ops.linear(given["w"], self.time_decay_w1).tanh()
         return self.time_decay.float() + ops.linear(low, self.time_decay_w2, out_f32=True)
@@ -174,11 +231,22 @@ class ShiftedChannelMix(nn.Module):
         self.receptance = Linear(build, dim, (dim,), bias=False)
         self.value = Linear(build, inner, (dim,), bias=False)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
+        if isinstance(x_TD, TracedTensor):
+            return self._traced(x_TD)
+        assert isinstance(x_TD, torch.Tensor)
         change_TD = self.shift(x_TD, batch) - x_TD
         inner = self.key(x_TD + change_TD * self.time_maa_k).relu().square()
         return self.receptance(x_TD + change_TD * self.time_maa_r).sigmoid() * self.value(inner)
+
+    def _traced(self, x: TracedTensor) -> TracedTensor:
+        before, tracer = self.shift.traced(x), recurrent(x)
+        shares = self.time_maa_k, self.time_maa_r
+        key, receptance = (tracer.mix(x, before, share) for share in shares)
+        value = self.value(ops.activation(self.key(key), "relu2"))
+        opened = Columns(self.receptance(receptance))
+        return tracer.gate(value, opened, GateRule(function="sigmoid"))
 
 
 class DecayBlock(nn.Module):
@@ -193,11 +261,9 @@ class DecayBlock(nn.Module):
         self.attention = (DynamicTimeMix if dynamic else DecayTimeMix)(config, build, layer)
         self.feed_forward = ShiftedChannelMix(config, build, layer)
 
-    def forward(
-        self, x_TD: torch.Tensor, residual_TD: torch.Tensor | None, batch: ForwardBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x_TD: X, residual_TD: X | None, batch: ForwardBatch) -> tuple[X, X]:
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("recurrent layers")
+            recurrent(x_TD)  # without states the model runs as a whole
         if self.pre_ln is not None:
             x_TD = self.pre_ln(x_TD)[0]
         h_TD, stream_TD = self.ln1(x_TD, residual_TD)

@@ -11,6 +11,7 @@ from torch import nn
 
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.moe import Experts
+from sylvan.runtime.layers.recurrent import Conv
 from sylvan.runtime.models.shards import (
     Splits,
     expert_selection,
@@ -95,8 +96,9 @@ def slots(model: nn.Module) -> Iterator[Slot]:
 
 def rows_of(slot: Slot) -> tuple[int, ...]:
     """Number of parameter rows that each source fills."""
-    if isinstance(slot.module, Linear) and len(slot.module.parts) == len(slot.sources):
-        return slot.module.parts
+    module = slot.module
+    if isinstance(module, Linear | Conv) and len(module.parts) == len(slot.sources):
+        return module.parts
     if slot.by_expert:
         return (slot.shape[0] * slot.shape[1] // len(slot.sources),) * len(slot.sources)
     assert len(slot.sources) == 1

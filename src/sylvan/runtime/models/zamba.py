@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import AttentionLayer, TracedTensor, Unsupported, X
+from sylvan.kernels.api import AttentionLayer, TracedTensor, X
+from sylvan.kernels.recurrent import Columns, GateRule, SpaceLayer, recurrent
 from sylvan.kernels.scan import SpaceInputs
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
@@ -117,14 +118,17 @@ class MultiHeadMamba(Recurrent):
         self.conv1d = Conv(build, whole, mamba.taps, part, bias=mamba.conv_bias, silu=True)
         self.x_proj_weight = build.empty(heads, low, each)
         self.dt_proj_weight = build.empty(heads, each, mamba.rank)
-        self.dt_proj_bias = build.empty(heads, each)
-        self.A_log, self.D = build.empty(heads, each, mamba.states), build.empty(heads, each)
+        self.dt_proj_bias, self.D = build.empty(mamba.inner), build.empty(mamba.inner)
+        self.A_log = build.empty(mamba.inner, mamba.states)
         self.out_proj = Linear(build, mamba.inner, (mamba.dim,), bias=mamba.bias)
 
-    def forward(self, x_TD: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Shape: (T, D) -> (T, D)."""
-        shape = self._shape.mamba
-        conv_TI, gate_TI = self.in_proj(x_TD).chunk(2, -1)
+        shape, rows = self._shape.mamba, self.in_proj(x_TD)
+        if isinstance(rows, TracedTensor):
+            return self.out_proj(self._traced(rows))
+        assert isinstance(x_TD, torch.Tensor)
+        conv_TI, gate_TI = rows.chunk(2, -1)
         x_TI = self.conv1d(conv_TI.contiguous(), batch)
         sizes = [shape.rank, shape.states, shape.states]
         steps, inputs, outputs = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
@@ -134,17 +138,43 @@ class MultiHeadMamba(Recurrent):
             steps.append(ops.linear(step.contiguous(), self.dt_proj_weight[head]))
             inputs.append(b)
             outputs.append(c)
-        dt_TI = F.softplus(torch.cat(steps, -1).float() + self.dt_proj_bias.float().flatten())
+        dt_TI = F.softplus(torch.cat(steps, -1).float() + self.dt_proj_bias.float())
         space = SpaceInputs(
             x_TI[..., None],
             dt_TI,
-            -self.A_log.float().exp().flatten(0, 1),
+            -self.A_log.float().exp(),
             torch.stack(inputs, 1),
             torch.stack(outputs, 1),
-            self.D.flatten(),
+            self.D,
         )
         out_TI1 = self.scans.space(space, state_of(batch, self._part + 1), scan_spans(batch))
         return self.out_proj((out_TI1[..., 0] * F.silu(gate_TI.float())).to(x_TD.dtype))
+
+    def _traced(self, rows: TracedTensor) -> TracedTensor:
+        """Input of the last projection."""
+        shape, heads, tracer = self._shape.mamba, self._shape.heads, recurrent(rows)
+        x = self.conv1d.traced(Columns(rows))
+        low = tracer.linear_heads(x, self.x_proj_weight)
+        width = low.cols // heads
+
+        def of_heads(first: int, count: int) -> TracedTensor:
+            starts = range(first, low.cols, width)
+            return tracer.take_columns(low, [at + i for at in starts for i in range(count)])
+
+        steps = of_heads(0, shape.rank)
+        b, c = (of_heads(shape.rank + i * shape.states, shape.states) for i in range(2))
+        layer = SpaceLayer(
+            part=self._part + 1,
+            width=1,
+            decay=self.A_log,
+            skip=self.D,
+            groups=heads,
+            states=shape.states,
+            dt_bias=self.dt_proj_bias,
+        )
+        dt = tracer.linear_heads(steps, self.dt_proj_weight)
+        y = tracer.space(Columns(x), Columns(dt), (Columns(b), Columns(c)), layer)
+        return tracer.gate(y, Columns(rows, x.cols), GateRule(function="silu"))
 
 
 class MambaBlock(nn.Module):
@@ -155,12 +185,13 @@ class MambaBlock(nn.Module):
         self.input_layernorm = make_norm(config, build)
         self.mamba = MultiHeadMamba(build, _shape(config.raw), _PARTS * layer)
 
-    def forward(
-        self, x_TD: torch.Tensor, found_TD: torch.Tensor | None, batch: ForwardBatch
-    ) -> torch.Tensor:
-        """The stream after the layer, whose input is stream + `found_TD`. Shape: float32 (T, D)."""
-        given_TD = x_TD if found_TD is None else x_TD + found_TD.float()
-        return x_TD + self.mamba(self.input_layernorm(given_TD)[0], batch).float()
+    def forward(self, x_TD: X, batch: ForwardBatch) -> X:
+        """The stream after the layer. Shape: float32 (T, D)."""
+        return ops.add(x_TD, self.mixed(x_TD, batch))
+
+    def mixed(self, given_TD: X, batch: ForwardBatch) -> X:
+        """Addition of the layer to the stream, computed from `given_TD`. Shape: (T, D)."""
+        return self.mamba(self.input_layernorm(given_TD)[0], batch)
 
 
 class SharedProjections(nn.Module):
@@ -176,7 +207,10 @@ class SharedProjections(nn.Module):
 
 
 class SharedBlock(nn.Module):
-    """The shared block: attention and mlp over stream and embeddings, without residuals."""
+    """Attention and mlp over the stream and the embeddings, without residuals.
+
+    Places attend between `qkv` and `output`, each with KV of its own.
+    """
 
     def __init__(self, config: ModelConfig, build: Build) -> None:
         super().__init__()
@@ -194,18 +228,19 @@ class SharedBlock(nn.Module):
             scale=config.attention_scale or 1.0,
         )
 
-    def forward(
-        self,
-        x_TD: torch.Tensor,
-        embedded_TD: torch.Tensor,
-        attention: PagedAttention,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
-        """Shape: (T, D), (T, D) -> (T, D); `attention` has the KV of the layer that uses it."""
-        both_TC = torch.cat((x_TD, embedded_TD), -1)
-        qkv = self.self_attn.qkv_proj(self.input_layernorm(both_TC)[0])
-        out_TD = self.self_attn.o_proj(attention(qkv, batch))
-        return self.feed_forward(self.pre_ff_layernorm(out_TD)[0])
+    def qkv(self, x_TD: X, embedded_TD: X) -> X:
+        """Queries, keys and values. Shape: (T, D), (T, D) -> (T, (N + 2 K) H)."""
+        if isinstance(x_TD, TracedTensor):
+            assert isinstance(embedded_TD, TracedTensor)
+            both_TC = recurrent(x_TD).join_columns(x_TD, embedded_TD)
+        else:
+            assert isinstance(embedded_TD, torch.Tensor)
+            both_TC = torch.cat((x_TD, embedded_TD), -1)
+        return self.self_attn.qkv_proj(self.input_layernorm(both_TC)[0])
+
+    def output(self, attended: X) -> X:
+        """Shape: (T, N H) -> (T, D)."""
+        return self.feed_forward(self.pre_ff_layernorm(self.self_attn.o_proj(attended))[0])
 
 
 class ZambaHybridLayer(nn.Module):
@@ -220,12 +255,11 @@ class ZambaHybridLayer(nn.Module):
         self.linear = Linear(build, config.hidden_size, (config.hidden_size,), bias=False)
         self.mamba_decoder = MambaBlock(config, build, layer)
 
-    def forward(
-        self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, batch: ForwardBatch
-    ) -> torch.Tensor:
+    def forward(self, x_TD: X, embedded_TD: X, batch: ForwardBatch) -> X:
         """Shape: float32 (T, D) -> (T, D)."""
-        found_TD = self.linear(self.shared_transf(x_TD, embedded_TD, self.attention, batch))
-        return self.mamba_decoder(x_TD, found_TD, batch)
+        attended = self.attention(self.shared_transf.qkv(x_TD, embedded_TD), batch)
+        found_TD = self.linear(self.shared_transf.output(attended))
+        return ops.add(x_TD, self.mamba_decoder.mixed(ops.add(x_TD, found_TD), batch))
 
 
 class Zamba(Decoder):
@@ -254,7 +288,11 @@ class Zamba(Decoder):
         return (*super().unused, *(f"layers.{layer}.shared_transf." for layer in others))
 
     def convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Separate channels from gates, which the checkpoint interleaves."""
+        """Channels and their gates take turns in the checkpoint; vectors are stored by head."""
+        if name.endswith(".mamba.A_log"):
+            return tensor.flatten(0, -2)
+        if name.endswith((".mamba.D", ".mamba.dt_proj_bias")):
+            return tensor.flatten()
         if ".mamba.in_proj." not in name:
             return tensor
         return torch.cat((tensor[::2], tensor[1::2]))
@@ -262,14 +300,13 @@ class Zamba(Decoder):
     def forward(self, x_TD: X, batch: ForwardBatch) -> X:
         """Hidden vectors after the final norm. Shape: (T, D)."""
         if isinstance(x_TD, TracedTensor):
-            raise Unsupported("a block that several layers share")
-        assert isinstance(x_TD, torch.Tensor)
-        embedded_TD = x_TD = x_TD.float()
+            recurrent(x_TD)  # without states the model runs as a whole
+        embedded_TD = x_TD
         for block in self.layers:
             if isinstance(block, ZambaHybridLayer):
                 x_TD = block(x_TD, embedded_TD, batch)
             else:
-                x_TD = block(x_TD, None, batch)
+                x_TD = block(x_TD, batch)
         return self.norm(x_TD)[0]
 
 

@@ -60,13 +60,13 @@ def space(heads: int, width: int, states: int, groups: int, *, by_state: bool) -
     return Mixer((heads, width, states), True, parts, run)
 
 
-def delta(groups: int, heads: int, keys: int, values: int) -> Mixer:
+def delta(groups: int, heads: int, keys: int, values: int, *, by_key: bool = False) -> Mixer:
     def parts(rows: int, dtype: torch.dtype) -> DeltaInputs:
         return DeltaInputs(
             random(rows, groups, keys, dtype=dtype, seed=1),
             random(rows, groups, keys, dtype=dtype, seed=2),
             random(rows, heads, values, dtype=dtype, seed=3),
-            -random(rows, heads, seed=4).abs(),
+            -random(*(rows, heads, keys)[: 2 + by_key], seed=4).abs(),
             random(rows, heads, dtype=dtype, seed=5).sigmoid(),
         )
 
@@ -82,6 +82,7 @@ MIXERS = {
     "mamba": space(40, 1, 5, 1, by_state=True),
     "mamba 2": space(4, 6, 20, 2, by_state=False),
     "delta": delta(2, 4, 12, 20),
+    "delta by key": delta(3, 3, 12, 20, by_key=True),
 }
 
 

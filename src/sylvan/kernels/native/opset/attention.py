@@ -92,9 +92,10 @@ class Attention(Op):
     """Attention of queries to the pages of their requests.
 
     `window`: number of visible tokens, or 0. `chunk`: size of the chunks within which tokens see
-    each other, or 0. `slopes`: decrease of a head's scores per token of distance (ALiBi). `parts`:
-    partial results of long requests, merged by the next op. `work`: index of the op's group size
-    among those of the program, set by the library.
+    each other, or 0. `slopes`: decrease of a head's scores per token of distance (ALiBi). `biases`:
+    added to a head's scores at distances 0 to `distances` - 1, the last one beyond, too (T5).
+    `parts`: partial results of long requests, merged by the next op. `work`: index of the op's
+    group size among those of the program, set by the library.
     """
 
     qkv: Annotated[int, reads("row", "T, heads of queries, keys, values")]
@@ -104,8 +105,10 @@ class Attention(Op):
     sinks: Annotated[BufferRef, reads("f32", "H")] = None
     slopes: Annotated[BufferRef, reads("f32", "H")] = None
     blocks: BlockMask = EVERY_BLOCK
+    biases: Annotated[BufferRef, reads("f32", "H, distances")] = None
     window: int = 0
     chunk: int = 0
+    distances: int = 0
     parts_mib: int
     work: int = 0
     scale: float
@@ -121,12 +124,13 @@ class AttentionMerge(Attention):
 class LatentRows(Op):
     """Rows for latent attention: rotated columns of queries, and the one key and its value.
 
-    The latent columns of the query heads are written later, by products.
+    The latent columns of the query heads are written later, by products. Without `cos_sin`, nothing
+    is rotated (NoPE).
     """
 
     q: Annotated[int, reads("row", "T, H (qk_nope_head_dim + qk_rope_head_dim)")]
     kv: Annotated[int, reads("row", "T, kv_lora_rank + qk_rope_head_dim")]
-    cos_sin: Annotated[int, reads("f32", "positions, qk_rope_head_dim")]
+    cos_sin: Annotated[BufferRef, reads("f32", "positions, qk_rope_head_dim")] = None
     norm: Annotated[int, reads("f32", "kv_lora_rank")]
     out: Annotated[
         int, writes("row", "T, (H + 1) (kv_lora_rank + qk_rope_head_dim) + kv_lora_rank")

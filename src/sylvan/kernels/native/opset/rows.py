@@ -300,6 +300,18 @@ class TakeRows(Op):
 
 
 @operands
+class JoinColumns(Op):
+    """Concatenates rows: the columns of a, then those of b."""
+
+    a: Annotated[int, reads("row", "T, a_cols")]
+    b: Annotated[int, reads("row", "T, b_cols")]
+    out: Annotated[int, writes("row", "T, C")]
+    cols: int
+    a_cols: int
+    b_cols: int
+
+
+@operands
 class Add(Op):
     """Computes a_scale a + scale b; `a_f32`, `b_f32` and `out_f32` mark float32 rows."""
 

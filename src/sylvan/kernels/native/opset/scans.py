@@ -81,16 +81,16 @@ class DeltaScan(Op):
 
     Queries and keys are normalised first; `eps` is added to their squares. With `a_log`, decay and
     beta are given as rows: g is -exp(a_log) softplus(decay + dt_bias), and beta is passed through a
-    sigmoid and rounded.
+    sigmoid and rounded. `by_key` (KDA): each key column of a head has its own decay and bias.
     """
 
     q: Annotated[int, reads("row", "T, G, key_dim")]
     k: Annotated[int, reads("row", "T, G, key_dim")]
     v: Annotated[int, reads("row", "T, H, value_dim")]
-    decay: Annotated[int, reads("row", "T, H, or f32")]
+    decay: Annotated[int, reads("row", "T, H or H, key_dim, or f32")]
     beta: Annotated[int, reads("row", "T, H")]
     a_log: Annotated[BufferRef, reads("f32", "H")] = None
-    dt_bias: Annotated[BufferRef, reads("f32", "H")] = None
+    dt_bias: Annotated[BufferRef, reads("f32", "H or H, key_dim")] = None
     state: Annotated[int, updates("f32", "S, H, key_dim, value_dim")]
     out: Annotated[int, writes("f32", "T, H, value_dim")]
     key_dim: int
@@ -108,6 +108,7 @@ class DeltaScan(Op):
     beta_first: int = 0
     beta_stride: int
     out_stride: int
+    by_key: bool = False
     eps: float
 
 
@@ -167,16 +168,19 @@ class RgLruScan(Op):
 class TokenMix(Op):
     """Token shift (RWKV): x + (before - x) share, rounded at each step.
 
-    `share` is per column, or passed through a sigmoid. `sums`: computed as x share + before (1 -
-    share).
+    The share is `share` (per column), that plus `row_share`, or the sigmoid of `gate`.
+    `sums`: computed as x share + before (1 - share).
     """
 
     x: Annotated[int, reads("row", "T, C")]
     before: Annotated[int, reads("row", "T, C")]
     share: Annotated[BufferRef, reads("f32", "C")] = None
+    row_share: Annotated[BufferRef, reads("row", "T, C")] = None
     gate: Annotated[BufferRef, reads("row", "T, C")] = None
     out: Annotated[int, writes("row", "T, C")]
     cols: int
+    row_share_first: int = 0
+    row_share_stride: int
     sums: bool = False
 
 
@@ -195,6 +199,27 @@ class WkvScan(Op):
     state: Annotated[int, updates("f32", "S, 3, C")]
     out: Annotated[int, writes("row", "T, C")]
     channels: int
+
+
+@operands
+class Wkv6Scan(Op):
+    """RWKV-5 and RWKV-6: matrices S of values by keys; the output is (S + time_first k v) q.
+
+    Then S decays by exp(-exp(decay)) per key, and S += k v. Decays are per column (`time_decay`,
+    RWKV-5) or per row (`row_decay`, RWKV-6).
+    """
+
+    query: Annotated[int, reads("row", "T, C")]
+    key: Annotated[int, reads("row", "T, C")]
+    value: Annotated[int, reads("row", "T, C")]
+    time_decay: Annotated[BufferRef, reads("f32", "C")] = None
+    row_decay: Annotated[BufferRef, reads("f32", "T, C")] = None
+    time_first: Annotated[int, reads("f32", "C")]
+    state: Annotated[int, updates("f32", "S, H, width, width")]
+    out: Annotated[int, writes("f32", "T, C")]
+    cols: int
+    num_heads: int
+    width: int
 
 
 @operands
@@ -256,12 +281,14 @@ class GateRows(Op):
 
     Equal parts of the rows may be normed: with `BEFORE`, RMSNorm before the product, with a weight
     that all parts share (rounded before and after); with `AFTER`, RMSNorm after it, rounded, with a
-    weight of all columns; with `LAYER`, LayerNorm before the product, with a weight of all columns.
+    weight of all columns; with `LAYER`, LayerNorm before the product, with a weight and optionally
+    a bias of all columns.
     """
 
     y: Annotated[int, reads("row", "T, C, or f32")]
     gate: Annotated[int, reads("row", "T, C")]
     weight: Annotated[BufferRef, reads("f32", "C of a part or of all")] = None
+    bias: Annotated[BufferRef, reads("f32", "C")] = None
     out: Annotated[int, writes("row", "T, C")]
     cols: int
     parts: int = 1
