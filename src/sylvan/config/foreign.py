@@ -14,6 +14,7 @@ _COPIES = "replicas read a checkpoint, and its weights are replaced while servin
 _SMALL = "fp8_e4m3 and int4 are as small, choose one of them"
 _SAID = "the checkpoint says what it is, leave quantization out"
 _FP8 = "its experts are int4 for FP8 products, serve the FP8 checkpoint of the model"
+_EXCHANGE = "deepep dispatches rows between NVIDIA GPUs of a machine, or leave it out"
 _ASCEND = "its layouts are those of Ascend devices, serve another checkpoint of the model"
 
 FOREIGN: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -58,6 +59,13 @@ FOREIGN: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "runai_streamer": "give the URL as the model, leave load_format at auto",
             "private": "readers of other packages are not loaded, write safetensors",
         },
+        "parallel.expert_exchange": dict.fromkeys(
+            (
+                *("deepep_v2", "mooncake", "nixl", "mori", "flashinfer", "flashinfer_megamoe"),
+                *("megamoe", "pplx", "ascend_fuseep", "ascend_tp"),
+            ),
+            _EXCHANGE,
+        ),
         "quantization": {
             **dict.fromkeys(("gguf", "unquant"), _SAID),
             **dict.fromkeys(("modelslim", "mxfp_w4a8"), _ASCEND),

@@ -17,7 +17,7 @@ def _on_gpus(case: RuleCase) -> list[str]:
         return []
     broken = {
         "{parallel.attention_dp}": config.parallel.attention_groups > 1,
-        "{parallel.expert_exchange}": config.parallel.expert_exchange != "all_gather",
+        "{parallel.expert_exchange}": config.parallel.expert_exchange == "all_to_all",
         "{parallel.backend}": config.parallel.backend == "gloo",
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
@@ -83,6 +83,27 @@ def _without_groups(case: RuleCase) -> list[str]:
         for what, is_broken in broken.items()
         if is_broken
     ]
+
+
+def _without_deepep(case: RuleCase) -> list[str]:
+    """Why DeepEP cannot dispatch rows; each with the way out."""
+    config, parallel = case.config, case.config.parallel
+    if parallel.expert_exchange != "deepep":
+        return []
+    reasons = {
+        "it moves rows between NVIDIA GPUs, not {device}; use parallel.expert_exchange=all_to_all "
+        "on CPUs, or leave it out": config.device != "cuda",
+        "it has kernels for 2, 4 and 8 GPUs, not for {parallel.tp}; use one of these numbers, or "
+        "leave it out": parallel.tp not in (1, 2, 4, 8),
+        "only GPUs of one machine are connected by it here, not {parallel.nodes}; leave it out": (
+            parallel.nodes > 1
+        ),
+        "adapters lie beside the experts of rows that all ranks have; leave out lora, or it": (
+            config.lora is not None
+        ),
+    }
+    found = [why for why, is_so in reasons.items() if is_so]
+    return [f"{{parallel.expert_exchange}}: {why}" for why in found]
 
 
 def _fixed_experts(case: RuleCase) -> str:
@@ -265,11 +286,20 @@ PARALLEL_RULES = (
         "exchange of shared experts",
         ("parallel.expert_exchange", "parallel.ep", "parallel.tp"),
         lambda c: (
-            c.config.parallel.expert_exchange == "all_to_all"
+            c.config.parallel.expert_exchange != "all_gather"
             and not 1 < c.config.parallel.ep == c.config.parallel.tp
         ),
         "{parallel.expert_exchange}: ranks need whole experts, and {parallel.ep} with "
         "{parallel.tp} divides each among some; use a parallel.ep that equals parallel.tp",
+    ),
+    Rule(
+        "dispatch by DeepEP",
+        (
+            *("parallel.expert_exchange", "device", "parallel.tp", "parallel.nodes"),
+            "lora",
+        ),
+        lambda c: bool(_without_deepep(c)),
+        lambda c: "\n".join(_without_deepep(c)),
     ),
     Rule(
         "placement of experts without groups",

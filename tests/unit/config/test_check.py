@@ -147,6 +147,11 @@ BROKEN = {
         "parallel.expert_exchange=all_to_all: ranks need whole experts, and parallel.ep=1 with "
         "parallel.tp=2 divides each among some",
     ),
+    "dispatch by DeepEP": (
+        {"parallel.tp": 2, "parallel.ep": 2, "parallel.expert_exchange": "deepep"},
+        "parallel.expert_exchange=deepep: it moves rows between NVIDIA GPUs, not device=cpu; use "
+        "parallel.expert_exchange=all_to_all on CPUs, or leave it out",
+    ),
     "groups of attention": (
         {"parallel.tp": 4, "parallel.attention_dp": 3},
         "parallel.attention_dp=3: parallel.tp=4 ranks do not divide into that many groups",
@@ -453,6 +458,25 @@ def test_formats_that_keep_rows_are_for_gpus_too():
     assert "quantiz" not in complaint({"device": "cuda", "quantization": "w4a16"}, facts)
     text = complaint({"device": "cuda", "quantization": "w8a8"}, facts)
     assert "quantization=w8a8 rounds rows to 8 bits, which only the CPU does" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "way"),
+    [
+        ({"parallel.tp": 3, "parallel.ep": 3}, "it has kernels for 2, 4 and 8 GPUs, not for paral"),
+        (NODES | {"parallel.ep": 2}, "only GPUs of one machine are connected by it here, not par"),
+        ({"parallel.tp": 2, "parallel.ep": 2, "lora": LoraConfig()}, "leave out lora, or it"),
+        ({"parallel.tp": 4, "parallel.ep": 2}, "use a parallel.ep that equals parallel.tp"),
+        ({"parallel.tp": 2, "parallel.ep": 2}, ""),
+    ],
+)
+def test_deepep_is_for_a_few_gpus_of_a_machine_that_have_whole_experts(more, way):
+    cuda = DeviceFacts(kind="cuda", fast_dtypes=frozenset({"bfloat16"}))
+    facts = make_facts(devices=make_facts().devices | {"cuda": cuda})
+    text = complaint({"device": "cuda", "parallel.expert_exchange": "deepep"} | more, facts)
+
+    assert way in text
+    assert bool(way) == ("parallel.expert_exchange=deepep" in text)
 
 
 def test_8_bit_pages_on_jax_are_one_sentence():

@@ -101,6 +101,8 @@ def _align(
         top_k=top_k,
     )
     if (spread := weights.spread) is not None:
+        if spread.dispatcher is not None:
+            raise Unsupported("rows of experts that a library dispatches")
         table = spread.slots_EC
         assert table.dtype == torch.int32
         assert table.is_contiguous()

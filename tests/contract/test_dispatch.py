@@ -1,0 +1,86 @@
+"""Rows dispatched to the ranks of their experts, by the functions of DeepEP: the sums of others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sylvan.kernels.experts.deepep import DeepEPDispatcher
+from sylvan.protocol.errors import ConfigError
+from tests.support.deepep_ranks import COLS, LAYERS, LIBRARIES, run_layers
+from tests.support.native import assert_close
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `deep_ep` that needs no GPU."""
+    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
+    monkeypatch.syspath_prepend(str(LIBRARIES))
+
+
+class Alone:
+    """The group of a rank that asks nobody."""
+
+    def Get_rank(self):  # noqa: N802 - mpi4py's name
+        return 0
+
+    def Get_size(self):  # noqa: N802 - mpi4py's name
+        return 2
+
+    def allgather(self, obj):
+        raise RuntimeError("CUDA error: peer access is not supported\nmore")
+
+
+def test_two_processes_that_dispatch_rows_add_up_as_with_all_to_all(library, tmp_path: Path):
+    command = [sys.executable, "-m", "tests.support.deepep_ranks", str(tmp_path)]
+    root = Path(__file__).parents[2]
+    other = subprocess.Popen(command, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    found = run_layers(tmp_path, 0)
+    assert other.wait(60) == 0
+
+    for layer, (dispatched, exchanged) in zip(LAYERS, found, strict=True):
+        assert dispatched.shape == exchanged.shape == (layer.rows, COLS)
+        assert_close(dispatched, exchanged, torch.bfloat16)
+        if layer.rounds_once:
+            assert torch.equal(dispatched, exchanged), layer
+
+
+def test_a_machine_without_the_package_is_told_how_to_get_it_or_do_without():
+    if "deep_ep" in sys.modules:
+        pytest.skip("it is installed")
+    with pytest.raises(ConfigError) as error:
+        DeepEPDispatcher(Alone())
+
+    assert "the package deep_ep is not installed; install it on this machine" in str(error.value)
+    assert "leave --moe-a2a-backend" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "top_k", "dtype", "why"),
+    [
+        (64, 2, torch.float16, r"rows are bfloat16, .* torch\.float16; set --dtype bfloat16, or l"),
+        (36, 2, torch.bfloat16, "rows of 36 columns .* cannot be sent .a multiple of 8, and at mo"),
+        (64, 33, torch.bfloat16, "visit 33 experts cannot be sent .*, and at most 32"),
+        (64, 2, torch.bfloat16, r"the GPUs found no way to each other \(CUDA error: [a-z ]+\); l"),
+    ],
+)
+def test_rows_that_it_cannot_send_are_refused(library, columns, top_k, dtype, why):
+    dispatcher = DeepEPDispatcher(Alone())
+
+    with pytest.raises(ConfigError, match=rf"^parallel\.expert_exchange=deepep: {why}"):
+        dispatcher.reserve(columns, top_k, dtype)
+
+
+@pytest.mark.parametrize("fault", ["import no_such_module_", "raise AssertionError('Duplicate NCCL')"])
+def test_a_package_that_cannot_be_loaded_says_why(monkeypatch, tmp_path, fault):
+    (tmp_path / "deep_ep.py").write_text(fault)
+    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError, match=r"deep_ep cannot be loaded \(.*(no_such|Duplicate)"):
+        DeepEPDispatcher(Alone())
