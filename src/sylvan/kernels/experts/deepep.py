@@ -98,7 +98,8 @@ class DeepEPDispatcher:
     def reserve(self, columns: int, top_k: int, dtype: torch.dtype) -> None:
         row_bytes = columns * dtype.itemsize
         if dtype != torch.bfloat16:
-            raise _cannot(f"rows are bfloat16, and those of this model are {dtype}", "set --dtype bfloat16, or ")
+            why = f"rows are bfloat16, and those of this model are {dtype}"
+            raise _cannot(why, "set --dtype bfloat16, or ")
         if row_bytes % _ROW_BYTES or top_k > _MOST_CHOSEN:
             raise _cannot(
                 f"rows of {columns} columns that visit {top_k} experts cannot be sent (a multiple "
