@@ -185,7 +185,13 @@ async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:
 
     def generate(**more: object) -> list[list[int]]:
         with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
-            return [r["output_ids"] for r in engine.generate(["hello", "other"], params)]
+            found = [r["output_ids"] for r in engine.generate(["hello", "other"], params)]
+            session = engine.open_session(1000)
+            for turn in ({"id": session}, {"id": session, "rid": "turn-1"}):
+                rid = f"turn-{len(turn)}"
+                reply = engine.generate("and then", params, rid=rid, session_params=turn)
+                found.append(reply["output_ids"])
+        return found
 
     one = await asyncio.to_thread(generate, runner="eager")
     assert await asyncio.to_thread(generate, tp_size=2, parallel={"backend": "gloo"}) == one

@@ -38,8 +38,8 @@ def experts(
     held_TK = ids_TK if spread is None else spread.dispatch(ids_TK)
     found = _outputs(x_TD, held_TK, weights_TK, routing, weights)
     if spread is not None and spread.all_to_all:
-        shares_TK = found.shares(weights_TK)
-        whole = sum_by_owner(spread, ids_TK, found.outputs_PD, found.pairs, shares_TK)
+        factors_TK = found.factors(weights_TK)
+        whole = sum_by_owner(spread, ids_TK, found.outputs_PD, found.pairs, factors_TK)
         return whole.to(x_TD.dtype), load
     if spread is None:
         every = found.on_all()
@@ -70,7 +70,7 @@ class _Outputs:
         back[self.pairs] = self.outputs_PD
         return back
 
-    def shares(self, weights_TK: torch.Tensor) -> torch.Tensor:
+    def factors(self, weights_TK: torch.Tensor) -> torch.Tensor:
         """Weights of the outputs in the sums of rows."""
         return torch.ones_like(weights_TK) if self.is_weighted else weights_TK
 
@@ -80,7 +80,7 @@ def _weighted(
 ) -> torch.Tensor:
     """Weighted sums of all pairs' outputs, in float32. Shape: (T, D)."""
     outputs_TKD = outputs_PD.float().unflatten(0, tuple(weights_TK.shape))
-    return (outputs_TKD * found.shares(weights_TK)[..., None]).sum(1)
+    return (outputs_TKD * found.factors(weights_TK)[..., None]).sum(1)
 
 
 def _outputs(
