@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,23 @@ from sylvan.kernels.experts.deepep import DeepEPDispatcher
 from sylvan.protocol.errors import ConfigError
 from tests.support.deepep_ranks import COLS, LAYERS, LIBRARIES, run_layers
 from tests.support.native import assert_close
+from tests.support.ranks import in_threads
+
+Sums = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer: see `run_layers`."""
+
+
+def as_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let `deep_ep` be the module in a folder, for this test."""
+    monkeypatch.setitem(sys.modules, "deep_ep", None)  # restores what is there now
+    del sys.modules["deep_ep"]
+    monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A `deep_ep` that needs no GPU."""
-    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
-    monkeypatch.syspath_prepend(str(LIBRARIES))
+    as_module(monkeypatch, LIBRARIES)
 
 
 class Alone:
@@ -36,14 +48,26 @@ class Alone:
         raise RuntimeError("CUDA error: peer access is not supported\nmore")
 
 
-def test_two_processes_that_dispatch_rows_add_up_as_with_all_to_all(library, tmp_path: Path):
-    command = [sys.executable, "-m", "tests.support.deepep_ranks", str(tmp_path)]
+def in_processes(folder: Path) -> list[Sums]:
+    """The results of the first of two processes."""
+    command = [sys.executable, "-m", "tests.support.deepep_ranks", str(folder)]
     root = Path(__file__).parents[2]
     other = subprocess.Popen(command, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    found = run_layers(tmp_path, 0)
+    found = run_layers(folder, 0)
     assert other.wait(60) == 0
+    return found
 
-    for layer, (dispatched, exchanged) in zip(LAYERS, found, strict=True):
+
+def in_two_threads(folder: Path) -> list[Sums]:
+    """The results of the second of two threads."""
+    return in_threads([partial(run_layers, folder, rank) for rank in range(2)])[1]
+
+
+@pytest.mark.parametrize(
+    "run", [in_two_threads, pytest.param(in_processes, marks=pytest.mark.slow)]
+)
+def test_ranks_that_dispatch_rows_add_up_as_with_all_to_all(library, tmp_path: Path, run):
+    for layer, (dispatched, exchanged) in zip(LAYERS, run(tmp_path), strict=True):
         assert dispatched.shape == exchanged.shape == (layer.rows, COLS)
         assert_close(dispatched, exchanged, torch.bfloat16)
         if layer.rounds_once:
@@ -51,7 +75,7 @@ def test_two_processes_that_dispatch_rows_add_up_as_with_all_to_all(library, tmp
 
 
 def test_a_machine_without_the_package_is_told_how_to_get_it_or_do_without():
-    if "deep_ep" in sys.modules:
+    if importlib.util.find_spec("deep_ep"):
         pytest.skip("it is installed")
     with pytest.raises(ConfigError) as error:
         DeepEPDispatcher(Alone())
@@ -65,7 +89,12 @@ def test_a_machine_without_the_package_is_told_how_to_get_it_or_do_without():
     [
         (64, 2, torch.float16, r"rows are bfloat16, .* torch\.float16; set --dtype bfloat16, or l"),
         (36, 2, torch.bfloat16, "rows of 36 columns .* cannot be sent .a multiple of 8, and at mo"),
-        (64, 33, torch.bfloat16, "visit 33 experts cannot be sent .*, and at most 32"),
+        (
+            64,
+            33,
+            torch.bfloat16,
+            "rows of 64 columns that visit 33 experts cannot be sent .*, and at most 32",
+        ),
         (64, 2, torch.bfloat16, r"the GPUs found no way to each other \(CUDA error: [a-z ]+\); l"),
     ],
 )
@@ -76,11 +105,12 @@ def test_rows_that_it_cannot_send_are_refused(library, columns, top_k, dtype, wh
         dispatcher.reserve(columns, top_k, dtype)
 
 
-@pytest.mark.parametrize("fault", ["import no_such_module_", "raise AssertionError('Duplicate NCCL')"])
+@pytest.mark.parametrize(
+    "fault", ["import no_such_module_", "raise AssertionError('Duplicate NCCL')"]
+)
 def test_a_package_that_cannot_be_loaded_says_why(monkeypatch, tmp_path, fault):
     (tmp_path / "deep_ep.py").write_text(fault)
-    monkeypatch.delitem(sys.modules, "deep_ep", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    as_module(monkeypatch, tmp_path)
 
     with pytest.raises(ConfigError, match=r"deep_ep cannot be loaded \(.*(no_such|Duplicate)"):
         DeepEPDispatcher(Alone())

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sylvan.kernels import ops
-from sylvan.kernels.api import Communicator, ExpertRanks, RowDispatcher, Routing
+from sylvan.kernels.api import Communicator, ExpertRanks, Routing, RowDispatcher
 from sylvan.kernels.collective.gloo import file_store, join_ranks, part_of_store
 from sylvan.kernels.experts.deepep import DeepEPDispatcher, StoreGroup
 from tests.support.native import random
@@ -54,9 +54,7 @@ def run_layers(folder: Path, rank: int) -> list[tuple[torch.Tensor, torch.Tensor
     dispatcher.reserve(COLS, EXPERTS, torch.bfloat16)  # a layer with longer rows
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for layer in LAYERS:
-        theirs, loads = zip(
-            *(_sums(layer, ranks, way) for way in (dispatcher, None)), strict=True
-        )
+        theirs, loads = zip(*(_sums(layer, ranks, way) for way in (dispatcher, None)), strict=True)
         assert torch.equal(*loads)
         found.append(theirs)
     return found

@@ -23,7 +23,9 @@ SIZES = (2, 4, 8)
 """Numbers of ranks for which its kernels within a machine are compiled."""
 _MOST_CHOSEN = 32  # experts of a row
 _ROW_BYTES = 16  # of which a row has a multiple
-_INSTEAD = "leave --moe-a2a-backend (parallel.expert_exchange) out: NCCL then adds up over all ranks"
+_INSTEAD = (
+    "leave --moe-a2a-backend (parallel.expert_exchange) out: NCCL then adds up over all ranks"
+)
 
 
 class ObjectGroup(Protocol):

@@ -94,7 +94,12 @@ def sum_dispatched(
     assert dispatcher is not None
     each = -(-num_rows // ranks.size)
     mine = _own_rows(ranks.rank, each, num_rows)
-    below = (0, 0, 0, each - (mine.stop - mine.start))  # rows without experts: all ranks send `each`
+    below = (
+        0,
+        0,
+        0,
+        each - (mine.stop - mine.start),
+    )  # rows without experts: all ranks send `each`
     rows = dispatcher.dispatch(
         functional.pad(x_TD[mine], below),
         functional.pad(spread.slots(ids_TK)[mine], below, value=-1),

@@ -75,9 +75,7 @@ class _Outputs:
         return torch.ones_like(weights_TK) if self.is_weighted else weights_TK
 
 
-def _weighted(
-    found: _Outputs, weights_TK: torch.Tensor, outputs_PD: torch.Tensor
-) -> torch.Tensor:
+def _weighted(found: _Outputs, weights_TK: torch.Tensor, outputs_PD: torch.Tensor) -> torch.Tensor:
     """Weighted sums of all pairs' outputs, in float32. Shape: (T, D)."""
     outputs_TKD = outputs_PD.float().unflatten(0, tuple(weights_TK.shape))
     return (outputs_TKD * found.factors(weights_TK)[..., None]).sum(1)

@@ -265,8 +265,8 @@ class NodeHub:
         reasons = (
             (
                 asked.nodes != nodes,
-                f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}; give all "
-                "of them the same --nnodes",
+                f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}; give "
+                "all of them the same --nnodes",
             ),
             (
                 node not in self._places,

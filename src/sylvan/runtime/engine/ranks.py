@@ -300,9 +300,7 @@ def _bind_to_node(config: Config, rank: int) -> None:
         logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
 
 
-def _mesh(
-    config: Config, rank: int, join: Join, dispatcher: RowDispatcher | None = None
-) -> Mesh:
+def _mesh(config: Config, rank: int, join: Join, dispatcher: RowDispatcher | None = None) -> Mesh:
     """Join the groups of a rank.
 
     Ranks are numbered stage by stage. They all join one group first, so that a missing rank is
