@@ -173,6 +173,13 @@ async def test_machines_that_differ_are_refused_by_name(model: Path, what: str, 
             await starting
 
 
+@pytest.mark.slow
+async def test_an_unknown_name_of_the_first_machine_is_refused(model: Path) -> None:
+    config = two_nodes(model, 0, address="nowhere.invalid:29500")
+    with pytest.raises(ConfigError, match=r"^parallel\.address: 'nowhere\.invalid' is unknown .*; g"):
+        await Runtime.start(config)
+
+
 async def test_a_port_in_use_is_refused(model: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

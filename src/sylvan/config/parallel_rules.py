@@ -122,11 +122,11 @@ def _address_fault(case: RuleCase) -> str:
     if address is None and case.config.parallel.placement == "ray":
         return ""  # chosen when the cluster is known
     if address is None:
-        return "parallel.address is missing: HOST:PORT of machine 0"
+        return "parallel.address is missing; give --dist-init-addr, HOST:PORT of machine 0"
     try:
         split_address(address)
     except ValueError as error:
-        return f"parallel.address: {error}"
+        return f"parallel.address (--dist-init-addr): {error}, of machine 0"
     return ""
 
 
@@ -180,6 +180,15 @@ PARALLEL_RULES = (
         lambda c: c.config.parallel.pp > 1 and c.config.device != "cpu",
         "{parallel.pp}: pipeline stages run on the CPU only so far, not on {device}; use "
         "parallel.pp=1, or device=cpu",
+    ),
+    Rule(
+        "more stages than layers",
+        ("parallel.pp",),
+        lambda c: 0 < c.facts.model.num_layers < c.config.parallel.pp,
+        lambda c: (
+            f"{{parallel.pp}}: this model has {c.facts.model.num_layers} layers; use at most as "
+            "many stages"
+        ),
     ),
     Rule(
         "stages with others",

@@ -85,6 +85,10 @@ BROKEN = {
         {"parallel.pp": 2, "device": "cuda"},
         "parallel.pp=2: pipeline stages run on the CPU only so far, not on device=cuda",
     ),
+    "more stages than layers": (
+        {"parallel.pp": 5},
+        "parallel.pp=5: this model has 4 layers; use at most as many stages",
+    ),
     "stages with others": (
         {"parallel.pp": 2, "tiers": TiersConfig()},
         "parallel.pp=2: pipeline stages do not work with tiers; use",
@@ -171,7 +175,7 @@ BROKEN = {
     ),
     "machines without an address": (
         {"parallel.tp": 2, "parallel.nodes": 2},
-        "parallel.nodes=2: parallel.address is missing: HOST:PORT of machine 0",
+        "parallel.nodes=2: parallel.address is missing; give --dist-init-addr, HOST:PORT of machine",
     ),
     "ranks by machines": (
         {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},
@@ -410,6 +414,8 @@ def facts_for(name):
         return make_facts(devices=make_facts().devices | {"odd": odd})
     if name == "attention not with this head size":
         return make_facts(model=make_model(head_dim=256))
+    if name == "more stages than layers":
+        return make_facts(model=make_model(num_layers=4))
     if name == "tiers of vectors":
         return make_facts(model=make_model(causal=False))
     if name == "pickled weights":

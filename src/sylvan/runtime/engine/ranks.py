@@ -157,8 +157,11 @@ class RankGroup:
         """Send the others the configuration, and join them.
 
         Raises:
+            ConfigError: The model does not divide so, whoever joins.
             RankLostError: Some did not join in time; the message names the first.
         """
+        model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+        check_division(model, _without_others(config))
         store, port = None, 0
         if self.elsewhere is not None:
             self.elsewhere.join(config)
