@@ -176,7 +176,9 @@ async def test_machines_that_differ_are_refused_by_name(model: Path, what: str, 
 @pytest.mark.slow
 async def test_an_unknown_name_of_the_first_machine_is_refused(model: Path) -> None:
     config = two_nodes(model, 0, address="nowhere.invalid:29500")
-    with pytest.raises(ConfigError, match=r"^parallel\.address: 'nowhere\.invalid' is unknown .*; g"):
+    with pytest.raises(
+        ConfigError, match=r"^parallel\.address: 'nowhere\.invalid' is unknown .*; g"
+    ):
         await Runtime.start(config)
 
 

@@ -395,6 +395,13 @@ DRAFTS = {
     "draft model that writes no text": {"draft": make_model(causal=False)},
     "draft model with recurrent layers": {"draft": make_model(state_numbers=100)},
 }
+MODELS = {
+    "attention not with this head size": {"head_dim": 256},
+    "more stages than layers": {"num_layers": 4},
+    "tiers of vectors": {"causal": False},
+    "pickled weights": {"weights": "pt"},
+    "no state for any request": {"state_numbers": 100},
+}
 
 
 def facts_for(name):
@@ -412,16 +419,8 @@ def facts_for(name):
     if name == "rows are rounded on CPUs":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
         return make_facts(devices=make_facts().devices | {"odd": odd})
-    if name == "attention not with this head size":
-        return make_facts(model=make_model(head_dim=256))
-    if name == "more stages than layers":
-        return make_facts(model=make_model(num_layers=4))
-    if name == "tiers of vectors":
-        return make_facts(model=make_model(causal=False))
-    if name == "pickled weights":
-        return make_facts(model=make_model(weights="pt"))
-    if name == "no state for any request":
-        return make_facts(model=make_model(state_numbers=100))
+    if name in MODELS:
+        return make_facts(model=make_model(**MODELS[name]))
     return make_facts()
 
 

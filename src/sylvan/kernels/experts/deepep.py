@@ -29,7 +29,7 @@ _INSTEAD = (
 
 
 class ObjectGroup(Protocol):
-    """What DeepEP calls of mpi4py's `Comm`, from which it takes the place of a process group."""
+    """The methods of mpi4py's `Comm` that DeepEP calls, if it gets one instead of a group."""
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """Number of this rank."""
