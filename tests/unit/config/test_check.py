@@ -175,7 +175,7 @@ BROKEN = {
     ),
     "machines without an address": (
         {"parallel.tp": 2, "parallel.nodes": 2},
-        "parallel.nodes=2: parallel.address is missing; give --dist-init-addr, HOST:PORT of machine",
+        "parallel.nodes=2: parallel.address is missing; give --dist-init-addr, HOST:PORT of",
     ),
     "ranks by machines": (
         {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
@@ -29,17 +30,19 @@ _INSTEAD = (
 
 
 class ObjectGroup(Protocol):
-    """The methods of mpi4py's `Comm` that DeepEP calls, if it gets one instead of a group."""
+    """Ranks that tell each other where their memory is."""
 
-    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
+    @property
+    def rank(self) -> int:
         """Number of this rank."""
         ...
 
-    def Get_size(self) -> int:  # noqa: N802 - mpi4py's name
+    @property
+    def size(self) -> int:
         """Number of ranks."""
         ...
 
-    def allgather(self, obj: object) -> list[object]:
+    def gather(self, obj: object) -> list[object]:
         """Objects of all ranks, in order."""
         ...
 
@@ -55,25 +58,19 @@ class StoreGroup:
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._timeout = timedelta(seconds=timeout_s)
+        self.rank, self.size = rank, size
+        self._store, self._timeout = store, timedelta(seconds=timeout_s)
         self._count = 0
 
-    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
-        return self._rank
-
-    def Get_size(self) -> int:  # noqa: N802 - mpi4py's name
-        return self._size
-
-    def allgather(self, obj: object) -> list[object]:
+    def gather(self, obj: object) -> list[object]:
         """Objects of all ranks, in order.
 
         Raises:
             RuntimeError: another rank is late.
         """
         self._count += 1
-        names = [f"{self._count}-{rank}" for rank in range(self._size)]
-        self._store.set(names[self._rank], msgspec.msgpack.encode(obj))
+        names = [f"{self._count}-{rank}" for rank in range(self.size)]
+        self._store.set(names[self.rank], msgspec.msgpack.encode(obj))
         self._store.wait(names, self._timeout)
         found = [msgspec.msgpack.decode(self._store.get(name)) for name in names]
         return [bytearray(one) if isinstance(one, bytes) else one for one in found]
@@ -109,14 +106,14 @@ class DeepEPDispatcher:
             )
         if columns <= self._columns:
             return
-        kind, size = self._library.Buffer, self._group.Get_size()
+        kind, size = self._library.Buffer, self._group.size
         sizes = [
             config.get_nvl_buffer_size_hint(row_bytes, size)
             for config in (kind.get_dispatch_config(size), kind.get_combine_config(size))
         ]
         self._buffer = None  # frees its memory
         try:
-            self._buffer = kind(None, num_nvl_bytes=max(sizes), comm=self._group)
+            self._buffer = kind(None, num_nvl_bytes=max(sizes), comm=_as_comm(self._group))
         except (AssertionError, AttributeError, RuntimeError) as error:
             raise _cannot(f"the GPUs found no way to each other ({_first_line(error)})") from error
         self._columns = columns
@@ -136,7 +133,7 @@ class DeepEPDispatcher:
             num_tokens_per_expert=per_slot,
             topk_idx=slots_TK,
             topk_weights=weights_TK.contiguous(),
-            num_worst_tokens=len(x_TD) * self._group.Get_size(),
+            num_worst_tokens=len(x_TD) * self._group.size,
         )
         ids_RK = ids_RK.long()
         return DispatchedRows(x_RD, ids_RK, weights_RK.masked_fill(ids_RK < 0, 0.0), handle)
@@ -144,6 +141,13 @@ class DeepEPDispatcher:
     def combine(self, sums_RD: torch.Tensor, handle: Any) -> torch.Tensor:
         sums_TD, _, _ = self._buffer.combine(sums_RD.contiguous(), handle)
         return sums_TD
+
+
+def _as_comm(group: ObjectGroup) -> SimpleNamespace:
+    """The group as mpi4py's `Comm`, which DeepEP takes instead of a process group."""
+    return SimpleNamespace(
+        Get_rank=lambda: group.rank, Get_size=lambda: group.size, allgather=group.gather
+    )
 
 
 def _library() -> Any:
