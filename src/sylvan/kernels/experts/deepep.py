@@ -20,8 +20,6 @@ import torch
 from sylvan.kernels.api import DispatchedRows
 from sylvan.protocol.errors import ConfigError
 
-SIZES = (2, 4, 8)
-"""Numbers of ranks for which its kernels within a machine are compiled."""
 _MOST_CHOSEN = 32  # experts of a row
 _ROW_BYTES = 16  # of which a row has a multiple
 _INSTEAD = (
