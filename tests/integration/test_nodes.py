@@ -138,10 +138,9 @@ def of_version(version: str, config: Config) -> NodeAgent:
     ("what", "why"),
     [
         ("settings", r"^node 1 has dtype=bfloat16, node 0 dtype=float32; start all machines"),
-        pytest.param(
+        (
             "version",
             r"^node 1 has Sylvan 0\.0\.1, node 0 \d.*; install the same version on all machines$",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             "checkpoint",
@@ -173,7 +172,6 @@ async def test_machines_that_differ_are_refused_by_name(model: Path, what: str, 
             await starting
 
 
-@pytest.mark.slow
 async def test_an_unknown_name_of_the_first_machine_is_refused(model: Path) -> None:
     config = two_nodes(model, 0, address="nowhere.invalid:29500")
     with pytest.raises(
