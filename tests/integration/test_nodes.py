@@ -13,9 +13,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
+import sylvan
+from sylvan.config import Config
 from sylvan.protocol.commands import HashWeights, SharedTensors, UpdateWeights
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.engine import node_agent
+from sylvan.runtime.engine.node_agent import NodeAgent
 from sylvan.runtime.engine.runtime import Runtime
 from sylvan.utils.clock import monotonic
 from tests.support.nodes import Cluster, agent_of, free_port, two_nodes
@@ -124,10 +127,21 @@ async def test_a_first_machine_that_is_not_there_is_named(model: Path) -> None:
         await agent.run()
 
 
+def of_version(version: str, config: Config) -> NodeAgent:
+    """Node 1 of another version."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sylvan, "__version__", version)
+        return agent_of(config)
+
+
 @pytest.mark.parametrize(
     ("what", "why"),
     [
         ("settings", r"^node 1 has dtype=bfloat16, node 0 dtype=float32; start all machines"),
+        (
+            "version",
+            r"^node 1 has Sylvan 0\.0\.1, node 0 \d.*; install the same version on all machines$",
+        ),
         pytest.param(
             "checkpoint",
             r"^node 1 has another checkpoint than node 0 at ",
@@ -144,6 +158,7 @@ async def test_machines_that_differ_are_refused_by_name(model: Path, what: str, 
         "settings": lambda: agent_of(config, {"dtype": "bfloat16", "observe.log_level": "debug"}),
         "checkpoint": lambda: agent_of(config, digest="another"),
         "number": lambda: agent_of(config),
+        "version": lambda: of_version("0.0.1", config),
     }[what]()
     head = config
     if what == "number":
@@ -155,6 +170,14 @@ async def test_machines_that_differ_are_refused_by_name(model: Path, what: str, 
     finally:
         with pytest.raises(ConfigError):
             await starting
+
+
+async def test_an_unknown_name_of_the_first_machine_is_refused(model: Path) -> None:
+    config = two_nodes(model, 0, address="nowhere.invalid:29500")
+    with pytest.raises(
+        ConfigError, match=r"^parallel\.address: 'nowhere\.invalid' is unknown .*; g"
+    ):
+        await Runtime.start(config)
 
 
 async def test_a_port_in_use_is_refused(model: Path) -> None:

@@ -114,10 +114,12 @@ async def test_the_end_leaves_nothing_behind(model: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_model_that_does_not_divide_is_refused_in_a_sentence(model: Path) -> None:
-    config = tiny_config(model, parallel=ParallelConfig(tp=3))
+    """The first rank waits for no other before."""
+    config = tiny_config(model, parallel=ParallelConfig(tp=3, join_timeout_s=3600.0))
+    topology = Topology(roles=tuple(r for r in roles_of(config) if r.name != "rank-1"))
 
     with pytest.raises(ConfigError, match=r"^parallel\.tp=3: .*; this model divides by 1, 2, 4$"):
-        await Runtime.start(config)
+        await Runtime.start(config, topology=topology)
 
 
 @pytest.mark.slow
@@ -185,7 +187,13 @@ async def test_an_embedded_engine_may_have_ranks(model: Path) -> None:
 
     def generate(**more: object) -> list[list[int]]:
         with Engine(model_path=str(model), dtype="float32", **flags, **more) as engine:
-            return [r["output_ids"] for r in engine.generate(["hello", "other"], params)]
+            found = [r["output_ids"] for r in engine.generate(["hello", "other"], params)]
+            session = engine.open_session(1000)
+            for turn in ({"id": session}, {"id": session, "rid": "turn-1"}):
+                rid = f"turn-{len(turn)}"
+                reply = engine.generate("and then", params, rid=rid, session_params=turn)
+                found.append(reply["output_ids"])
+        return found
 
     one = await asyncio.to_thread(generate, runner="eager")
     assert await asyncio.to_thread(generate, tp_size=2, parallel={"backend": "gloo"}) == one

@@ -23,8 +23,8 @@ from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.layers.placement import ExpertPlacement
 from tests.parity.checkpoints import write
-from tests.parity.serving import Serving
-from tests.parity.test_ranks import CLOSE, NATIVE, answers
+from tests.parity.serving import Serving, build_standard
+from tests.parity.test_ranks import CLOSE, NATIVE, answers, slow
 from tests.support.ranks import build_ranks
 from tests.support.updates import as_bytes, carry_out, weights_in
 
@@ -38,7 +38,14 @@ LOADS = {layer: [90, 3, 1, 40, 2, 80, 1, 1] for layer in range(6)}
 
 
 def served(
-    path: Path, size: int, ep: int, copies: int = 0, *, busy: bool = False, a2a: bool = False
+    path: Path,
+    size: int,
+    ep: int,
+    copies: int = 0,
+    *,
+    busy: bool = False,
+    a2a: bool = False,
+    build=build_standard,
 ) -> Serving:
     def mesh_of(rank):
         placement = ExpertPlacement(ep, copies)
@@ -46,7 +53,7 @@ def served(
             placement.balance(LOADS)
         return Mesh(rank, ep, placement, all_to_all=a2a)
 
-    return Serving(path, build=build_ranks(size, mesh_of=mesh_of))
+    return Serving(path, build=build_ranks(size, build, mesh_of=mesh_of))
 
 
 def checked(path: Path, ways: Sequence[Serving]) -> None:
@@ -117,6 +124,15 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("mixtral")
     write(NATIVE["mixtral"](), 5, path)
     return path
+
+
+def test_a_rank_that_is_slow_holds_the_one_with_other_experts_up_and_changes_nothing(folder):
+    prompts = [[5, 9, 20, 31], [7] * 37]
+    late, prompt = served(folder, 2, 2, build=slow), served(folder, 2, 2)
+    assert late.generate(prompts) == prompt.generate(prompts)
+    for serving in (late, prompt):
+        serving.close()
+        assert serving.executor.lost == []
 
 
 def test_each_rank_has_its_experts_only(folder):

@@ -330,7 +330,8 @@ def test_a_step_that_fails_on_one_rank_ends_the_group(model_dir, rank):
     two.close()
 
 
-def slow(path, options, mesh):
+def slow(path, options, mesh, rank=1, stage=0):
+    """The executor of a rank; one of them begins each step late."""
     executor, facts = build_standard(path, options, mesh=mesh)
     launch = executor.launch
 
@@ -338,7 +339,7 @@ def slow(path, options, mesh):
         time.sleep(0.01)
         return launch(plan)
 
-    if mesh.tp.rank == 1:
+    if (mesh.tp.rank, mesh.stage.number) == (rank, stage):
         executor.launch = late
     return executor, facts
 

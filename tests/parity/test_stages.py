@@ -7,6 +7,7 @@ All stages are threads of this process, where bits depend on the batch;
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.families import FAMILIES
 from tests.parity.rare import RARE
 from tests.parity.serving import Serving
-from tests.parity.test_ranks import CLOSE, NATIVE, answers
+from tests.parity.test_ranks import CLOSE, NATIVE, answers, slow
 from tests.parity.vectors import make, serve
 from tests.support.guesser import Guesser
 from tests.support.stages import build_stages
@@ -164,6 +165,15 @@ def test_more_batches_than_stages_may_be_under_way(model_dir):
         PROMPTS, max_new_tokens=12
     )
     three.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_is_slow_holds_the_other_up_and_changes_nothing(model_dir, stage):
+    build = build_stages(2, build=partial(slow, rank=0, stage=stage))
+    two = Serving(model_dir, build=build, overlap=True)
+    assert two.generate(PROMPTS) == Serving(model_dir).generate(PROMPTS)
+    two.close()
+    assert two.executor.lost == []
 
 
 def test_each_stage_keeps_its_layers_and_their_pages(tmp_path):

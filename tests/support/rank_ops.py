@@ -33,21 +33,23 @@ PLACED = ((0, 3, 5, 1), (2, 4, 1, 0))
 """Experts of two ranks: two of them are on both."""
 
 
-def experts_of(numbers: tuple[int, ...], dtype: torch.dtype) -> ExpertWeights:
+def experts_of(numbers: tuple[int, ...], dtype: torch.dtype, cols: int = COLS) -> ExpertWeights:
     """Return the weights of some experts."""
-    up = random(EXPERTS, 2 * INNER, COLS, dtype=dtype, seed=40, scale=0.2)
-    down = random(EXPERTS, COLS, INNER, dtype=dtype, seed=41, scale=0.2)
+    up = random(EXPERTS, 2 * INNER, cols, dtype=dtype, seed=40, scale=0.2)
+    down = random(EXPERTS, cols, INNER, dtype=dtype, seed=41, scale=0.2)
     return ExpertWeights(gate_up=up[list(numbers)].clone(), down=down[list(numbers)].clone())
 
 
-def divided(ranks: Communicator, dtype: torch.dtype, *, by_share: bool) -> ExpertWeights:
+def divided(
+    ranks: Communicator, dtype: torch.dtype, *, by_share: bool, cols: int = COLS
+) -> ExpertWeights:
     """Return the experts of a rank of two; `by_share`: each sums some of the rows."""
     slots = [[s for s, e in enumerate(PLACED[0] + PLACED[1]) if e == x] for x in range(EXPERTS)]
     table = torch.tensor([[own[0], own[-1]] for own in slots], dtype=torch.int32)
-    spread = ExpertRanks(
+    expert_ranks = ExpertRanks(
         ranks=ranks, groups=2, per_group=len(PLACED[0]), slots_EC=table, all_to_all=by_share
     )
-    return replace(experts_of(PLACED[ranks.rank], dtype), expert_ranks=spread)
+    return replace(experts_of(PLACED[ranks.rank], dtype, cols), expert_ranks=expert_ranks)
 
 
 def mixtures(ranks: Communicator, dtype: torch.dtype, compute) -> list[torch.Tensor]:

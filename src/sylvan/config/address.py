@@ -33,8 +33,10 @@ def resolve_host(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        message = f"parallel.address: {host!r} cannot be resolved: {error.strerror}"
-        raise ConfigError(message) from None
+        raise ConfigError(
+            f"parallel.address: {host!r} is unknown ({error.strerror}); give an IPv4 address of "
+            "machine 0, or a name that has one"
+        ) from None
     return str(found[0][4][0])
 
 

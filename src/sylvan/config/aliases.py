@@ -209,6 +209,12 @@ def _placement(value: object) -> Pairs:
     yield "parallel.expert_placement", value
 
 
+def _exchange(value: object) -> Pairs:
+    """A library that exchanges rows of experts; SGLang's `none` is the default."""
+    if plain_text(value) not in ("none", "null"):
+        yield "parallel.expert_exchange", value
+
+
 def _gigabytes(value: object) -> Pairs:
     """10^9 bytes; 0 leaves the size to a ratio."""
     try:
@@ -453,6 +459,11 @@ _ALL: Mapping[str, Alias] = {
     **{name: _needless(reason, is_switch=False) for name, reason in _NEEDLESS_VALUES.items()},
     "chunked_prefill_size": Alias("scheduler.chunk_tokens", _chunk),
     "init_expert_location": Alias("parallel.expert_placement", _placement),
+    "moe_a2a_backend": Alias("parallel.expert_exchange", _exchange),
+    "deepep_mode": _refused(
+        "the kernels of DeepEP for few rows (the normal ones serve prompts and decoding)",
+        *("auto", "normal"),
+    ),
     "mem_fraction_static": Alias("cache.memory", _fraction),
     "kv_cache_dtype": Alias("cache.dtype", _kv_dtype),
     "lora_paths": Alias("lora.adapters", _adapters, takes_many=True),

@@ -152,6 +152,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
         weights=weights,
         tasks=tasks_of(config, path),
         causal=is_causal(config),
+        num_layers=layers,
     )
 
 

@@ -78,6 +78,7 @@ class CheckpointInfo:
         weights: Kind of its weight files; None if there are none.
         tasks: Supported tasks, its main one first.
         causal: Whether its attention is causal.
+        num_layers: Number of its layers; 0: unknown.
     """
 
     name: str
@@ -96,6 +97,7 @@ class CheckpointInfo:
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
     causal: bool = True
+    num_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,9 +48,10 @@ class ParallelConfig(Section, frozen=True):
     computed since; no request ends. `POST /balance_experts` does it once."""
     rebalance_steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 1000
     """Steps between two movements of experts."""
-    expert_exchange: Literal["all_gather", "all_to_all"] = "all_gather"
+    expert_exchange: Literal["all_gather", "all_to_all", "deepep"] = "all_gather"
     """Where outputs of experts go: to all ranks, or only to the rank that adds up a row. The latter
-    sends fewer bytes; it needs `parallel.ep` = `parallel.tp`."""
+    sends fewer bytes; it needs `parallel.ep` = `parallel.tp`. `deepep`: the library of that name
+    dispatches rows between NVIDIA GPUs of one machine, and combines outputs."""
     same_bits: bool | Auto = "auto"
     """Answers have the same bits on 1, 2, 4 and 8 ranks, wherever experts are placed; needs plain
     weights and native steps. `auto`: where the model and the other settings allow it."""

@@ -17,7 +17,7 @@ def _on_gpus(case: RuleCase) -> list[str]:
         return []
     broken = {
         "{parallel.attention_dp}": config.parallel.attention_groups > 1,
-        "{parallel.expert_exchange}": config.parallel.expert_exchange != "all_gather",
+        "{parallel.expert_exchange}": config.parallel.expert_exchange == "all_to_all",
         "{parallel.backend}": config.parallel.backend == "gloo",
         "tiers": config.tiers is not None,
         "disagg": config.disagg is not None,
@@ -85,6 +85,27 @@ def _without_groups(case: RuleCase) -> list[str]:
     ]
 
 
+def _without_deepep(case: RuleCase) -> list[str]:
+    """Why DeepEP cannot dispatch rows; each with the way out."""
+    config, parallel = case.config, case.config.parallel
+    if parallel.expert_exchange != "deepep":
+        return []
+    reasons = {
+        "it moves rows between NVIDIA GPUs, not {device}; use parallel.expert_exchange=all_to_all "
+        "on CPUs, or leave it out": config.device != "cuda",
+        "it has kernels for 2, 4 and 8 GPUs, not for {parallel.tp}; use one of these numbers, or "
+        "leave it out": parallel.tp not in (1, 2, 4, 8),
+        "only GPUs of one machine are connected by it here, not {parallel.nodes}; leave it out": (
+            parallel.nodes > 1
+        ),
+        "adapters lie beside the experts of rows that all ranks have; leave out lora, or it": (
+            config.lora is not None
+        ),
+    }
+    found = [why for why, is_so in reasons.items() if is_so]
+    return [f"{{parallel.expert_exchange}}: {why}" for why in found]
+
+
 def _fixed_experts(case: RuleCase) -> str:
     """Why experts stay where they are; empty if they can move."""
     config = case.config
@@ -101,11 +122,11 @@ def _address_fault(case: RuleCase) -> str:
     if address is None and case.config.parallel.placement == "ray":
         return ""  # chosen when the cluster is known
     if address is None:
-        return "parallel.address is missing: HOST:PORT of machine 0"
+        return "parallel.address is missing; give --dist-init-addr, HOST:PORT of machine 0"
     try:
         split_address(address)
     except ValueError as error:
-        return f"parallel.address: {error}"
+        return f"parallel.address (--dist-init-addr): {error}, of machine 0"
     return ""
 
 
@@ -159,6 +180,15 @@ PARALLEL_RULES = (
         lambda c: c.config.parallel.pp > 1 and c.config.device != "cpu",
         "{parallel.pp}: pipeline stages run on the CPU only so far, not on {device}; use "
         "parallel.pp=1, or device=cpu",
+    ),
+    Rule(
+        "more stages than layers",
+        ("parallel.pp",),
+        lambda c: 0 < c.facts.model.num_layers < c.config.parallel.pp,
+        lambda c: (
+            f"{{parallel.pp}}: this model has {c.facts.model.num_layers} layers; use at most as "
+            "many stages"
+        ),
     ),
     Rule(
         "stages with others",
@@ -265,11 +295,20 @@ PARALLEL_RULES = (
         "expert exchange of divided experts",
         ("parallel.expert_exchange", "parallel.ep", "parallel.tp"),
         lambda c: (
-            c.config.parallel.expert_exchange == "all_to_all"
+            c.config.parallel.expert_exchange != "all_gather"
             and not 1 < c.config.parallel.ep == c.config.parallel.tp
         ),
         "{parallel.expert_exchange}: ranks need whole experts, and {parallel.ep} with "
         "{parallel.tp} divides each among some; use a parallel.ep that equals parallel.tp",
+    ),
+    Rule(
+        "dispatch by DeepEP",
+        (
+            *("parallel.expert_exchange", "device", "parallel.tp", "parallel.nodes"),
+            "lora",
+        ),
+        lambda c: bool(_without_deepep(c)),
+        lambda c: "\n".join(_without_deepep(c)),
     ),
     Rule(
         "expert placement without expert groups",

@@ -147,10 +147,9 @@ REFUSED: Mapping[str, str] = {
     "several replicas": (
         "load_balance_method=auto load_publish_endpoint= load_snapshot_publish_interval=15"
     ),
-    "choosing how rows reach experts of other ranks (--ep alone divides experts)": (
-        "moe_a2a_backend=none deepep_mode=auto deepep_v2_mode=direct deepep_config= "
-        "deepep_dispatcher_output_dtype=auto flashinfer_a2a_dispatch_type= fuseep_mode=2 "
-        "ep_dispatch_algorithm="
+    "other choices of how rows reach experts (--moe-a2a-backend deepep, or --ep alone)": (
+        "deepep_v2_mode=direct deepep_config= deepep_dispatcher_output_dtype=auto "
+        "flashinfer_a2a_dispatch_type= fuseep_mode=2 ep_dispatch_algorithm="
     ),
     "expert parallelism": (
         "eplb_algorithm=auto "

@@ -14,6 +14,7 @@ _COPIES = "start from a checkpoint, then call /update_weights_from_disk"
 _SMALL = "choose fp8_e4m3 or int4, which are as small"
 _SAID = "the format is read from the checkpoint; leave quantization out"
 _FP8 = "no kernel multiplies int4 experts in FP8; serve the FP8 checkpoint of the model"
+_EXCHANGE = "deepep dispatches rows between NVIDIA GPUs of a machine, or leave it out"
 _ASCEND = "this layout is for Ascend devices only; serve another checkpoint of the model"
 
 SGLANG_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -58,6 +59,13 @@ SGLANG_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "runai_streamer": "give the URL as the model, and leave load_format at auto",
             "private": "loaders of other packages are not used; convert the weights to safetensors",
         },
+        "parallel.expert_exchange": dict.fromkeys(
+            (
+                *("deepep_v2", "mooncake", "nixl", "mori", "flashinfer", "flashinfer_megamoe"),
+                *("megamoe", "pplx", "ascend_fuseep", "ascend_tp"),
+            ),
+            _EXCHANGE,
+        ),
         "quantization": {
             **dict.fromkeys(("gguf", "unquant"), _SAID),
             **dict.fromkeys(("modelslim", "mxfp_w4a8"), _ASCEND),

@@ -58,6 +58,53 @@ class Communicator(Protocol):
         ...
 
 
+class DispatchedRows(NamedTuple):
+    """Rows that came to this rank for its experts (R rows, K experts of a row, D columns).
+
+    Attributes:
+        x_RD: The rows; there may be room for more than came, which holds anything.
+        ids_RK: int64: places of experts on this rank; -1: on another rank, or no row.
+        weights_RK: Their routing weights, float32; 0 where there is no expert.
+        handle: For `RowDispatcher.combine`.
+    """
+
+    x_RD: torch.Tensor
+    ids_RK: torch.Tensor
+    weights_RK: torch.Tensor
+    handle: Any
+
+
+class RowDispatcher(Protocol):
+    """Sends rows to the ranks of their experts, and the sums of outputs back to the rows' ranks."""
+
+    def reserve(self, columns: int, top_k: int, dtype: torch.dtype) -> None:
+        """Get memory for rows of a layer; all ranks call this for the same layers in one order.
+
+        Raises:
+            ConfigError: such rows cannot be sent.
+        """
+        ...
+
+    def dispatch(
+        self, x_TD: torch.Tensor, slots_TK: torch.Tensor, weights_TK: torch.Tensor, num_slots: int
+    ) -> DispatchedRows:
+        """Send each row once to each rank that has some of its experts.
+
+        All ranks pass different rows, as many each.
+
+        Args:
+            x_TD: The rows.
+            slots_TK: Their experts by slot, int64; rank r has the r-th share of slots. -1: none.
+            weights_TK: Routing weights, float32.
+            num_slots: Slots of all ranks.
+        """
+        ...
+
+    def combine(self, sums_RD: torch.Tensor, handle: Any) -> torch.Tensor:
+        """Add up the sums of all ranks that got a row, in their order. Shape: (T, D)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RowParts:
     """Rows divided among the ranks of a group in parts of equal length.
@@ -236,6 +283,8 @@ class ExpertRanks:
         slots_EC: int32 (E, C) on the model's device: the slots of each expert, repeated up to C.
             Rebalancing changes the numbers between steps.
         all_to_all: Whether each output goes to one rank, which sums it (`experts.exchange`).
+        dispatcher: Sends an equal share of the rows from each rank to the ranks of their experts;
+            None: each rank takes the rows of its experts from those that it has.
     """
 
     ranks: Communicator
@@ -243,6 +292,12 @@ class ExpertRanks:
     per_group: int
     slots_EC: torch.Tensor
     all_to_all: bool = False
+    dispatcher: RowDispatcher | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all groups."""
+        return self.groups * self.per_group
 
     @property
     def width(self) -> int:

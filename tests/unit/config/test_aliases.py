@@ -160,6 +160,8 @@ FLAGS = {
         9,
     ),
     "--tp-size 2": ("parallel.tp", 2),
+    "--moe-a2a-backend deepep": ("parallel.expert_exchange", "deepep"),
+    "--moe-a2a-backend none": ("parallel.expert_exchange", "all_gather"),
     "--moe-dense-tp-size 1": ("parallel.moe_dense_tp", 1),
     "--disable-custom-all-reduce": ("parallel.backend", "nccl"),
     "--pp 2": ("parallel.pp", 2),

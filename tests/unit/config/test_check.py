@@ -85,6 +85,10 @@ BROKEN = {
         {"parallel.pp": 2, "device": "cuda"},
         "parallel.pp=2: pipeline stages run on the CPU only so far, not on device=cuda",
     ),
+    "more stages than layers": (
+        {"parallel.pp": 5},
+        "parallel.pp=5: this model has 4 layers; use at most as many stages",
+    ),
     "stages with others": (
         {"parallel.pp": 2, "tiers": TiersConfig()},
         "parallel.pp=2: pipeline stages do not work with tiers; use",
@@ -147,6 +151,11 @@ BROKEN = {
         "parallel.expert_exchange=all_to_all: ranks need whole experts, and parallel.ep=1 with "
         "parallel.tp=2 divides each among some",
     ),
+    "dispatch by DeepEP": (
+        {"parallel.tp": 2, "parallel.ep": 2, "parallel.expert_exchange": "deepep"},
+        "parallel.expert_exchange=deepep: it moves rows between NVIDIA GPUs, not device=cpu; use "
+        "parallel.expert_exchange=all_to_all on CPUs, or leave it out",
+    ),
     "groups of attention": (
         {"parallel.tp": 4, "parallel.attention_dp": 3},
         "parallel.attention_dp=3: parallel.tp=4 ranks do not divide into that many groups",
@@ -166,7 +175,7 @@ BROKEN = {
     ),
     "several machines without parallel.address": (
         {"parallel.tp": 2, "parallel.nodes": 2},
-        "parallel.nodes=2: parallel.address is missing: HOST:PORT of machine 0",
+        "parallel.nodes=2: parallel.address is missing; give --dist-init-addr, HOST:PORT of",
     ),
     "ranks by machines": (
         {"parallel.tp": 3, "parallel.nodes": 2, "parallel.address": "h:1"},
@@ -387,6 +396,13 @@ DRAFTS = {
     "draft model that does not generate text": {"draft": make_model(causal=False)},
     "draft model with recurrent layers": {"draft": make_model(state_numbers=100)},
 }
+MODELS = {
+    "attention not with this head size": {"head_dim": 256},
+    "more stages than layers": {"num_layers": 4},
+    "tiers of vectors": {"causal": False},
+    "pickled weights": {"weights": "pt"},
+    "no recurrent state slot for a request": {"state_numbers": 100},
+}
 
 
 def facts_for(name):
@@ -404,14 +420,8 @@ def facts_for(name):
     if name == "quantised activations on a GPU":
         odd = DeviceFacts(kind="odd", fast_dtypes=frozenset({"bfloat16"}))
         return make_facts(devices=make_facts().devices | {"odd": odd})
-    if name == "attention not with this head size":
-        return make_facts(model=make_model(head_dim=256))
-    if name == "tiers of vectors":
-        return make_facts(model=make_model(causal=False))
-    if name == "pickled weights":
-        return make_facts(model=make_model(weights="pt"))
-    if name == "no recurrent state slot for a request":
-        return make_facts(model=make_model(state_numbers=100))
+    if name in MODELS:
+        return make_facts(model=make_model(**MODELS[name]))
     return make_facts()
 
 
@@ -454,6 +464,25 @@ def test_formats_that_keep_rows_are_for_gpus_too():
     assert "quantiz" not in complaint({"device": "cuda", "quantization": "w4a16"}, facts)
     text = complaint({"device": "cuda", "quantization": "w8a8"}, facts)
     assert "quantization=w8a8 quantises activations to 8 bits, on CPUs only" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "way"),
+    [
+        ({"parallel.tp": 3, "parallel.ep": 3}, "it has kernels for 2, 4 and 8 GPUs, not for paral"),
+        (NODES | {"parallel.ep": 2}, "only GPUs of one machine are connected by it here, not par"),
+        ({"parallel.tp": 2, "parallel.ep": 2, "lora": LoraConfig()}, "leave out lora, or it"),
+        ({"parallel.tp": 4, "parallel.ep": 2}, "use a parallel.ep that equals parallel.tp"),
+        ({"parallel.tp": 2, "parallel.ep": 2}, ""),
+    ],
+)
+def test_deepep_is_for_a_few_gpus_of_a_machine_that_have_whole_experts(more, way):
+    cuda = DeviceFacts(kind="cuda", fast_dtypes=frozenset({"bfloat16"}))
+    facts = make_facts(devices=make_facts().devices | {"cuda": cuda})
+    text = complaint({"device": "cuda", "parallel.expert_exchange": "deepep"} | more, facts)
+
+    assert way in text
+    assert bool(way) == ("parallel.expert_exchange=deepep" in text)
 
 
 def test_8_bit_pages_on_jax_are_one_sentence():

@@ -1,18 +1,22 @@
-"""All-to-all: each expert output goes only to the rank that sums it, not to all ranks.
+"""Exchanges between ranks with different experts, each of which sums an equal share of the rows.
 
-Every rank has all rows of a step, and sums an equal share of them. All ranks know which rank has
-which expert, so each knows what it sends and receives without exchanging counts.
+All-to-all: each expert output goes only to the rank that sums it. Every rank has all rows of a
+step, and all ranks know which rank has which expert, so each knows what it sends and receives
+without exchanging counts. Dispatch and combine: each rank sends its share of the rows to the ranks
+of their experts, and gets back a sum from each (`RowDispatcher`).
 
 Shapes: T rows, K experts of a row, P pairs of a row and one of its experts, D columns, N ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-from sylvan.kernels.api import ExpertRanks
+from sylvan.kernels.api import DispatchedRows, ExpertRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,8 @@ def sum_by_owner(
         own = routes.of(ranks.rank, target)
         sent[target, : len(own)] = outputs_PD[place[own]]
     found = ranks.all_to_all(sent)
-    first = min(ranks.rank * each, num_rows)
-    mine = slice(first, min(first + each, num_rows))
+    mine = _own_rows(ranks.rank, each, num_rows)
+    first = mine.start
     got = outputs_PD.new_zeros((mine.stop - first) * top_k, columns)
     for source in range(ranks.size):
         own = routes.of(source, ranks.rank)
@@ -66,6 +70,50 @@ def sum_by_owner(
     sums = outputs_PD.new_zeros(each, columns)
     sums[: mine.stop - first] = weighted.sum(1).to(outputs_PD.dtype)
     return ranks.all_gather(sums).flatten(0, 1)[:num_rows]
+
+
+def sum_dispatched(
+    expert_ranks: ExpertRanks,
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    compute: Callable[[DispatchedRows], torch.Tensor],
+) -> torch.Tensor:
+    """Return the weighted sums of all rows, of which each rank dispatches an equal share.
+
+    Args:
+        expert_ranks: Which rank has which expert, and the dispatcher.
+        x_TD: All rows, the same on every rank.
+        ids_TK: Their experts.
+        weights_TK: Routing weights, float32.
+        compute: Sums of the experts of this rank for rows that came, in the dtype of x: (R, D).
+
+    Returns: (T, D), the same on every rank.
+    """
+    ranks, num_rows, dispatcher = expert_ranks.ranks, len(x_TD), expert_ranks.dispatcher
+    assert dispatcher is not None
+    each = -(-num_rows // ranks.size)
+    mine = _own_rows(ranks.rank, each, num_rows)
+    below = (
+        0,
+        0,
+        0,
+        each - (mine.stop - mine.start),
+    )  # rows without experts: all ranks send `each`
+    rows = dispatcher.dispatch(
+        functional.pad(x_TD[mine], below),
+        functional.pad(expert_ranks.slots(ids_TK)[mine], below, value=-1),
+        functional.pad(weights_TK[mine], below),
+        expert_ranks.num_slots,
+    )
+    sums = dispatcher.combine(compute(rows), rows.handle)
+    return ranks.all_gather(sums).flatten(0, 1)[:num_rows]
+
+
+def _own_rows(rank: int, each: int, num_rows: int) -> slice:
+    """The rows that a rank sums: `each`, or those that are left."""
+    first = min(rank * each, num_rows)
+    return slice(first, min(first + each, num_rows))
 
 
 def _pair_routes(expert_ranks: ExpertRanks, ids_TK: torch.Tensor, each: int) -> _PairRoutes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from sylvan.kernels.api import ExpertWeights, LinearWeight, Routing
-from sylvan.kernels.experts.exchange import sum_by_owner
+from sylvan.kernels.api import DispatchedRows, ExpertWeights, LinearWeight, Routing
+from sylvan.kernels.experts.exchange import sum_by_owner, sum_dispatched
 from sylvan.kernels.experts.routing import route
 from sylvan.kernels.gating import glu
 from sylvan.kernels.lora.reference import Pairs, lora_experts
@@ -24,16 +25,75 @@ def experts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of `experts.experts`, and the rows per expert, added to a given `load`."""
     ids_TK, weights_TK = route(logits_TE, routing)
-    num_rows, top_k = ids_TK.shape
-    expert_ranks = weights.expert_ranks
-    held = (ids_TK if expert_ranks is None else expert_ranks.dispatch(ids_TK)).flatten()
-    order = held.argsort(stable=True)[int((held < 0).sum()) :]  # pairs computed here, by expert
     load_E = ids_TK.flatten().bincount(minlength=logits_TE.shape[-1])
+    load = load_E if load is None else load.add_(load_E)
+    expert_ranks = weights.expert_ranks
+    if expert_ranks is not None and expert_ranks.dispatcher is not None:
+
+        def sums(rows: DispatchedRows) -> torch.Tensor:
+            found = _outputs(rows.x_RD, rows.ids_RK, rows.weights_RK, routing, weights)
+            return _weighted(found, rows.weights_RK, found.on_all()).to(x_TD.dtype)
+
+        return sum_dispatched(expert_ranks, x_TD, ids_TK, weights_TK, sums), load
+    held_TK = ids_TK if expert_ranks is None else expert_ranks.dispatch(ids_TK)
+    found = _outputs(x_TD, held_TK, weights_TK, routing, weights)
+    if expert_ranks is not None and expert_ranks.all_to_all:
+        factors_TK = found.factors(weights_TK)
+        whole = sum_by_owner(expert_ranks, ids_TK, found.outputs_PD, found.pairs, factors_TK)
+        return whole.to(x_TD.dtype), load
+    if expert_ranks is None:
+        every = found.on_all()
+    else:
+        every = expert_ranks.combine(found.outputs_PD, found.pairs, ids_TK.numel())
+    return _weighted(found, weights_TK, every).to(x_TD.dtype), load
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """Outputs of the pairs that are computed here, sorted by expert.
+
+    Attributes:
+        outputs_PD: The outputs.
+        pairs: Indices of these pairs, int64.
+        count: Number of all pairs.
+        is_weighted: Whether the inputs were multiplied by routing weights.
+    """
+
+    outputs_PD: torch.Tensor
+    pairs: torch.Tensor
+    count: int
+    is_weighted: bool
+
+    def on_all(self) -> torch.Tensor:
+        """Outputs of all pairs, in order; zeros where another rank computes it."""
+        back = self.outputs_PD.new_zeros(self.count, self.outputs_PD.shape[1])
+        back[self.pairs] = self.outputs_PD
+        return back
+
+    def factors(self, weights_TK: torch.Tensor) -> torch.Tensor:
+        """Weights of the outputs in the sums of rows."""
+        return torch.ones_like(weights_TK) if self.is_weighted else weights_TK
+
+
+def _weighted(found: _Outputs, weights_TK: torch.Tensor, outputs_PD: torch.Tensor) -> torch.Tensor:
+    """Weighted sums of all pairs' outputs, in float32. Shape: (T, D)."""
+    outputs_TKD = outputs_PD.float().unflatten(0, tuple(weights_TK.shape))
+    return (outputs_TKD * found.factors(weights_TK)[..., None]).sum(1)
+
+
+def _outputs(
+    x_TD: torch.Tensor,
+    held_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+) -> _Outputs:
+    """Compute the pairs whose expert is here; `held_TK` says at which place, -1: elsewhere."""
+    held, top_k = held_TK.flatten(), held_TK.shape[1]
+    order = held.argsort(stable=True)[int((held < 0).sum()) :]  # pairs computed here, by expert
     inputs = x_TD[order // top_k]
-    shares = weights_TK.flatten()
     if routing.scale_inputs:
-        inputs = (inputs.float() * shares[order, None]).to(x_TD.dtype)
-        shares = torch.ones_like(shares)
+        inputs = (inputs.float() * weights_TK.flatten()[order, None]).to(x_TD.dtype)
     into, out_of = weights.lora or (None, None)
     pairs = Pairs(order // top_k, held[order].long())
     counts = held[order].bincount(minlength=weights.down.shape[0]).tolist()
@@ -44,17 +104,7 @@ def experts(
     outputs = _linear(inner, weights.down, weights.down_bias, counts)
     if out_of is not None:
         lora_experts(inner, outputs, pairs, out_of)
-    if expert_ranks is not None and expert_ranks.all_to_all:
-        whole = sum_by_owner(expert_ranks, ids_TK, outputs, order, shares.view_as(ids_TK))
-        return whole.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
-    if expert_ranks is None:
-        back = torch.empty_like(outputs)
-        back[order] = outputs
-    else:
-        back = expert_ranks.combine(outputs, order, num_rows * top_k)
-    pairs_TKD = back.float().unflatten(0, (num_rows, top_k))
-    total_TD = (pairs_TKD * shares.unflatten(0, (num_rows, top_k))[..., None]).sum(1)
-    return total_TD.to(x_TD.dtype), load_E if load is None else load.add_(load_E)
+    return _Outputs(outputs, order, held.numel(), routing.scale_inputs)
 
 
 def _linear(

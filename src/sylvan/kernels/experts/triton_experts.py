@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.api import ExpertWeights, Routing
+from sylvan.kernels.api import DispatchedRows, ExpertWeights, Routing
+from sylvan.kernels.experts.exchange import sum_dispatched
 from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows
 from sylvan.kernels.experts.triton_places import ExpertTiles
 from sylvan.kernels.experts.triton_product import product, tile_for
@@ -115,15 +116,41 @@ def _spread_experts(
     weights: ExpertWeights,
     load: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`experts` of which this rank has some: it adds up theirs, and then all ranks add up.
+    """`experts` of which this rank has some: it adds up theirs, and then all ranks add up."""
+    expert_ranks = weights.expert_ranks
+    assert expert_ranks is not None
+    if expert_ranks.dispatcher is None:
+        held_TK = expert_ranks.dispatch(ids_TK)
+        own_TD = _own_sums(x_TD, held_TK, weights_TK, routing, weights)
+        total_TD = expert_ranks.ranks.all_sum(own_TD).to(x_TD.dtype)
+    else:
+
+        def sums(rows: DispatchedRows) -> torch.Tensor:
+            own_RD = _own_sums(rows.x_RD, rows.ids_RK, rows.weights_RK, routing, weights)
+            return own_RD.to(x_TD.dtype)
+
+        total_TD = sum_dispatched(expert_ranks, x_TD, ids_TK, weights_TK, sums)
+    if load is None:
+        load = ids_TK.new_zeros(len(expert_ranks.slots_EC), dtype=torch.int64)
+    ones = torch.ones_like(ids_TK, dtype=torch.int64).flatten()
+    return total_TD, load.scatter_add_(0, ids_TK.flatten().long(), ones)
+
+
+def _own_sums(
+    x_TD: torch.Tensor,
+    held_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+) -> torch.Tensor:
+    """Weighted sums of this rank's experts in float32; `held_TK` says which, -1: elsewhere.
 
     Pairs of other ranks go to an expert after the last one, whose tiles have no owner.
     """
     assert weights.expert_ranks is not None
-    top_k, count = ids_TK.shape[1], weights.down.shape[0]
-    held_TK = weights.expert_ranks.dispatch(ids_TK)
+    top_k, count = held_TK.shape[1], weights.down.shape[0]
     held_TK = torch.where(held_TK < 0, count, held_TK).to(torch.int32)
-    sizes = tile_for(weights, ceil_div(ids_TK.numel(), count * weights.expert_ranks.groups), x_TD)
+    sizes = tile_for(weights, ceil_div(held_TK.numel(), count * weights.expert_ranks.groups), x_TD)
     places = ExpertTiles.of(held_TK, count + 1, sizes.rows)
     places.owners.masked_fill_(places.owners == count, -1)
     scaled = weights_TK if routing.scale_inputs else None
@@ -135,8 +162,4 @@ def _spread_experts(
     outputs = torch.where(own_TK, pairs_PD.unflatten(0, held_TK.shape).float(), 0.0)
     if scaled is None:
         outputs = outputs * weights_TK[..., None]
-    total_TD = weights.expert_ranks.ranks.all_sum(outputs.sum(1))
-    if load is None:
-        load = ids_TK.new_zeros(len(weights.expert_ranks.slots_EC), dtype=torch.int64)
-    ones = torch.ones_like(ids_TK, dtype=torch.int64).flatten()
-    return total_TD.to(x_TD.dtype), load.scatter_add_(0, ids_TK.flatten().long(), ones)
+    return outputs.sum(1)

@@ -101,6 +101,8 @@ def _align(
         top_k=top_k,
     )
     if (expert_ranks := weights.expert_ranks) is not None:
+        if expert_ranks.dispatcher is not None:
+            raise Unsupported("rows of experts that a library dispatches")
         table = expert_ranks.slots_EC
         assert table.dtype == torch.int32
         assert table.is_contiguous()

@@ -132,7 +132,7 @@ def build_scheduler(
     )
     executor, model = _own_executor(config, workers, mesh, progress)
     if ranks:
-        _warn_of_few_cores(config)
+        warn_of_few_cores(config, inspect_machine().cores)
         executor = ranks.executor(executor, mesh)
     if model.num_pages:  # share of device memory, known only now
         tokens = (model.num_pages - 1) * number(config.cache.page_size)
@@ -361,9 +361,10 @@ def _own_executor(
     )
 
 
-def _warn_of_few_cores(config: Config) -> None:
+def warn_of_few_cores(config: Config, cores: int) -> None:
+    """Log that the ranks of this machine have more threads than it has cores, if they have."""
     ranks = config.parallel.ranks_per_node
-    wanted, cores = ranks * number(config.threads), inspect_machine().cores
+    wanted = ranks * number(config.threads)
     if wanted > cores:
         logger.warning(
             "%d ranks with threads=%s: %d threads on %d cores wait for each other; reduce "

@@ -265,12 +265,17 @@ class NodeHub:
         reasons = (
             (
                 asked.nodes != nodes,
-                f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}",
+                f"node {node} is configured for {asked.nodes} machines, node 0 for {nodes}; give "
+                "all of them the same --nnodes",
             ),
-            (node not in self._nodes, f"there is no node {node} of {nodes}"),
+            (
+                node not in self._nodes,
+                f"there is no node {node} of {nodes}; --node-rank numbers them from 0",
+            ),
             (
                 asked.version != sylvan.__version__,
-                f"node {node} has Sylvan {asked.version}, node 0 {sylvan.__version__}",
+                f"node {node} has Sylvan {asked.version}, node 0 {sylvan.__version__}; install the "
+                "same version on all machines",
             ),
             (
                 bool(differing),

@@ -14,7 +14,7 @@ from sylvan.config import Config
 from sylvan.config.address import own_address, resolve_host, split_address
 from sylvan.config.checkpoint import model_dir
 from sylvan.config.fields import replaced
-from sylvan.kernels.api import Communicator
+from sylvan.kernels.api import Communicator, RowDispatcher
 from sylvan.kernels.collective.gloo import (
     file_store,
     join_ranks,
@@ -22,6 +22,7 @@ from sylvan.kernels.collective.gloo import (
     part_of_store,
     remote_store,
 )
+from sylvan.kernels.experts.deepep import DeepEPDispatcher, StoreGroup
 from sylvan.kernels.native.library import LibraryMissing
 from sylvan.kernels.native.library import load as load_library
 from sylvan.kernels.native.ranks import SharedRanks
@@ -156,8 +157,11 @@ class RankGroup:
         """Send the others the configuration, and join them.
 
         Raises:
+            ConfigError: The model does not divide so, whoever joins.
             RankLostError: Some did not join in time; the message names the first.
         """
+        model = load_config(model_dir(config.model), trusted=config.trust_remote_code)
+        check_division(model, _without_others(config))
         store, port = None, 0
         if self.remote is not None:
             self.remote.join(config)
@@ -272,6 +276,11 @@ def _join_devices(config: Config, rendezvous: Path | None, rank: int, store: Any
     device = choose_gpu(rank % each, each)
     if store is None:
         store = file_store(str(rendezvous), parallel.ranks)
+    dispatcher = None
+    if parallel.expert_exchange == "deepep":
+        own = part_of_store(store, "deepep")
+        group = StoreGroup(own, rank, parallel.ranks, parallel.join_timeout_s)
+        dispatcher = DeepEPDispatcher(group)
     short = parallel.nodes == 1 and parallel.backend != "nccl"
 
     def over_nccl(name: str, rank: int, size: int) -> Communicator:
@@ -283,7 +292,7 @@ def _join_devices(config: Config, rendezvous: Path | None, rank: int, store: Any
             short=short,
         )
 
-    return _mesh(config, rank, over_nccl)
+    return _mesh(config, rank, over_nccl, dispatcher)
 
 
 def _bind_to_node(config: Config, rank: int) -> None:
@@ -294,7 +303,7 @@ def _bind_to_node(config: Config, rank: int) -> None:
         logger.info("rank %d computes on %d cores of its NUMA node", rank, len(cores))
 
 
-def _mesh(config: Config, rank: int, join: Join) -> Mesh:
+def _mesh(config: Config, rank: int, join: Join, dispatcher: RowDispatcher | None = None) -> Mesh:
     """Join the groups of a rank.
 
     Ranks are numbered stage by stage. They all join one group first, so that a missing rank is
@@ -304,11 +313,19 @@ def _mesh(config: Config, rank: int, join: Join) -> Mesh:
         config: How the model is served.
         rank: Of this process.
         join: Joins a group.
+        dispatcher: Of rows to experts; None: all ranks have all rows.
     """
     parallel = config.parallel
     every = join("", rank, parallel.ranks)
     a2a = parallel.expert_exchange == "all_to_all"
-    whole = Mesh(every, parallel.ep, _placement(config), parallel.same_bits is True, all_to_all=a2a)
+    whole = Mesh(
+        every,
+        parallel.ep,
+        _placement(config),
+        parallel.same_bits is True,
+        all_to_all=a2a,
+        dispatcher=dispatcher,
+    )
     if parallel.moe_dense_tp not in (None, parallel.tp):
         whole = replace(whole, dense=_part(join, "dense", rank, parallel.moe_dense_tp))
     if (groups := parallel.attention_groups) > 1:

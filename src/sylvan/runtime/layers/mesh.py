@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sylvan.kernels.api import Communicator, RowParts
+from sylvan.kernels.api import Communicator, RowDispatcher, RowParts
 from sylvan.protocol.arrays import IntArray
 from sylvan.protocol.errors import ConfigError, RankLostError
 from sylvan.runtime.layers.placement import ExpertPlacement, LayerSlots
@@ -184,6 +184,8 @@ class Mesh:
           for any number of ranks, so that results are bit-identical.
         stage: Layers that these ranks hold (pipeline parallelism).
         all_to_all: Whether the outputs of experts go to one rank each, which sums them.
+        dispatcher: Sends rows to the ranks of their experts; None: ranks take them from the rows
+           that all of them have.
         dense: Ranks that share a feed-forward block without experts, in models with experts; None:
           all of `tp`.
         attention: Ranks that share the heads of the same requests (attention data parallelism);
@@ -198,6 +200,7 @@ class Mesh:
     attention: Communicator | None = None
     all_to_all: bool = False
     dense: Communicator | None = None
+    dispatcher: RowDispatcher | None = None
 
     def check(self) -> None:
         """Raise RankLostError if a collective or a link has failed."""

@@ -78,6 +78,8 @@ class Experts(nn.Module):
         count: int | Split = shape.num_experts
         slots = mesh.experts(shape.num_experts, shape.layer)
         if slots is not None:
+            if mesh.dispatcher is not None:
+                mesh.dispatcher.reserve(dim, shape.routing.top_k, build.dtype)
             self.expert_ranks = _expert_ranks(build, slots)
             count = IndexSelection(
                 shape.num_experts, slots.of_group(mesh.tp.rank // mesh.column_ranks)
@@ -116,6 +118,7 @@ def _expert_ranks(build: Build, slots: LayerSlots) -> ExpertRanks:
         per_group=slots.per_group,
         slots_EC=table,
         all_to_all=mesh.all_to_all,
+        dispatcher=mesh.dispatcher,
     )
 
 

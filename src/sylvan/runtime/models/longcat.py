@@ -64,6 +64,11 @@ class ZeroMoE(RoutedProjection):
         self.gate = Router(build, every)
         self.experts = Experts(build, shape)
         self._routing, self._ranks = shape.routing, build.mesh.tp
+        if build.mesh.dispatcher is not None:
+            raise ConfigError(
+                f"parallel.expert_exchange: {config.architecture} has experts that return their "
+                "input, whose rows no library dispatches; use all_gather or all_to_all"
+            )
         if self.experts.expert_ranks is not None:
             self.load = torch.zeros(self._real, dtype=torch.int64, device=build.device)
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from sylvan.kernels.adapters import Factors, LoraLayer, LoraRows, LoraShape
-from sylvan.kernels.api import Clamping
+from sylvan.kernels.api import Clamping, DispatchedRows
 from sylvan.kernels.experts import ExpertRanks, ExpertWeights, Routing, reference
 from sylvan.kernels.experts.triton_experts import experts
+from sylvan.runtime.layers.mesh import SingleRank
 from tests.support import tensors
 from tests.support.chosen import more
 from tests.support.tensors import home, put, tolerance
@@ -150,6 +152,39 @@ class Partial:
         return x
 
 
+class Padded:
+    """A `RowDispatcher` of one rank, with room for more rows than come."""
+
+    def reserve(self, columns, top_k, dtype):
+        """Nothing to do."""
+
+    def dispatch(self, x_TD, slots_TK, weights_TK, num_slots):
+        more = (0, 0, 0, 3)
+        x_RD = functional.pad(x_TD, more, value=float("nan"))
+        ids_RK = functional.pad(slots_TK, more, value=-1)
+        return DispatchedRows(x_RD, ids_RK, functional.pad(weights_TK, more), len(x_TD))
+
+    def combine(self, sums_RD, handle):
+        return sums_RD[:handle]
+
+
+@pytest.mark.parametrize("scale_inputs", [False, True])
+def test_rows_that_were_dispatched_are_added_up(scale_inputs: bool) -> None:
+    whole = ExpertWeights(gate_up=random(6, 80, 36, seed=1), down=random(6, 36, 40, seed=2))
+    routing = Routing(top_k=1 if scale_inputs else 3, scale_inputs=scale_inputs)
+    x, logits = 4 * random(19, 36), random(19, 6, seed=9) * 4
+    expected, load = reference.experts(home(x), home(logits), routing, home(whole))
+    slots = put(torch.arange(6, dtype=torch.int32)[:, None])
+    expert_ranks = ExpertRanks(
+        ranks=SingleRank(), groups=1, per_group=6, slots_EC=slots, dispatcher=Padded()
+    )
+
+    found, seen = experts(x, logits, routing, replace(whole, expert_ranks=expert_ranks))
+
+    assert torch.equal(home(seen), load)
+    assert (home(found) - expected).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("count", [1, 19])
 @pytest.mark.parametrize("scale_inputs", [False, True])
 def test_each_rank_adds_up_the_experts_that_it_has(count: int, scale_inputs: bool) -> None:
@@ -161,8 +196,10 @@ def test_each_rank_adds_up_the_experts_that_it_has(count: int, scale_inputs: boo
     total = torch.zeros_like(x)
     for rank in range(2):
         own = slice(3 * rank, 3 * rank + 3)
-        spread = ExpertRanks(ranks=Partial(rank), groups=2, per_group=3, slots_EC=slots)
-        mine = replace(whole, gate_up=whole.gate_up[own], down=whole.down[own], expert_ranks=spread)
+        expert_ranks = ExpertRanks(ranks=Partial(rank), groups=2, per_group=3, slots_EC=slots)
+        mine = replace(
+            whole, gate_up=whole.gate_up[own], down=whole.down[own], expert_ranks=expert_ranks
+        )
 
         part, seen = experts(x, logits, routing, mine)
 
