@@ -77,9 +77,10 @@ def _kimi(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     """Kimi Linear, whose sizes are nested or not."""
     nested = config.get("linear_attn_config")
     named: Mapping[str, Any] = cast("dict[str, Any]", nested) if isinstance(nested, dict) else {}
-    full = named.get("full_attn_layers")
-    kinds = config.get("layer_types") or ()
-    attends = len(full) if isinstance(full, list) and not kinds else _count(kinds)
+    kinds = config.get("layer_types")
+    full: Sequence[object] = named.get("full_attn_layers") or ()
+    named_kinds = cast("list[object]", kinds) if isinstance(kinds, list) else None
+    attends = len(full) if named_kinds is None else _count(named_kinds)
     heads = _first(named, _first(config, 32, "linear_num_heads"), "num_heads")
     size = _first(named, _first(config, 128, "linear_head_dim"), "head_dim")
     taps = _first(named, _first(config, 4, "linear_conv_kernel_dim"), "short_conv_kernel_size")
