@@ -124,11 +124,13 @@ TABLE: tuple[TileEntry, ...] = (
     # ---- FP8 on both sides, by number of rows; `inner` is the group of scales
     TileEntry("fp8", "sm80", _ANY, 1, Tile(64, 128, 128, warps=8, stages=4)),
     TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
-    # ---- quantised experts of few rows, by codes of four and of eight bits
+    # ---- quantised experts of few rows, by codes of four and of eight bits; shifts take registers
     TileEntry("few experts", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
     TileEntry("few experts", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=3)),
     TileEntry("few experts, bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
     TileEntry("few experts, bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4)),
+    TileEntry("few experts, shifts", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
+    TileEntry("few experts, shifts", None, _ANY, 2, Tile(16, 32, 128, warps=4, stages=3)),
     # ---- quantised experts, by mean rows per expert
     TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
