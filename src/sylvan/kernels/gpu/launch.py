@@ -13,7 +13,7 @@ from sylvan.kernels.gpu.tiles import Arch
 EARLY: frozenset[Arch] = frozenset({"sm90", "sm100"})
 """Architectures whose kernels may start early (programmatic dependent launch)."""
 _HOPPER, _BLACKWELL, _DESKTOP = 90, 100, 120
-"""Compute capabilities, tenfold; those from `_HOPPER` to `_DESKTOP` have 227 KiB of shared memory."""
+"""Compute capabilities, tenfold; chips below `_DESKTOP` have 227 KiB of shared memory."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
