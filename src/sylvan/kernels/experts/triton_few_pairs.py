@@ -13,7 +13,7 @@ import triton.language as tl
 from sylvan.kernels.experts.triton_pairs import (
     ExpertGate,
     PairRows,
-    columns_of_tile,
+    feature_of,
     pair_arguments,
     pairs_of_tile,
     store_pairs,
@@ -70,7 +70,8 @@ def few_pairs_kernel(
         pair_ptr, owner_ptr, row_tiles, outputs, ROWS, COLS
     )
     if expert >= 0:
-        col, feature = columns_of_tile(col_tile, outputs, GATE, COLS)
+        col = col_tile * COLS + tl.arange(0, COLS)
+        feature = feature_of(col, outputs, GATE)
         first = expert.to(tl.int64) * outputs
         width = inputs // (FOUR + 1)
         k = tl.arange(0, INNER // (FOUR + 1))

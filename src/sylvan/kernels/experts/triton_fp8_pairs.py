@@ -13,7 +13,7 @@ import triton.language as tl
 from sylvan.kernels.experts.triton_pairs import (
     ExpertGate,
     PairRows,
-    columns_of_tile,
+    feature_of,
     pair_arguments,
     pairs_of_tile,
     store_pairs,
@@ -58,7 +58,8 @@ def fp8_pairs_kernel(
     )
     if expert >= 0:
         row = pair.to(tl.int64) // PAIRS_OF_ROW
-        col, feature = columns_of_tile(col_tile, outputs, GATE, COLS)
+        col = col_tile * COLS + tl.arange(0, COLS)
+        feature = feature_of(col, outputs, GATE)
         line = expert.to(tl.int64) * outputs + feature
         k = tl.arange(0, INNER)
         acc = fp8_sums(

@@ -71,32 +71,23 @@ def pair_arguments(
 @triton.jit
 def pairs_of_tile(pair_ptr, owner_ptr, row_tiles, outputs, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Expert of this program's tile (below 0: none), pairs, which are real, and column tile."""
-    row_tile, col_tile = _tile_of(row_tiles, outputs, COLS)
+    program = tl.program_id(0)
+    in_group = _GROUP * ((outputs + COLS - 1) // COLS)
+    first_tile = program // in_group * _GROUP
+    group_tiles = tl.minimum(row_tiles - first_tile, _GROUP)
+    row_tile = first_tile + program % in_group % group_tiles
     expert = tl.load(owner_ptr + row_tile)
     placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
-    return expert, tl.maximum(placed, 0), placed >= 0, col_tile
+    return expert, tl.maximum(placed, 0), placed >= 0, program % in_group // group_tiles
 
 
 @triton.jit
-def columns_of_tile(col_tile, outputs, GATE: tl.constexpr, COLS: tl.constexpr):
-    """Columns of a tile, and the output of the weight that each is.
+def feature_of(col, outputs, GATE: tl.constexpr):
+    """The output of the weight that a column of the product is.
 
     With a GATE column 2i is a gate, and column 2i + 1 what it is multiplied by.
     """
-    col = col_tile * COLS + tl.arange(0, COLS)
-    feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
-    return col, feature
-
-
-@triton.jit
-def _tile_of(row_tiles, outputs, COLS: tl.constexpr):
-    """Tile of rows and tile of columns of this program."""
-    program = tl.program_id(0)
-    col_tiles = (outputs + COLS - 1) // COLS
-    in_group = _GROUP * col_tiles
-    first_tile = program // in_group * _GROUP
-    group_tiles = tl.minimum(row_tiles - first_tile, _GROUP)
-    return first_tile + program % in_group % group_tiles, program % in_group // group_tiles
+    return col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
 
 
 @triton.jit
@@ -119,12 +110,13 @@ def store_pairs(
 ):
     """Store a tile of sums as rows `pair` of y, plus bias, gated if there is a GATE.
 
-    Columns as in `columns_of_tile`.
+    Columns as in `feature_of`.
     """
-    col, feature = columns_of_tile(col_tile, outputs, GATE, COLS)
+    col = col_tile * COLS + tl.arange(0, COLS)
     wanted, row = col < outputs, pair.to(tl.int64)[:, None]
     if BIAS:
-        bias = tl.load(bias_ptr + expert * outputs + feature, mask=wanted, other=0.0)
+        bias_at = bias_ptr + expert * outputs + feature_of(col, outputs, GATE)
+        bias = tl.load(bias_at, mask=wanted, other=0.0)
         acc += bias.to(tl.float32)[None, :]
     y = acc.to(y_ptr.dtype.element_ty)
     if GATE != "":

@@ -21,7 +21,7 @@ from sylvan.kernels.experts.triton_fp8_pairs import fp8_pairs
 from sylvan.kernels.experts.triton_pairs import (
     ExpertGate,
     PairRows,
-    columns_of_tile,
+    feature_of,
     pair_arguments,
     pairs_of_tile,
     store_pairs,
@@ -85,7 +85,8 @@ def _product_kernel(
     )
     if expert >= 0:
         row = pair.to(tl.int64) // PAIRS_OF_ROW
-        col, feature = columns_of_tile(col_tile, outputs, GATE, COLS)
+        col = col_tile * COLS + tl.arange(0, COLS)
+        feature = feature_of(col, outputs, GATE)
         wanted = col < outputs
         k = tl.arange(0, INNER)
         x_at = x_ptr + row[:, None] * x_stride + k[None, :]
