@@ -88,7 +88,9 @@ def _by_transformers(path: Path, texts: Sequence[dict[str, Any]]) -> list[list[i
 def _by_llama_cpp(path: Path, texts: Sequence[dict[str, Any]]) -> list[list[int]]:
     from llama_cpp import Llama
 
-    llama = Llama(str(path), n_ctx=LONGEST, n_batch=LONGEST, logits_all=True, verbose=False)
+    one = {"n_threads": 1, "n_threads_batch": 1}  # several spin, also where a core is taken
+    sizes = {"n_ctx": LONGEST, "n_batch": LONGEST}
+    llama = Llama(str(path), **sizes, **one, logits_all=True, verbose=False)
     found = []
     for text in texts:
         llama.reset()

@@ -15,13 +15,14 @@ import json
 from pathlib import Path
 
 from benchmarks.quality.fidelity import SAPLING, Predictor, held_out
+from sylvan.checkpoints.gguf.recipes import PREFIX, RECIPES
 from sylvan.cli.main import main as sylvan
 from sylvan.config.checkpoint import model_dir
 from sylvan.protocol.arrays import IntArray
 
 FORMATS = (
     *("w8a8", "w4a8", "w4a16", "fp8", "fp8-block", "mxfp8", "mxfp4", "nvfp4"),
-    *("gguf:Q8_0", "gguf:Q6_K", "gguf:Q5_K_M", "gguf:Q4_K_M", "gguf:Q4_0", "gguf:Q2_K"),
+    *(PREFIX + kind for kind in RECIPES),
 )
 
 
@@ -35,8 +36,8 @@ def main() -> None:
     texts, said = held_out(1), args.folder / "expected.json"
     expected = json.loads(said.read_text())["expected"] if said.exists() else {}
     for name in args.formats:
-        file = name.startswith("gguf:")
-        path = args.folder / (f"{name.partition(':')[2]}.gguf" if file else name)
+        file = name.startswith(PREFIX)
+        path = args.folder / (f"{name.removeprefix(PREFIX)}.gguf" if file else name)
         how = ["--format", name] if file else ["--quantization", name]
         if sylvan(["quantize", str(SAPLING), str(path), *how]):
             raise SystemExit(f"{name} could not be made")

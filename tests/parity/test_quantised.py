@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,11 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from sylvan.kernels.native.library import describe
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.layers.mesh import Mesh
+from sylvan.runtime.layers.placement import ExpertPlacement
 from tests.parity.checkpoints import SHAPE
 from tests.parity.compare import compare
 from tests.parity.families import EXPERT
 from tests.parity.serving import Serving
-from tests.parity.test_ranks import check_ranks
+from tests.parity.test_ranks import CLOSE, EVERYTHING, check_ranks
+from tests.support.adapters import AdapterServing, write_random_adapter
 from tests.support.quantised import CASES, TOOLS
 from tests.support.ranks import build_ranks
 
@@ -179,3 +183,36 @@ def test_inputs_in_an_order_of_their_own_are_not_divided(tmp_path):
 
     with pytest.raises(ConfigError, match=r"o_proj\.weight' has inputs in groups of 128.* 64 of"):
         Serving(tmp_path / "model", build=build_ranks(2))
+
+
+@pytest.mark.parametrize("case", ["gptq-2", "fp8-block"])
+def test_whole_experts_are_spread_over_two_ranks(tmp_path, case):
+    written(tmp_path / "model", "qwen3-moe", case)
+    one = Serving(tmp_path / "model")
+
+    def mesh_of(rank):
+        return Mesh(rank, 2, ExpertPlacement(2))
+
+    two = Serving(tmp_path / "model", build=build_ranks(2, mesh_of=mesh_of))
+
+    prompts = [[4, 5, 6, 7, 8], [9] * 20]
+    assert two.generate(prompts, max_new_tokens=6) == one.generate(prompts, max_new_tokens=6)
+    two.close()
+    assert two.executor.lost == []
+
+
+@pytest.mark.parametrize("case", ["gptq-order-asym", "fp8-block"])
+def test_adapters_change_a_quantised_base_as_they_change_its_numbers(tmp_path, case):
+    written(tmp_path / "model", "llama", case)
+    adapter = write_random_adapter(tmp_path / "adapter", tmp_path / "dense", 1)
+
+    def rows(name: str, lora: str | None) -> np.ndarray:
+        serving = AdapterServing(tmp_path / name, {"a": adapter})
+        rid = serving.ask([4, 5, 6, 7, 8], lora, logprobs=EVERYTHING, max_new_tokens=1)
+        serving.run()
+        return np.concatenate([out.logprobs.chosen_logprobs for out in serving.outputs[rid]])
+
+    found = rows("model", "a")
+
+    assert np.abs(found - rows("dense", "a")).max() < CLOSE
+    assert np.abs(found - rows("model", None)).max() > 10 * CLOSE

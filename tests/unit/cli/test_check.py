@@ -15,6 +15,7 @@ from sylvan.kernels.inventory import op_uses
 from sylvan.kernels.native.library import describe
 from sylvan.runtime.models import registry
 from sylvan.utils.machine import Machine
+from tests.support.quantised_models import write_quantised_model
 from tests.support.random_model import VOCAB, write_random_model
 
 
@@ -212,6 +213,36 @@ def test_scales_of_keys_and_values_are_told(capsys, whole_model):
     code, found = check_model(capsys, whole_model)
     assert code == 0  # it is served with other caches
     assert "not positive" in found["KV scales"]["cost"]
+
+
+@pytest.mark.parametrize(
+    ("case", "stored", "kept"),
+    [
+        ("gptq-order-asym", "4 bits with zero points, groups of 32, inputs in order", "in 4 bits"),
+        ("fp8-block", "FP8 (e4m3) in blocks of 128 x 128", "in 8 bits"),
+        ("modelopt-nvfp4", "ModelOpt NVFP4 (e2m1 in groups of 16)", "in 4 bits"),
+        ("bnb-nf4", "bitsandbytes, NF4", "in 4 bits"),
+    ],
+)
+def test_the_format_of_quantised_matrices_is_told(capsys, tmp_path, case, stored, kept):
+    code, found = check_model(capsys, write_quantised_model(tmp_path / "model", case))
+
+    assert code == 0
+    assert stored in found["quantisation"]["detail"]
+    assert f"kept {kept}, rows are kept in the model's type" in found["quantisation"]["detail"]
+    assert found["tensors"]["detail"].endswith("compared by name and shape")
+
+
+def test_why_a_format_is_not_served_is_told(capsys, whole_model):
+    file = whole_model / "config.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"quantization_config": {"quant_method": "exl2"}}))
+
+    code, found = check_model(capsys, whole_model)
+
+    assert code == 1
+    assert found["quantisation"]["status"] == "missing"
+    assert "EXL2 mixes widths within a matrix" in found["quantisation"]["cost"]
 
 
 def test_a_chosen_template_is_read(capsys, whole_model, tmp_path):

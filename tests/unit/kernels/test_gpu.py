@@ -28,7 +28,7 @@ def test_ops_do_not_import_triton() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("arch", ["interpreter", "sm80", "sm90", "gfx9"])
+@pytest.mark.parametrize("arch", ["interpreter", "sm80", "sm90", "sm100", "gfx9"])
 @pytest.mark.parametrize("op", ["decode", "extend", "experts"])
 def test_every_width_has_a_tile_that_triton_takes(op: str, arch: Arch) -> None:
     for size in (2, 4):

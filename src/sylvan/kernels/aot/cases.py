@@ -256,6 +256,7 @@ _CODES: tuple[tuple[Code, int, bool, bool], ...] = (
     ("fp4_e2m1", 16, False, False),
     ("nf4", 64, False, False),
     ("iq4_nl", 32, False, False),
+    ("int8", 32, False, True),
 )
 """Code, inputs of a group, zero points, shifts."""
 

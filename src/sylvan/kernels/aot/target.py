@@ -35,13 +35,9 @@ _H100 = {"extend_kernel": 384}
 
 TARGETS = (
     ChipTarget("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, None),
+    ChipTarget("sm_89", GPUTarget("cuda", 89, 32), 99 * 1024, torch.float8_e4m3fn),
     ChipTarget("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, torch.float8_e4m3fn, _H100),
-    ChipTarget(
-        "sm_89", GPUTarget("cuda", 89, 32), 99 * 1024, torch.float8_e4m3fn, by_default=False
-    ),
-    ChipTarget(
-        "sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, torch.float8_e4m3fn, by_default=False
-    ),
+    ChipTarget("sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, torch.float8_e4m3fn),
     ChipTarget(
         "sm_120", GPUTarget("cuda", 120, 32), 99 * 1024, torch.float8_e4m3fn, by_default=False
     ),

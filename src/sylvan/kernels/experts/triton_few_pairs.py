@@ -10,8 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
-from sylvan.kernels.gating.triton_gating import clamp_arguments
+from sylvan.kernels.experts.triton_pairs import (
+    ExpertGate,
+    PairRows,
+    feature_of,
+    pair_arguments,
+    pairs_of_tile,
+    store_pairs,
+)
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -60,14 +66,12 @@ def few_pairs_kernel(
 ):
     """A tile of rows of pairs times the codes of the tile's expert, transposed."""
     inputs_ready(EARLY)
-    row_tile, col_tile = tile_of(row_tiles, outputs, COLS)
-    expert = tl.load(owner_ptr + row_tile)
-    placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
+    expert, pair, real, col_tile = pairs_of_tile(
+        pair_ptr, owner_ptr, row_tiles, outputs, ROWS, COLS
+    )
     if expert >= 0:
-        real = placed >= 0
-        pair = tl.maximum(placed, 0)
         col = col_tile * COLS + tl.arange(0, COLS)
-        feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
+        feature = feature_of(col, outputs, GATE)
         first = expert.to(tl.int64) * outputs
         width = inputs // (FOUR + 1)
         k = tl.arange(0, INNER // (FOUR + 1))
@@ -103,7 +107,7 @@ def few_pairs_kernel(
             bias_ptr,
             y_ptr,
             expert,
-            pair.to(tl.int64),
+            pair,
             real,
             col_tile,
             outputs,
@@ -124,11 +128,12 @@ def few_pairs(
     _, outputs, inputs = stack.shape
     rows = rows.apart()  # scaling in the kernel takes registers that it has not
     x, four, arch = rows.x, bits_of(stack.code) == 4, arch_of(rows.x)
-    sizes = tile("few experts" if four else "few experts, bytes", FEW, x.element_size(), arch)
+    shifts = stack.shift is not None
+    op = "few experts, shifts" if shifts else "few experts" if four else "few experts, bytes"
+    sizes = tile(op, FEW, x.element_size(), arch)
     y = rows.outputs(outputs, gate)
     tensors, constants = codes_of(stack)
     given = as_pairs(x) if four else x
-    alpha, limit, form = clamp_arguments(None if gate is None else gate.clamping)
     launch_early(
         few_pairs_kernel,
         (rows.places.row_tiles * ceil_div(outputs, sizes.cols),),
@@ -136,19 +141,11 @@ def few_pairs(
         *tensors,
         stack.q if bias is None else bias,
         y,
-        rows.places.pairs,
-        rows.places.owners,
-        rows.places.row_tiles,
-        outputs,
-        inputs,
-        stack.scale.shape[-1],
-        given.stride(0),
-        alpha,
-        limit,
-        PAIRS_OF_ROW=rows.per_row,
-        BIAS=bias is not None,
-        GATE="" if gate is None else gate.act,
-        CLAMP=form,
+        outputs=outputs,
+        inputs=inputs,
+        groups=stack.scale.shape[-1],
+        x_stride=given.stride(0),
+        **pair_arguments(rows, bias, gate),
         WHOLE=inputs % sizes.inner == 0,
         **constants,
         **few_constants(stack, x.dtype, sizes.inner, ptx=arch.startswith("sm")),

@@ -10,8 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
-from sylvan.kernels.gating.triton_gating import clamp_arguments
+from sylvan.kernels.experts.triton_pairs import (
+    ExpertGate,
+    PairRows,
+    feature_of,
+    pair_arguments,
+    pairs_of_tile,
+    store_pairs,
+)
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -47,15 +53,13 @@ def fp8_pairs_kernel(
 ):
     """A tile of e4m3 rows of pairs times the e4m3 matrix of the tile's expert, transposed."""
     inputs_ready(EARLY)
-    row_tile, col_tile = tile_of(row_tiles, outputs, COLS)
-    expert = tl.load(owner_ptr + row_tile)
-    placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
+    expert, pair, real, col_tile = pairs_of_tile(
+        pair_ptr, owner_ptr, row_tiles, outputs, ROWS, COLS
+    )
     if expert >= 0:
-        real = placed >= 0
-        pair = tl.maximum(placed, 0).to(tl.int64)
-        row = pair // PAIRS_OF_ROW
+        row = pair.to(tl.int64) // PAIRS_OF_ROW
         col = col_tile * COLS + tl.arange(0, COLS)
-        feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
+        feature = feature_of(col, outputs, GATE)
         line = expert.to(tl.int64) * outputs + feature
         k = tl.arange(0, INNER)
         acc = fp8_sums(
@@ -99,7 +103,6 @@ def fp8_pairs(
     q, scale = quantised_rows(rows.x, stack.group)
     sizes = tile("fp8", len(q), q.element_size(), arch_of(q))
     y = rows.outputs(outputs, gate)
-    alpha, limit, form = clamp_arguments(None if gate is None else gate.clamping)
     launch_early(
         fp8_pairs_kernel,
         (rows.places.row_tiles * ceil_div(outputs, sizes.cols),),
@@ -109,18 +112,10 @@ def fp8_pairs(
         stack.scale,
         scale if bias is None else bias,
         y,
-        rows.places.pairs,
-        rows.places.owners,
-        rows.places.row_tiles,
-        outputs,
-        inputs,
-        scale.shape[1],
-        alpha,
-        limit,
-        PAIRS_OF_ROW=rows.per_row,
-        BIAS=bias is not None,
-        GATE="" if gate is None else gate.act,
-        CLAMP=form,
+        outputs=outputs,
+        inputs=inputs,
+        groups=scale.shape[1],
+        **pair_arguments(rows, bias, gate),
         GROUPED=stack.group != 0,
         **(sizes.options | {"ROWS": rows.places.rows}),
     )

@@ -18,8 +18,14 @@ import triton.language as tl
 from sylvan.kernels.api import ExpertWeights, LinearWeight
 from sylvan.kernels.experts.triton_few_pairs import few_pairs
 from sylvan.kernels.experts.triton_fp8_pairs import fp8_pairs
-from sylvan.kernels.experts.triton_pairs import ExpertGate, PairRows, store_pairs, tile_of
-from sylvan.kernels.gating.triton_gating import clamp_arguments
+from sylvan.kernels.experts.triton_pairs import (
+    ExpertGate,
+    PairRows,
+    feature_of,
+    pair_arguments,
+    pairs_of_tile,
+    store_pairs,
+)
 from sylvan.kernels.gpu.launch import arch_of, launch_early
 from sylvan.kernels.gpu.tiles import Tile, ceil_div, tile
 from sylvan.kernels.gpu.triton_early import inputs_ready
@@ -38,19 +44,19 @@ def _product_kernel(
     bias_ptr,
     share_ptr,
     y_ptr,
+    scale_ptr,
+    zero_ptr,
+    shift_ptr,
+    table_ptr,
     pair_ptr,
     owner_ptr,
     row_tiles,
     outputs,
     inputs,
+    groups,
     x_stride,
     alpha,
     limit,
-    scale_ptr,
-    zero_ptr,
-    shift_ptr,
-    table_ptr,
-    groups,
     PAIRS_OF_ROW: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -74,17 +80,16 @@ def _product_kernel(
     side by side, in the registers of one thread. With a CODE weights are quantised codes.
     """
     inputs_ready(EARLY)
-    row_tile, col_tile = tile_of(row_tiles, outputs, COLS)
-    expert = tl.load(owner_ptr + row_tile)
-    placed = tl.load(pair_ptr + row_tile * ROWS + tl.arange(0, ROWS))
+    expert, pair, real, col_tile = pairs_of_tile(
+        pair_ptr, owner_ptr, row_tiles, outputs, ROWS, COLS
+    )
     if expert >= 0:
-        real = placed >= 0
-        pair = tl.maximum(placed, 0).to(tl.int64)
+        row = pair.to(tl.int64) // PAIRS_OF_ROW
         col = col_tile * COLS + tl.arange(0, COLS)
+        feature = feature_of(col, outputs, GATE)
         wanted = col < outputs
-        feature = col // 2 + col % 2 * (outputs // 2) if GATE != "" else col
         k = tl.arange(0, INNER)
-        x_at = x_ptr + (pair // PAIRS_OF_ROW)[:, None] * x_stride + k[None, :]
+        x_at = x_ptr + row[:, None] * x_stride + k[None, :]
         w_at = weight_ptr + expert.to(tl.int64) * outputs * inputs
         w_at += feature.to(tl.int64)[None, :] * inputs + k[:, None]
         if SCALED:
@@ -193,7 +198,6 @@ def _tiled(
     _, outputs, inputs = stack.shape
     matrix, coded, groups, constants = _codes(stack)
     assert matrix.is_contiguous()
-    alpha, limit, form = clamp_arguments(None if gate is None else gate.clamping)
     y = rows.outputs(outputs, gate)
     launch_early(
         _product_kernel,
@@ -203,21 +207,13 @@ def _tiled(
         matrix if bias is None else bias,
         rows.x if rows.shares is None else rows.shares,
         y,
-        rows.places.pairs,
-        rows.places.owners,
-        rows.places.row_tiles,
-        outputs,
-        inputs,
-        rows.x.stride(0),
-        alpha,
-        limit,
         *coded,
-        groups,
-        PAIRS_OF_ROW=rows.per_row,
+        outputs=outputs,
+        inputs=inputs,
+        groups=groups,
+        x_stride=rows.x.stride(0),
+        **pair_arguments(rows, bias, gate),
         SCALED=rows.shares is not None,
-        BIAS=bias is not None,
-        GATE="" if gate is None else gate.act,
-        CLAMP=form,
         WHOLE=inputs % sizes.inner == 0,
         **constants,
         **sizes.options,

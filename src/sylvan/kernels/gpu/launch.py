@@ -10,10 +10,10 @@ from triton.runtime import driver
 
 from sylvan.kernels.gpu.tiles import Arch
 
-EARLY: frozenset[Arch] = frozenset({"sm90"})
+EARLY: frozenset[Arch] = frozenset({"sm90", "sm100"})
 """Architectures whose kernels may start early (programmatic dependent launch)."""
-_DATA_CENTRE = 90, 120
-"""Compute capabilities, tenfold, with 227 KiB of shared memory for a program."""
+_HOPPER, _BLACKWELL, _DESKTOP = 90, 100, 120
+"""Compute capabilities, tenfold; chips below `_DESKTOP` have 227 KiB of shared memory."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: object, **options: object) -> None:
@@ -62,5 +62,7 @@ def _target() -> Arch:
     target: Any = driver.active.get_current_target()
     if target.backend != "cuda":
         return "gfx9"
-    # sm_120 and later are chips for desktops: as little shared memory as sm_89
-    return "sm90" if _DATA_CENTRE[0] <= int(target.arch) < _DATA_CENTRE[1] else "sm80"
+    capability = int(target.arch)
+    if _BLACKWELL <= capability < _DESKTOP:
+        return "sm100"
+    return "sm90" if _HOPPER <= capability < _BLACKWELL else "sm80"

@@ -8,15 +8,19 @@ where spilling was measured to be faster.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
-Arch = Literal["interpreter", "sm80", "sm90", "gfx9"]
+Arch = Literal["interpreter", "sm80", "sm90", "sm100", "gfx9"]
 """Families that tiles are chosen by.
 
-`sm90` are Hopper and Blackwell of data centres, `sm80` all other NVIDIA chips, which have less
+`sm90` is Hopper, `sm100` Blackwell of data centres, `sm80` all other NVIDIA chips, which have less
 shared memory; all of AMD's are `gfx9`.
 """
+_LIKE: Mapping[Arch, Arch] = MappingProxyType({"sm100": "sm90"})
+"""The architecture whose entries one takes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,15 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("extend", "gfx9", 128, 2, Tile(64, 64, warps=4, stages=1)),
     TileEntry("extend", "gfx9", 256, 2, Tile(64, 32, warps=4, stages=1)),
     TileEntry("extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("extend", "sm100", 128, 2, Tile(128, 64, warps=8, stages=3)),
+    TileEntry("extend", "sm100", 256, 2, Tile(128, 32, warps=8, stages=2)),
     TileEntry("extend", "sm90", 128, 2, Tile(128, 64, warps=4, stages=3)),
     TileEntry("extend", "sm90", 256, 2, Tile(128, 64, warps=8, stages=2)),
     TileEntry("extend", None, 64, 2, Tile(64, 64, warps=4, stages=2)),
     TileEntry("extend", None, 128, 2, Tile(64, 64, warps=4, stages=3)),
     TileEntry("extend", None, 256, 2, Tile(64, 32, warps=8, stages=2)),
     TileEntry("extend", None, 128, 4, Tile(16, 16, warps=4, stages=1)),
+    TileEntry("extend", "sm80", _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     TileEntry("extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     # ---- latents, by heads and cache dtype: 64 rows are what four warps multiply at once
@@ -84,6 +91,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("latent decode", None, 16, 1, Tile(16, 64, warps=8, stages=2)),
     TileEntry("latent decode", None, 16, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", None, _ANY, 1, Tile(32, 32, warps=8, stages=2)),
+    TileEntry("latent decode", "sm100", _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2, split=1024)),
     TileEntry("latent decode", None, _ANY, 2, Tile(16, 32, warps=8, stages=2)),
     TileEntry("latent decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
@@ -94,6 +102,7 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("chosen decode", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
     TileEntry("latent extend", "gfx9", _ANY, 4, Tile(16, 16, warps=4, stages=1)),
     TileEntry("latent extend", None, _ANY, 1, Tile(16, 32, warps=4, stages=2)),
+    TileEntry("latent extend", "sm100", _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     TileEntry("latent extend", "sm90", _ANY, 2, Tile(64, 64, warps=8, stages=2)),
     TileEntry("latent extend", None, _ANY, 2, Tile(16, 32, warps=4, stages=2)),
     TileEntry("latent extend", None, _ANY, 4, Tile(16, 16, warps=8, stages=1)),
@@ -112,23 +121,27 @@ TABLE: tuple[TileEntry, ...] = (
     TileEntry("few", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
     TileEntry("few", None, _ANY, 2, Tile(16, 64, 128, warps=8, stages=4, programs=528)),
     TileEntry("few bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1, programs=1024)),
+    TileEntry("few bytes", "sm100", _ANY, 2, Tile(16, 64, 128, warps=8, stages=4, programs=528)),
     TileEntry("few bytes", None, 4, 2, Tile(16, 32, 128, warps=4, stages=5, programs=528)),
     TileEntry("few bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4, programs=528)),
     # ---- quantised linear layer, by number of rows
     TileEntry("coded", "gfx9", 16, 2, Tile(16, 32, 64, warps=4, stages=1)),
     TileEntry("coded", "gfx9", _ANY, 2, Tile(64, 64, 64, warps=4, stages=1)),
     TileEntry("coded", None, 16, 2, Tile(16, 32, 64, warps=4, stages=3)),
+    TileEntry("coded", "sm100", 64, 2, Tile(32, 64, 64, warps=8, stages=2)),
     TileEntry("coded", None, 64, 2, Tile(32, 64, 64, warps=8, stages=3)),
     TileEntry("coded", None, _ANY, 2, Tile(64, 64, 64, warps=8, stages=2)),
     TileEntry("coded", None, _ANY, 4, Tile(16, 32, 32, warps=4, stages=1)),
     # ---- FP8 on both sides, by number of rows; `inner` is the group of scales
     TileEntry("fp8", "sm80", _ANY, 1, Tile(64, 128, 128, warps=8, stages=4)),
     TileEntry("fp8", None, _ANY, 1, Tile(64, 128, 128, warps=4, stages=4)),
-    # ---- quantised experts of few rows, by codes of four and of eight bits
+    # ---- quantised experts of few rows, by codes of four and of eight bits; shifts take registers
     TileEntry("few experts", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
     TileEntry("few experts", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=3)),
     TileEntry("few experts, bytes", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
     TileEntry("few experts, bytes", None, _ANY, 2, Tile(16, 64, 128, warps=4, stages=4)),
+    TileEntry("few experts, shifts", "gfx9", _ANY, 2, Tile(16, 32, 128, warps=4, stages=1)),
+    TileEntry("few experts, shifts", None, _ANY, 2, Tile(16, 32, 128, warps=4, stages=3)),
     # ---- quantised experts, by mean rows per expert
     TileEntry("coded experts", "gfx9", _ANY, 2, Tile(16, 64, 64, warps=4, stages=1)),
     TileEntry("coded experts", None, 16, 2, Tile(16, 64, 64, warps=4, stages=3)),
@@ -155,7 +168,7 @@ def tile(op: str, width: int, size: int, arch: Arch) -> Tile:
     """The tile of `op` for heads of `width` columns and elements of `size` bytes."""
     for entry in TABLE:
         fits = width <= entry.width and size <= entry.size
-        if entry.op == op and entry.arch in (None, arch) and fits:
+        if entry.op == op and entry.arch in (None, arch, _LIKE.get(arch)) and fits:
             return entry.tile
     raise AssertionError(f"no tile for {op} {width} {size} {arch}")
 

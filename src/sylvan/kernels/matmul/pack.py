@@ -36,7 +36,7 @@ def pack(
 ) -> PackedWeight:
     """Pack for kernels whose rows are of `dtype` (bfloat16 or float32).
 
-    With `target`, an earlier result for the same kind and shape, write the levels there.
+    With `target`, an earlier result for the same kind and shape, overwrite that.
 
     Raises:
         Unsupported: a kind or shape without a kernel.
@@ -66,30 +66,28 @@ def pack_stack(weight: LinearWeight, dtype: torch.dtype) -> PackedWeight:
     count = weight.shape[0]
     one = pack(weight[0], dtype)
     stack = replace(one, **{name: allocate(count * p.nbytes) for name, p in one.parts.items()})
-    for index in range(count):
-        packed = pack(weight[index], dtype) if index else one
-        target = stack.one_of(index, count)
-        for name, part in packed.parts.items():
-            target.parts[name][:] = part
+    for name, part in one.parts.items():
+        stack.parts[name][: part.nbytes] = part
+    for index in range(1, count):
+        pack(weight[index], dtype, stack.one_of(index, count))
     return stack
 
 
-def empty(form: Form, shape: torch.Size, dtype: torch.dtype) -> PackedWeight:
+def empty(form: Form, shape: torch.Size, dtype: torch.dtype = torch.bfloat16) -> PackedWeight:
     """A weight of zeros as `pack` and `pack_stack` lay it out, for a form other than codes.
+
+    `dtype`: of the numbers of a dense weight.
 
     Raises:
         Unsupported: a form without a kernel.
     """
-    if form.kind == "int4" and form.group not in _NATIVE_GROUPS:
-        raise Unsupported(f"int4 weights in groups of {form.group}")
+    _check_group(form)
     *stack, rows, cols = shape
-    count, padded = math.prod(stack), _up(rows, _OUT_PAD)
+    count, padded, group = math.prod(stack), _up(rows, _OUT_PAD), form.group
     if form.kind == "dense":
         words = _up(cols, 32) * dtype.itemsize // 4
-        return PackedWeight(
-            "dense", rows, cols, padded, words, allocate(count * padded * words * 4)
-        )
-    group = form.group
+        data = allocate(count * padded * words * 4)
+        return PackedWeight("dense", rows, cols, padded, words, data)
     width = _up(cols, max(64, group))
     words = width // (4 if form.kind == "int8" else 8)
     scales = padded * (width // group if group else 1)
@@ -114,10 +112,7 @@ def repack(weight: LinearWeight, packed: PackedWeight, dtype: torch.dtype) -> No
         one = weight[index] if stacked else weight
         target = packed.one_of(index, count)
         _check_same(one, target)
-        made = pack(one, dtype, target)
-        for name, part in made.parts.items():
-            if name != "data":
-                target.parts[name][:] = part
+        pack(one, dtype, target)
 
 
 def _check_same(weight: torch.Tensor | QuantisedWeight, packed: PackedWeight) -> None:
@@ -140,10 +135,15 @@ def check_packable(weight: LinearWeight) -> None:
     Raises:
         Unsupported: as `pack`.
     """
-    if isinstance(weight, Int4Weight) and weight.group not in _NATIVE_GROUPS:
-        raise Unsupported(f"int4 weights in groups of {weight.group}")
+    if isinstance(weight, QuantisedWeight):
+        _check_group(weight.form)
     if isinstance(weight, CodedWeight):
         _chunk(weight)
+
+
+def _check_group(form: Form) -> None:
+    if form.kind == "int4" and form.group not in _NATIVE_GROUPS:
+        raise Unsupported(f"int4 weights in groups of {form.group}")
 
 
 def as_bytes(tensor: torch.Tensor) -> Bytes:
@@ -171,61 +171,56 @@ def _blocks(words_NW: torch.Tensor, out: torch.Tensor, first: int) -> None:
     out[first // LANES : first // LANES + len(part)] = part
 
 
-def _words(rows: int, words: int, target: PackedWeight | None) -> tuple[Bytes, torch.Tensor]:
-    data = allocate(rows * words * 4) if target is None else target.data
-    view = torch.from_numpy(data.view(np.int32)).view(rows // LANES, words, LANES)
-    return data, view
+def _words(packed: PackedWeight) -> torch.Tensor:
+    """The data of one matrix. Shape: (blocks, W, 16), int32."""
+    return torch.from_numpy(packed.data.view(np.int32)).view(-1, packed.words, LANES)
+
+
+def _write(part: Bytes | None, values: torch.Tensor) -> None:
+    """Overwrite an array, or its beginning where padding follows."""
+    assert part is not None
+    flat = values.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    part[: len(flat)] = flat
 
 
 def _pack_dense(
     weight: torch.Tensor, dtype: torch.dtype, target: PackedWeight | None
 ) -> PackedWeight:
-    rows, cols = weight.shape
-    padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
-    words = width * dtype.itemsize // 4
-    data, view = _words(padded, words, target)
-    for first in range(0, rows, _BLOCK):
+    packed = target or empty(DENSE, weight.shape, dtype)
+    width, view = packed.words * 4 // dtype.itemsize, _words(packed)
+    for first in range(0, packed.rows, _BLOCK):
         part = weight[first : first + _BLOCK].to(dtype)
         _blocks(_padded(part, width).contiguous().view(torch.int32), view, first)
-    return PackedWeight("dense", rows, cols, padded, words, data)
+    return packed
 
 
 def _pack_int8(weight: Int8Weight, target: PackedWeight | None) -> PackedWeight:
-    rows, cols = weight.shape
-    padded, width = _up(rows, _OUT_PAD), _up(cols, 64)
-    data, view = _words(padded, width // 4, target)
-    for first in range(0, rows, _BLOCK):
-        part = _padded(weight.q[first : first + _BLOCK], width)
+    packed = target or empty(weight.form, weight.shape)
+    view = _words(packed)
+    for first in range(0, packed.rows, _BLOCK):
+        part = _padded(weight.q[first : first + _BLOCK], packed.words * 4)
         _blocks(part.contiguous().view(torch.int32), view, first)
-    sums = F.pad(weight.q.sum(1, dtype=torch.int32), (0, padded - rows))
-    scale = F.pad(weight.scale.float(), (0, padded - rows))
-    words = width // 4
-    parts = as_bytes(scale), as_bytes(sums)
-    return PackedWeight("int8", rows, cols, padded, words, data, *parts, form=weight.form)
+    _write(packed.scale, weight.scale.float())
+    _write(packed.sums, weight.q.sum(1, dtype=torch.int32))
+    return packed
 
 
 def _pack_int4(weight: Int4Weight, target: PackedWeight | None) -> PackedWeight:
-    rows, cols = weight.shape
-    group = weight.group
-    if group not in _NATIVE_GROUPS:
-        raise Unsupported(f"int4 weights in groups of {group}")
-    padded, width = _up(rows, _OUT_PAD), _up(cols, max(64, group))
-    data, view = _words(padded, width // 8, target)
+    packed = target or empty(weight.form, weight.shape)
+    (rows, cols), group = weight.shape, weight.group
+    width, view = packed.words * 8, _words(packed)
     for first in range(0, rows, _BLOCK):
         part = Int4Weight(weight.q[first : first + _BLOCK], weight.scale, group)
         levels = (part.levels() + 8).to(torch.uint8)
         missing = _up(len(levels), _OUT_PAD) - len(levels)
         levels = F.pad(levels, (0, width - cols, 0, missing), value=8)
         eights = levels.unflatten(1, (-1, 2, 4))  # of eight inputs: low nibbles, high nibbles
-        packed = (eights[:, :, 0] | eights[:, :, 1] << 4).flatten(1).contiguous()
-        _blocks(packed.view(torch.int32), view, first)
-    scale = F.pad(weight.scale.float(), (0, (width - cols) // group, 0, padded - rows))
-    scale = scale.unflatten(0, (-1, LANES)).transpose(1, 2)
-    words = width // 8
-    scales = as_bytes(scale.contiguous())
-    return PackedWeight(
-        "int4", rows, cols, padded, words, data, scales, group=group, form=weight.form
-    )
+        words = (eights[:, :, 0] | eights[:, :, 1] << 4).flatten(1).contiguous()
+        _blocks(words.view(torch.int32), view, first)
+    padding = (0, (width - cols) // group, 0, packed.padded_rows - rows)
+    scale = F.pad(weight.scale.float(), padding)
+    _write(packed.scale, scale.unflatten(0, (-1, LANES)).transpose(1, 2))
+    return packed
 
 
 def _chunk(weight: CodedWeight) -> int:
@@ -241,30 +236,29 @@ def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeigh
     rows, cols = weight.shape
     chunk, bits = _chunk(weight), bits_of(weight.code)
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
-    words = width * bits // 32
-    data, view = _words(padded, words, target)
+    found = {"scale": weight.scale, "zeros": weight.zero, "shifts": weight.shift}
+    parts = {
+        name: _by_lanes(part, weight, chunk, padded)
+        for name, part in found.items()
+        if part is not None
+    }
+    if weight.order is not None:
+        parts["order"] = weight.order.int()
+    if target is None:
+        words = width * bits // 32
+        arrays = {name: allocate(part.nbytes) for name, part in parts.items()}
+        data = allocate(padded * words * 4)
+        form = weight.form
+        target = PackedWeight(
+            "coded", rows, cols, padded, words, data, group=chunk, form=form, **arrays
+        )
+    view = _words(target)
     for first in range(0, rows, _BLOCK):
         part = _padded(weight.q[first : first + _BLOCK], width * bits // 8)
         _blocks((_paired_nibbles if bits == 4 else _paired_bytes)(part), view, first)
-    found = [
-        None if x is None else as_bytes(_by_lanes(x, weight, chunk, padded))
-        for x in (weight.scale, weight.zero, weight.shift)
-    ]
-    order = None if weight.order is None else as_bytes(weight.order.int())
-    return PackedWeight(
-        "coded",
-        rows,
-        cols,
-        padded,
-        words,
-        data,
-        scale=found[0],
-        zeros=found[1],
-        shifts=found[2],
-        order=order,
-        group=chunk,
-        form=weight.form,
-    )
+    for name, part in parts.items():
+        _write(target.parts[name], part)
+    return target
 
 
 def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) -> torch.Tensor:

@@ -223,7 +223,7 @@ def _descriptors(
     Pages must consist of whole blocks; heads must be as wide as blocks and have q's dtype.
     """
     sides = pages.keys, pages.values
-    if arch_of(q) not in ("sm90", "interpreter") or shape.shared or shape.tail:
+    if arch_of(q) not in ("sm90", "sm100", "interpreter") or shape.shared or shape.tail:
         return None
     if pages.keys.shape[1] % block or any(side.dtype != q.dtype for side in sides):
         return None

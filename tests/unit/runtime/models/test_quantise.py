@@ -353,7 +353,7 @@ def test_schemes_without_a_kernel_are_refused(weights):
         "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
     }
     with pytest.raises(
-        ConfigError, match=r"config_groups\.group_0: weights are .* kernels for int8"
+        ConfigError, match=r"config_groups\.group_0: weights are .* kernels for integers"
     ):
         stored_format({"quantization_config": settings})
 

@@ -194,5 +194,5 @@ def kept_format(raw: Settings) -> Format | None:
     head = kept.get("head_bits") if isinstance(kept, dict) else None
     name = own.name
     if isinstance(own, CompressedTensors) and all(scheme.rounds_rows for scheme in own.schemes):
-        name = "w8a8" if own.bits == 8 else "w4a8"
+        name = "w4a8" if own.bits <= 4 else "w8a8"
     return Format(name, own.bits, head if head == 8 else None)

@@ -1,7 +1,7 @@
 """The layouts of compressed-tensors, which llm-compressor and `sylvan quantize` write.
 
 `NAME.weight` as int8 or float8 with `NAME.weight_scale` ("int-quantized", "float-quantized",
-"naive-quantized"); or `NAME.weight_packed`, int32 words of 4-bit or 8-bit levels, lowest first,
+"naive-quantized"); or `NAME.weight_packed`, int32 words of levels of 2 to 8 bits, lowest first,
 each raised to be unsigned, with `NAME.weight_scale` (N, groups) and `NAME.weight_shape`
 ("pack-quantized"); or bytes of two e2m1 numbers ("nvfp4-pack-quantized", "mxfp4-pack-quantized").
 Zero points `NAME.weight_zero_point` are packed along the outputs. Layout: compressed-tensors 0.20.
@@ -129,7 +129,8 @@ class CompressedTensors:
         if scheme.kind == "float":
             return fp8(parts, raw, scale, scheme.block)
         if _PACKED in ends:
-            levels, bits = _levels(parts, raw, check_whole(ends[_SHAPE], tensor(ends[_SHAPE]), 2))
+            shape = check_whole(ends[_SHAPE], tensor(ends[_SHAPE]), 2)
+            levels, bits = _levels(parts, raw, shape, scheme.bits)
         else:
             levels, bits = _bytes(name, raw, scale), 8
         scale = _scales(parts[1], scale, scheme, levels)
@@ -137,7 +138,9 @@ class CompressedTensors:
         if _ZERO in ends:
             zero = _zeros(ends[_ZERO], tensor(ends[_ZERO]), bits, scale, packed=_PACKED in ends)
         if zero is None and scheme.rounds_rows and _INDEX not in ends:
-            made = _by_row if bits == 8 else _in_groups
+            made, middle = (_in_groups, 8) if bits <= 4 else (_by_row, 128)
+            if bits not in (4, 8):  # fewer bits use the middle of as many
+                levels = levels + (middle - (1 << bits - 1))
             return made(name, levels, scale.float())
         order = None
         if _INDEX in ends:
@@ -191,9 +194,10 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
     bits: Any = weights.get("num_bits")
     size, block = weights.get("group_size"), weights.get("block_structure")
     symmetric = bool(weights.get("symmetric", True))
+    packed = how in ("channel", "group") and layout in _WORDS
     fits = {
+        **{("int", size): packed for size in range(2, 8)},
         ("int", 8): how in ("channel", "tensor", "group") and layout in (*_PLAIN, *_WORDS),
-        ("int", 4): how in ("channel", "group") and layout in _WORDS,
         ("float", 8): (how in ("channel", "tensor", "block") and layout in _PLAIN and symmetric)
         or (how == "group" and layout == _POWERS and size == 32),
         ("float", 4): how in ("group", "tensor_group") and layout in _NUMBERS and symmetric,
@@ -206,28 +210,29 @@ def _scheme(name: str, group: Any, layout: object) -> Scheme:
         raise ConfigError(
             f"config.json: quantization_config.config_groups.{name}: weights are {kind!r} of "
             f"{bits} bits by {how!r} (group_size {size}, symmetric {symmetric}) in {layout!r}; "
-            "there are kernels for int8 by channel, tensor or group and int4 by channel or group "
-            "(of 16 to 1024 inputs), float 8 by tensor, channel or block, NVFP4, MXFP4 and MXFP8"
+            "there are kernels for integers of 2 to 8 bits by channel or group (of 16 to 1024 "
+            "inputs), int8 by tensor, float 8 by tensor, channel or block, NVFP4, MXFP4 and MXFP8"
         )
     rows = group.get("input_activations")
     rounds = isinstance(rows, dict) and rows.get("num_bits") == 8 and rows.get("type") == "int"
-    rounds = rounds and symmetric and not (bits == 4 and how == "group" and size not in GROUP_SIZES)
-    rounds = rounds and not (bits == 8 and how == "group")
+    rounds = rounds and symmetric
+    if how == "group":
+        rounds = rounds and bits <= 4 and size in GROUP_SIZES
     targets = tuple(str(target) for target in group.get("targets") or ("Linear",))
     edges = (int(block[0]), int(block[1])) if isinstance(block, list) else None
     return Scheme(targets, kind, bits, how, size, edges, symmetric, rounds, str(layout))
 
 
 def _levels(
-    parts: Sequence[str], words: torch.Tensor, shape: Sequence[int]
+    parts: Sequence[str], words: torch.Tensor, shape: Sequence[int], bits: int
 ) -> tuple[torch.Tensor, int]:
-    """Levels from 0 on (N, K), and their bits."""
+    """Levels from 0 on (N, K), and their bits: those of the scheme, 4 or 8."""
     rows, cols = shape
     if words.dtype != torch.int32 or words.dim() != 2 or len(words) != rows or rows < 1 or cols < 1:
         raise ConfigError(f"{parts[0]!r} is {list(words.shape)} of {words.dtype}, for {rows} rows")
-    for bits in (4, 8):
-        if words.shape[1] == -(-cols * bits // 32):
-            return unpacked(words, bits, 1, cols), bits
+    for size in (bits, 4, 8):
+        if words.shape[1] == -(-cols * size // 32):
+            return unpacked(words, size, 1, cols), size
     raise ConfigError(f"{parts[0]!r} is {list(words.shape)}, which is not {rows} x {cols}")
 
 

@@ -32,7 +32,7 @@ class CudaKind:
         ),
         collective="nccl",
         automatic=True,
-        state="run on an H100; compiled for sm_80 and sm_90",
+        state="run on an H100; compiled for sm_80, sm_89, sm_90 and sm_100",
         how="a driver of 525 or newer, torch for CUDA, pip install 'sylvan[gpu]'",
         opener="sylvan.runtime.platform.accelerator:open_accelerator",
     )

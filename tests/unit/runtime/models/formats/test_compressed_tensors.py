@@ -58,13 +58,15 @@ def blocks(w):
     return w.view(N // 16, 16, K // 64, 64).abs().amax((1, 3)) / 448
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize(("strategy", "group"), [("group", 32), ("group", 128), ("channel", None)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_integers(bits, strategy, group, symmetric):
     weights = {"num_bits": bits, "type": "int", "strategy": strategy, "group_size": group}
     size = (N, K // (group or K))
-    zero = torch.randint(-8, 8, size, dtype=torch.int8, generator=torch.Generator().manual_seed(2))
+    most = min(8, 1 << bits - 1)
+    generator = torch.Generator().manual_seed(2)
+    zero = torch.randint(-most, most, size, dtype=torch.int8, generator=generator)
     found, numbers = compressed(
         "pack-quantized",
         weights | {"symmetric": symmetric},
@@ -73,17 +75,21 @@ def test_integers(bits, strategy, group, symmetric):
     )
 
     assert isinstance(found, CodedWeight)
+    assert found.code == ("int4" if bits <= 4 else "int8")
     assert torch.equal(found.numbers().half(), numbers)
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, Int8Weight), (4, Int4Weight)])
+@pytest.mark.parametrize(
+    ("bits", "kind"),
+    [(8, Int8Weight), (6, Int8Weight), (4, Int4Weight), (3, Int4Weight), (2, Int4Weight)],
+)
 def test_schemes_that_round_rows_multiply_so(bits, kind):
     rows = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
-    strategy = {"strategy": "channel"} if bits == 8 else {"strategy": "group", "group_size": 64}
+    strategy = {"strategy": "channel"} if bits > 4 else {"strategy": "group", "group_size": 64}
     found, numbers = compressed(
         "int-quantized" if bits == 8 else "pack-quantized",
         {"num_bits": bits, "type": "int", "symmetric": True} | strategy,
-        by_group(K if bits == 8 else 64, torch.float32, most=2.0 ** (bits - 1)),
+        by_group(K if bits > 4 else 64, torch.float32, most=2.0 ** (bits - 1)),
         rows=rows,
     )
 
