@@ -23,6 +23,7 @@ from tools.train.vision.draw import (  # noqa: E402
     BUILT_IN_FONT,
     COLOURS,
     HIGHEST,
+    LAST,
     LOWEST,
     ORDERS,
     SHAPES,
@@ -150,7 +151,8 @@ def test_marks_say_where_characters_and_bars_stand() -> None:
         drawn = written(rng, text, OWN_FONT)
         assert "".join(mark.name for mark in drawn.marks) == text
         assert [mark.x for mark in drawn.marks] == sorted(mark.x for mark in drawn.marks)
-        assert [mark.more for mark in drawn.marks] == [(order,) for order in ORDERS[: len(text)]]
+        assert [mark.more[0] for mark in drawn.marks] == list(ORDERS[: len(text)])
+        assert [LAST in mark.more for mark in drawn.marks] == [False] * (len(text) - 1) + [True]
         assert all(0 <= mark.x <= 1 and ink_near(drawn, mark) for mark in drawn.marks)
     chart = bars(rng, [9, 2], ["black", "blue"], OWN_FONT)
     assert [m.name for m in chart.marks] == [BAR, "A", "9", BAR, "B", "2"]

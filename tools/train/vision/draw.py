@@ -33,6 +33,7 @@ BAR = "bar"
 ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "centre", "right")
 ORDERS = ("first", "second", "third", "fourth", "fifth")
+LAST = "last"
 HIGHEST, LOWEST = "highest", "lowest"
 
 BUILT_IN_FONT = ""
@@ -217,7 +218,12 @@ def _line(pen: Any, at: tuple[float, float], text: str, font: Any, ink: Colour) 
     _, top, _, bottom = pen.textbbox(at, text, font=font)
     ends = [at[0] + font.getlength(text[:end]) for end in range(len(text) + 1)]
     return [
-        Mark(one, (ends[i] + ends[i + 1]) / 2, (top + bottom) / 2, more=ORDERS[i : i + 1])
+        Mark(
+            one,
+            (ends[i] + ends[i + 1]) / 2,
+            (top + bottom) / 2,
+            more=(*ORDERS[i : i + 1], *((LAST,) if i == len(text) - 1 else ())),
+        )
         for i, one in enumerate(text)
         if one != " "
     ]

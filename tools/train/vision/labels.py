@@ -17,6 +17,7 @@ from tools.train.vision.draw import (
     COLOURS,
     COLUMNS,
     HIGHEST,
+    LAST,
     LOWEST,
     ORDERS,
     ROWS,
@@ -39,6 +40,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "rows": ROWS,
     "columns": COLUMNS,
     "orders": ORDERS,
+    "ends": (LAST,),
     "counts": NUMBERS,
     "ranks": (HIGHEST, LOWEST),
 }

@@ -51,8 +51,8 @@ class TrainConfig:
     steps: int = 1500
     shapes: int = 8
     words: int = 8
-    texts: int = 4
-    matrix_lr: float = 0.008
+    texts: int = 6
+    matrix_lr: float = 0.01
     embedding_lr: float = 0.002
     norm_lr: float = 0.0005
     weight_decay: float = 0.01
