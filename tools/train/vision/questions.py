@@ -361,7 +361,7 @@ def trained(rng: random.Random) -> Subject:
 def dense(rng: random.Random, fonts: Fonts) -> Drawn:
     """A picture with much on it, for the tower to learn from alone: nothing that is held out."""
     way = rng.random()
-    if way < 0.25:
+    if way < 0.35:
         texts: list[str] = []
         while len(texts) < 4:
             if rng.random() < 0.35:
