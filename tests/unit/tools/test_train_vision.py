@@ -40,6 +40,7 @@ from tools.train.vision.labels import (  # noqa: E402
     COLOUR_LABELS,
     MARK_LABELS,
     WORDS,
+    Reading,
     embeddings,
     labels_of,
 )
@@ -53,7 +54,6 @@ from tools.train.vision.pretrain import (  # noqa: E402
     Loss,
     PatchLabeller,
     PretrainConfig,
-    Reading,
     check,
     right_of,
     shares,
@@ -64,11 +64,11 @@ from tools.train.vision.rows import (  # noqa: E402
     Encoder,
     Read,
     Steps,
-    load_tokenizer,
     pixels_of,
     seen_part,
 )
 from tools.train.vision.run import TrainConfig, Trainer, read_tower  # noqa: E402
+from tools.train.vision.tokens import load_tokenizer  # noqa: E402
 
 TINY = TrainConfig(
     steps=4, shapes=2, words=1, texts=2, workers=0, check_every=100, check_per_class=1
@@ -82,7 +82,12 @@ def arrays_of(step: int) -> list[np.ndarray]:
         if isinstance(part, Read):
             found += [part.tokens.numpy(), part.targets.numpy()]
         else:
-            found += [part.before, part.pixels, *(one for pair in part.asked for one in pair)]
+            found += [
+                part.before,
+                part.pixels,
+                part.said,
+                *(one for pair in part.asked for one in pair),
+            ]
     return found
 
 
@@ -246,7 +251,7 @@ def test_questions_about_a_picture_are_answered_as_if_each_were_alone() -> None:
     asked = torch.randint(300, 4000, (2, 3, 9))
     pixels = torch.randint(0, 256, (2, 96, 96, 3), dtype=torch.uint8)
     groups = [asked[:, :2], asked[:, 2:, :5]]
-    found = model.hidden(torch.tensor(before), pixels, groups)
+    found = model.hidden(torch.tensor(before), model.vectors(pixels), groups)
     assert [one.shape[:3] for one in found] == [(2, 2, 9), (2, 1, 5)]
     for group, states in zip(groups, found, strict=True):
         for row in range(2):
@@ -342,6 +347,6 @@ def test_the_export_computes_in_transformers_what_was_trained(tmp_path) -> None:
     with torch.inference_mode():
         theirs = model(**given).logits[0, -1].float()
         asked = ids[0, at[-1] + 1 :][None, None]
-        [states] = trainer.average.hidden(ids[0, : at[0]], pixels, [asked])
+        [states] = trainer.average.hidden(ids[0, : at[0]], trainer.average.vectors(pixels), [asked])
         mine = trainer.average.language_model.head(states)[0, 0, -1]
     assert (mine - theirs).abs().max() < 0.05 * theirs.abs().max()

@@ -26,7 +26,7 @@ from tools.train.vision.draw import (
     Mark,
 )
 from tools.train.vision.model import VisionConfig
-from tools.train.vision.rows import load_tokenizer
+from tools.train.vision.tokens import load_tokenizer
 
 MARK_LABELS = ("", *SHAPES, BAR, *string.digits, *string.ascii_letters)
 COLOUR_LABELS = ("", *COLOURS)
@@ -125,3 +125,26 @@ def group_slices() -> dict[str, slice]:
     """Where the words of each group lie among the embeddings."""
     ends = list(itertools.accumulate(map(len, GROUPS.values()), initial=1))
     return {name: slice(*pair) for name, pair in zip(GROUPS, itertools.pairwise(ends), strict=True)}
+
+
+class Reading:
+    """What vectors say, read out with the embeddings of the words."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.table = embeddings().to(device)
+        self.groups = group_slices()
+
+    def meant(self, said: Tensor) -> Tensor:
+        """The vectors that say these words: (..., words) to (..., width)."""
+        return self.table[said].sum(-2)
+
+    def scores(self, vectors: Tensor, said: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """By group: scores (K, words) of the patches that should say one of it, and which."""
+        flat, words = vectors.flatten(0, -2), said.flatten(0, -2)
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, part in self.groups.items():
+            one = ((words >= part.start) & (words < part.stop)).nonzero()
+            if len(one) and part.stop - part.start > 1:
+                wanted = words[one[:, 0], one[:, 1]] - part.start
+                found[name] = flat[one[:, 0]] @ self.table[part].T / 16, wanted
+        return found

@@ -222,18 +222,18 @@ class SaplingVision(nn.Module):
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
             return self.multi_modal_projector(self.vision_tower["vision_model"](scaled))
 
-    def hidden(self, before: Tensor, pixels: Tensor, asked: Sequence[Tensor]) -> list[Tensor]:
+    def hidden(self, before: Tensor, vectors: Tensor, asked: Sequence[Tensor]) -> list[Tensor]:
         """Final states of questions about pictures, none of which sees another.
 
         Arguments:
             before: Tokens before the picture (B), the same for all.
-            pixels: One picture a row (N, side, side, 3).
+            vectors: The tokens of a picture a row (N, tokens, width).
             asked: Groups of questions and their answers, right-padded (N, questions, length).
         """
         body = self.language_model.model
-        vectors = self.vectors(pixels).to(torch.bfloat16)
         embedded = [body.embed_tokens(one).to(torch.bfloat16) for one in (before, *asked)]
-        shared = torch.cat((embedded[0].expand(len(vectors), -1, -1), vectors), 1)[:, None]
+        first = embedded[0].expand(len(vectors), -1, -1)
+        shared = torch.cat((first, vectors.to(first.dtype)), 1)[:, None]
         parts = [shared, *embedded[1:]]
         begins = [0] + [shared.shape[2]] * len(asked)
         tables = [

@@ -31,8 +31,7 @@ from tools.train.vision.labels import (
     COLOUR_LABELS,
     MARK_LABELS,
     WORDS,
-    embeddings,
-    group_slices,
+    Reading,
     labels_of,
 )
 from tools.train.vision.model import Projector, Tower, VisionConfig, begin_tower
@@ -111,29 +110,6 @@ class PatchLabeller(nn.Module):
 
 
 Scores = tuple[Tensor, Tensor, Tensor]
-
-
-class Reading:
-    """What vectors say, read out with the embeddings of the words."""
-
-    def __init__(self, device: str = "cpu") -> None:
-        self.table = embeddings().to(device)
-        self.groups = group_slices()
-
-    def meant(self, said: Tensor) -> Tensor:
-        """The vectors that say these words: (..., words) to (..., width)."""
-        return self.table[said].sum(-2)
-
-    def scores(self, vectors: Tensor, said: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """By group: scores (K, words) of the patches that should say one of it, and which."""
-        flat, words = vectors.flatten(0, -2), said.flatten(0, -2)
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, part in self.groups.items():
-            one = ((words >= part.start) & (words < part.stop)).nonzero()
-            if len(one) and part.stop - part.start > 1:
-                wanted = words[one[:, 0], one[:, 1]] - part.start
-                found[name] = flat[one[:, 0]] @ self.table[part].T / 16, wanted
-        return found
 
 
 class Loss:

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
 from tools.train.data import mix
 from tools.train.data.base import Example, casual, maybe_system
-from tools.train.evaluate import ASSETS
 from tools.train.rows import padded
 from tools.train.template import EMPTY_THINK, END_OF_TURN, render
 from tools.train.tokenizer import encode_example
 from tools.train.vision import questions
-from tools.train.vision.draw import installed_fonts
-from tools.train.vision.model import IMAGE_TOKEN, VisionConfig
+from tools.train.vision.draw import Drawn, installed_fonts
+from tools.train.vision.labels import labels_of
+from tools.train.vision.model import VisionConfig
 from tools.train.vision.questions import Question
+from tools.train.vision.tokens import load_tokenizer
 
 _ANSWER = END_OF_TURN + "\n<|im_start|>assistant\n" + EMPTY_THINK
 _MOST_TEXT = 448
@@ -42,11 +43,13 @@ class Seen:
         pixels: uint8 (N, side, side, 3).
         asked: Groups of questions: tokens (N, questions, length), right-padded, and targets, the
             token to predict after each or -100.
+        said: Numbers of the words that the patches should say (N, patches, words), if known.
     """
 
     before: np.ndarray
     pixels: np.ndarray
     asked: list[tuple[np.ndarray, np.ndarray]]
+    said: np.ndarray | None = None
 
 
 @dataclass
@@ -58,15 +61,6 @@ class Read:
 
 
 Part = Seen | Read
-
-
-def load_tokenizer() -> Tokenizer:
-    """Sapling's tokenizer, and a token that stands for a patch of a picture."""
-    tokenizer = Tokenizer.from_file(str(ASSETS / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(questions.IMAGE, special=True)])
-    if tokenizer.token_to_id(questions.IMAGE) != IMAGE_TOKEN:
-        raise ValueError("sapling's vocabulary has changed")
-    return tokenizer
 
 
 def pixels_of(image: Any, side: int) -> np.ndarray:
@@ -188,7 +182,7 @@ class Steps(Dataset[list[Part]]):
         return made + self._read(rng, self._tokenizer)
 
     def _seen(self, rng: random.Random, encoder: Encoder, name: str) -> Seen:
-        chances, pictures = _CHANCES[name], []
+        chances, pictures = _CHANCES[name], list[Drawn]()
         rows: list[list[list[Asked]]] = [[] for _ in _GROUPS[name]]
         while len(pictures) < getattr(self.amounts, name):
             [kind] = rng.choices(list(chances), list(chances.values()))
@@ -198,10 +192,12 @@ class Steps(Dataset[list[Part]]):
                 continue
             for row, found in zip(rows, picked, strict=True):
                 row.append(found)
-            image = subject.draw(rng, self.fonts).image
-            pictures.append(pixels_of(image, self.config.image_size))
+            pictures.append(subject.draw(rng, self.fonts))
         groups = [group_of(row, one.width) for row, one in zip(rows, _GROUPS[name], strict=True)]
-        return Seen(encoder.before(maybe_system(rng, 0.1)), np.stack(pictures), groups)
+        before = encoder.before(maybe_system(rng, 0.1))
+        pixels = [pixels_of(one.image, self.config.image_size) for one in pictures]
+        said = [labels_of(one, self.config)[2] for one in pictures]
+        return Seen(before, np.stack(pixels), groups, np.stack(said))
 
     def _read(self, rng: random.Random, tokenizer: Tokenizer) -> list[Part]:
         """Texts in two parts, the short and the long ones."""
