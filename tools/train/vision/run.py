@@ -98,7 +98,6 @@ class Trainer:
         config: TrainConfig,
         folder: Path,
         start: Path | None = None,
-        tower: Path | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
         self.config, self.folder = config, folder
@@ -110,8 +109,6 @@ class Trainer:
         else:
             wide = {name: tensor.float() for name, tensor in load_file(start).items()}
             model.load_state_dict(wide)
-        if tower is not None:
-            read_tower(model, tower)
         self.model = model.to(self.device)
         self.average = copy.deepcopy(self.model)
         self.optimisers = make_optimisers(
@@ -147,6 +144,11 @@ class Trainer:
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.step, self.trained_s = state["step"], state["trained_s"]
+
+    def take_tower(self, file: Path) -> None:
+        """Take over what the first stage learnt."""
+        for model in (self.model, self.average):
+            read_tower(model, file)
 
     def export(self, folder: Path) -> None:
         """Write the averaged weights in bfloat16."""
@@ -346,9 +348,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     names = ("work", "output", "resume", "start", "tower")
     work, output, resume, start, tower = (given.pop(name) for name in names)
-    trainer = Trainer(TrainConfig(**given), work, start, tower)
+    trainer = Trainer(TrainConfig(**given), work, start)
     if resume:
         trainer.load(resume)
+    if tower:
+        trainer.take_tower(tower)
     trainer.run()
     trainer.export(output)
     device = torch.cuda.get_device_name() if given["device"] == "cuda" else "cpu"
