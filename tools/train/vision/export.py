@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
-    usual = Path("build/vision/model")
+    usual = ASSETS.with_name("sapling-vision")
     parser.add_argument("--output", type=Path, default=usual, help="model directory")
     chosen = parser.parse_args(arguments)
     count = export(chosen.weights, chosen.output)

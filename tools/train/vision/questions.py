@@ -165,10 +165,10 @@ def _count(rng: random.Random, pairs: Sequence[tuple[str, str]]) -> Question:
 
 def few(rng: random.Random) -> Subject:
     """One to three shapes, anywhere."""
-    pairs = _pairs(rng, rng.choice((1, 1, 2, 2, 3)))
-    asked = [ask(rng, pairs, at) for at in range(len(pairs)) for ask in (_colour, _shape)]
-    asked += [_exists(rng, pairs) for _ in range(3)]
-    asked += [_count(rng, pairs) for _ in range(2)]
+    pairs = _pairs(rng, rng.choice((1, 2, 2, 2, 3)))
+    asked = [ask(rng, pairs, at) for at in range(len(pairs)) for ask in (_colour, _colour, _shape)]
+    asked += [_exists(rng, pairs) for _ in range(4)]
+    asked.append(_count(rng, pairs))
     if len(pairs) < 3:
         asked += [_describe(rng, pairs) for _ in range(2)]
     size = (0.12, 0.42) if len(pairs) == 1 else (0.11, 0.24)
@@ -271,22 +271,12 @@ def number(rng: random.Random) -> Subject:
     return Subject(lambda r, fonts: written(r, text, fonts), [asked, *more])
 
 
-def read(rng: random.Random) -> Subject:
-    """A word of two to five letters, in whatever case, that is answered in lower case."""
-    word = _word(rng)
-    text = _styled(rng, word)
-    templates = (
-        "What does it say?",
-        "Read the text.",
-        "What is written here?",
-        "Read the word.",
-        "Which word is this?",
-        "What does the picture say?",
-        "What text is in the picture?",
-    )
-    asked = Question("vision_read", rng.choice(templates), word, key_of("vision_read", word))
-    more = _characters(rng, word, "letter", asked.key)
-    return Subject(lambda r, fonts: written(r, text, fonts), [asked, *more])
+def word(rng: random.Random) -> Subject:
+    """A word of two to five letters, in whatever case; its letters are answered in lower case."""
+    chosen = _word(rng)
+    text = _styled(rng, chosen)
+    asked = _characters(rng, chosen, "letter", key_of("vision_read", chosen))
+    return Subject(lambda r, fonts: written(r, text, fonts), asked)
 
 
 def chart(rng: random.Random) -> Subject:
@@ -317,16 +307,16 @@ SUBJECTS: dict[str, Callable[[random.Random], Subject]] = {
     "crowd": crowd,
     "placed": placed,
     "number": number,
-    "read": read,
+    "word": word,
     "chart": chart,
 }
 WEIGHTS: dict[str, float] = {
-    "few": 3.0,
+    "few": 6.0,
     "crowd": 1.5,
     "placed": 1.5,
-    "number": 1.5,
-    "read": 3.0,
-    "chart": 2.0,
+    "number": 2.0,
+    "word": 1.5,
+    "chart": 1.5,
 }
 CLASSES: dict[str, tuple[str, ...]] = {
     "vision_shape": ("few",),
@@ -336,8 +326,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "vision_exists": ("few",),
     "vision_describe": ("few",),
     "vision_number": ("number",),
-    "vision_read": ("read",),
-    "vision_character": ("number", "read"),
+    "vision_character": ("number", "word"),
     "vision_chart": ("chart",),
 }
 """Classes of the evaluation, and the subjects that ask such questions."""

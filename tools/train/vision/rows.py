@@ -28,7 +28,6 @@ from tools.train.vision.tokens import load_tokenizer
 _ANSWER = END_OF_TURN + "\n<|im_start|>assistant\n" + EMPTY_THINK
 _MOST_TEXT = 448
 _ROUND = 32
-_SPELT = "vision_read"
 
 Asked = tuple[list[int], list[int]]
 """Tokens of a question, up to where the answer begins, and those of the answer."""
@@ -81,14 +80,9 @@ class Encoder:
         text = render([*system, {"role": "user", "content": questions.IMAGE}])
         return np.array(self._ids(text[: text.index(questions.IMAGE)]))
 
-    def asked(self, text: str, kind: str, answer: str) -> Asked:
-        """Tokens of a question, and of its answer; words that are read are spelt.
-
-        A letter a token: letters can be read one after another, parts of words cannot.
-        """
-        parts = list(answer) if kind == _SPELT else [answer]
-        said = [one for part in parts for one in self._ids(part)]
-        return self._ids(text + _ANSWER), said + self._ids(END_OF_TURN)
+    def asked(self, text: str, answer: str) -> Asked:
+        """Tokens of a question, and of its answer."""
+        return self._ids(text + _ANSWER), self._ids(answer + END_OF_TURN)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -113,7 +107,7 @@ def group_of(rows: Sequence[Sequence[Asked]], width: int) -> tuple[np.ndarray, n
 def seen_part(encoder: Encoder, examples: Sequence[Example], config: VisionConfig) -> Seen:
     """Examples with one question each and the same system prompt."""
     rows = [
-        [encoder.asked(asked["content"].removeprefix(questions.IMAGE), one.kind, said["content"])]
+        [encoder.asked(asked["content"].removeprefix(questions.IMAGE), said["content"])]
         for one in examples
         for asked, said in [one.messages[-2:]]
     ]
@@ -155,7 +149,7 @@ _GROUPS: Mapping[str, Sequence[Group]] = {
 """Few shapes of tensors: each new one costs the matrix library a compilation."""
 _TEXTS: Mapping[str, float] = {**mix.WEIGHTS, "smalltalk": 12.0, "unknown": 16.0}
 """Refusals and small talk are forgotten first: questions about pictures are like them."""
-_WRITTEN = ("number", "read")
+_WRITTEN = ("number", "word")
 _CHANCES = {
     "shapes": {n: w for n, w in questions.WEIGHTS.items() if n not in _WRITTEN},
     "words": {n: w for n, w in questions.WEIGHTS.items() if n in _WRITTEN},
@@ -216,7 +210,7 @@ def _picked(
     rng: random.Random, encoder: Encoder, found: Sequence[Question], group: Group
 ) -> list[Asked]:
     """Questions of a group, each at most once more than any other; none if none fits."""
-    asked = [encoder.asked(casual(rng, one.text), one.kind, one.answer) for one in found]
+    asked = [encoder.asked(casual(rng, one.text), one.answer) for one in found]
     fitting = [one for one in asked if _length(one) <= group.width]
     fitting = [one for one in fitting if _length(one) > group.longer_than] or fitting
     rng.shuffle(fitting)
