@@ -1,4 +1,4 @@
-"""What each patch of a picture should say, in words of sapling, and how to read it back."""
+"""Labels of patches: words that each should say in sapling's embeddings, and reading them back."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def group_slices() -> dict[str, slice]:
 
 
 class Reading:
-    """What vectors say, read out with the embeddings of the words."""
+    """Reads what vectors say, with the embeddings of the words."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.table = embeddings().to(device)

@@ -215,7 +215,7 @@ def train(model: PatchLabeller, config: PretrainConfig, output: Path) -> None:
 def check(
     model: PatchLabeller, seed: int, count: int, fonts: Sequence[str]
 ) -> list[dict[str, tuple[int, int]]]:
-    """What is said rightly in pictures of the questions that are held out."""
+    """Count what is said rightly in pictures of the questions that are held out."""
     device = str(next(model.parameters()).device)
     reading = Reading(device)
     rng = random.Random(f"{seed}:check")

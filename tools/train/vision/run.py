@@ -178,7 +178,7 @@ class Trainer:
         return model.language_model.head(torch.cat(kept)), said
 
     def _vectors(self, model: SaplingVision, part: Seen) -> Tensor:
-        """What the tower says of pictures, or without one, roughly what it should say."""
+        """Tokens of pictures: of the tower, or if `told`, roughly those that it should give."""
         if not self.config.told or part.said is None:
             return model.vectors(self._tensor(part.pixels))
         rows = self.reading.meant(self._tensor(part.said).long())
