@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
+MODEL  ?=
 ARGS   ?=
 BIN    := $(VENV)/bin
 # Each server that a test starts would compile the package anew, and each worker all tests.
@@ -27,8 +28,12 @@ $(VENV)/.dev: pyproject.toml $(wildcard hatch_build.py)
 	$(PIP) install -e ".[dev]"
 	touch $(VENV)/.runtime $@
 
-serve: $(VENV)/.runtime  ## install and serve the built-in model; ARGS="--port 31000 ..." passes flags on
-	$(BIN)/sylvan serve $(ARGS)
+serve: $(VENV)/.runtime $(if $(filter sapling-vision,$(MODEL)),$(VENV)/.images)  ## install and serve the built-in model; MODEL=sapling-vision serves the one that sees; ARGS="--port 31000 ..." passes flags on
+	$(BIN)/sylvan serve $(MODEL) $(ARGS)
+
+$(VENV)/.images: $(VENV)/.runtime
+	$(PIP) install "pillow>=10"
+	touch $@
 
 test: $(VENV)/.dev  ## install and run the tests; ARGS="tests/unit -k radix" chooses
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)

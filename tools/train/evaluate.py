@@ -2,7 +2,7 @@
 
 python -m tools.train.evaluate                              # transformers, local files
 python -m tools.train.evaluate --url http://127.0.0.1:30000 # an OpenAI-compatible server
-python -m tools.train.evaluate --vision --model DIRECTORY   # pictures as well
+python -m tools.train.evaluate --vision                     # sapling-vision, and pictures as well
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def show_miss(example: Example, answer: Answer) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Score sapling on held-out examples.")
-    parser.add_argument("--model", type=Path, default=ASSETS, help="model directory")
+    parser.add_argument("--model", type=Path, help="model directory; default: the built-in one")
     parser.add_argument("--vision", action="store_true", help="ask about pictures as well")
     parser.add_argument(
         "--other-fonts", action="store_true", help="draw fonts that were never trained on"
@@ -199,7 +199,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.url:
         answers = server_answers(chosen.url, chosen.name, examples)
     else:
-        answers = transformers_answers(chosen.model, examples)
+        built_in = ASSETS.with_name("sapling-vision") if chosen.vision else ASSETS
+        answers = transformers_answers(chosen.model or built_in, examples)
     on_miss: Callable[[Example, Answer], None] | None = show_miss if chosen.misses else None
     table = score(examples, answers, on_miss)
     print(format_table(table))

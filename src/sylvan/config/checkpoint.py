@@ -25,7 +25,7 @@ from sylvan.config.env import cache_dir
 from sylvan.config.facts import DTYPE_BYTES, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
-from sylvan.config.tree import BUILT_IN_MODEL
+from sylvan.config.tree import BUILT_IN_MODELS
 from sylvan.protocol.errors import ConfigError
 from sylvan.utils.json_files import read_json
 
@@ -75,8 +75,8 @@ def model_dir(model: str) -> Path:
     Raises:
         ConfigError: there is none; suggests near names, and says what a model directory contains.
     """
-    if model == BUILT_IN_MODEL and not Path(model, "config.json").is_file():
-        return ASSETS / BUILT_IN_MODEL
+    if model in BUILT_IN_MODELS and not Path(model, "config.json").is_file():
+        return ASSETS / model
     path = fetched(model)
     if file := gguf_file(path):
         return gguf_view(file, cache_dir() / "gguf")
@@ -84,7 +84,7 @@ def model_dir(model: str) -> Path:
         raise ConfigError(
             f"model: there is no directory {model!r}{_near(path)}. A model is a directory with "
             f"{NEEDED}, a GGUF file, a URL of either ({_url(model)}, s3://..., https://...), or "
-            f"{BUILT_IN_MODEL!r}, the built-in one"
+            f"a built-in one ({', '.join(BUILT_IN_MODELS)})"
         )
     if not (path / "config.json").is_file():
         raise ConfigError(

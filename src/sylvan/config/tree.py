@@ -31,6 +31,7 @@ from sylvan.config.values import (
 )
 
 BUILT_IN_MODEL = "sapling"
+BUILT_IN_MODELS = (BUILT_IN_MODEL, "sapling-vision")
 DRAFTING_REQS = 8
 """Largest number of requests whose draft tokens can all be verified in one step."""
 DRAFT_HEADS = ("eagle", "eagle3", "medusa")
@@ -455,8 +456,8 @@ class Config(Section, frozen=True):
     """One runtime."""
 
     model: str = BUILT_IN_MODEL
-    """Directory of a Hugging Face checkpoint, a GGUF file, a URL of either, or `sapling`, the
-    built-in chat model."""
+    """Directory of a Hugging Face checkpoint, a GGUF file, a URL of either, or a built-in chat
+    model: `sapling`, or `sapling-vision`, which sees."""
     served_model_name: str | None = None
     """Name of the model in the API; default: the last part of its path."""
     weight_version: str = "default"

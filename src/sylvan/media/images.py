@@ -50,10 +50,13 @@ def decode_image(data: bytes, max_pixels: int) -> Any:
     Returns: A `PIL.Image.Image`.
 
     Raises:
-        UnreadableError: It is not an image, is damaged, or has too many pixels.
+        UnreadableError: It is not an image, is damaged, has too many pixels, or there is no Pillow.
     """
-    from PIL import Image, ImageOps
-
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        message = "reading an image needs the package pillow; install sylvan[multimodal]"
+        raise UnreadableError(message) from error
     Image.init()  # registers decoders once
     Image.MAX_IMAGE_PIXELS = None  # check the size here, before decoding
     try:

@@ -6,6 +6,7 @@ import struct
 import pytest
 
 from sylvan.config.checkpoint import ASSETS, model_dir, model_facts
+from sylvan.config.tree import BUILT_IN_MODELS
 from sylvan.protocol.errors import ConfigError
 
 CONFIG = {
@@ -146,5 +147,8 @@ def test_a_directory_without_config_names_the_model_inside(folder):
     assert str(folder) in str(error.value)
 
 
-def test_the_built_in_model_is_found_by_name():
-    assert model_dir("sapling") == ASSETS / "sapling"
+@pytest.mark.parametrize("name", BUILT_IN_MODELS)
+def test_a_built_in_model_is_found_by_name_and_is_small(name):
+    folder = model_dir(name)
+    assert folder == ASSETS / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 12_000_000

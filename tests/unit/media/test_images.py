@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -124,3 +125,10 @@ def test_orders_scale_images_down():
     with pytest.raises(UnreadableError, match="tiles"):
         open_image(item(**{MAX_TILES: 2}))
     assert open_image(item(**{MAX_TILES: 2}), tiles=True).size == (90, 30)
+
+
+def test_a_missing_pillow_is_named(monkeypatch):
+    data = saved(noise(size=(9, 9)))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UnreadableError, match=r"pillow; install sylvan\[multimodal\]"):
+        decode_image(data, LIMIT)

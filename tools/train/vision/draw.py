@@ -7,7 +7,7 @@ import io
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ COLOURS: Mapping[str, Sequence[Colour]] = {
 }
 """Names, and three colours of each, between which all its shades lie."""
 BAR = "bar"
+ROWS = ("top", "middle", "bottom")
+COLUMNS = ("left", "centre", "right")
+ORDERS = ("first", "second", "third", "fourth", "fifth")
+LAST = "last"
+HIGHEST, LOWEST = "highest", "lowest"
 
 BUILT_IN_FONT = ""
 """Pillow's own font."""
@@ -58,20 +63,25 @@ def installed_fonts(*, held_out: bool = False) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Mark:
-    """A shape, a character or a bar; its centre in parts of width and height."""
+    """A shape, a character or a bar; its centre in parts of width and height.
+
+    `more` are words for what else is known of it: its place, its order, or what its bar shows.
+    """
 
     name: str
     x: float
     y: float
     colour: str = ""
+    more: tuple[str, ...] = ()
 
 
 @dataclass
 class Drawn:
-    """A picture and the marks on it."""
+    """A picture, the marks on it, and how many shapes, characters or bars it shows, if few."""
 
     image: Image.Image
     marks: list[Mark] = field(default_factory=list)
+    count: int | None = None
 
 
 def shade(rng: random.Random, name: str) -> Colour:
@@ -141,8 +151,8 @@ def _apart(x: float, y: float, radius: float, other: Thing) -> bool:
 
 
 def scene(rng: random.Random, things: Sequence[Thing]) -> Drawn:
-    """A picture of shapes."""
-    drawn = Drawn(canvas(rng))
+    """A picture of shapes; of two, the left one is the first."""
+    drawn = Drawn(canvas(rng), count=len(things))
     pen = ImageDraw.Draw(drawn.image)
     width, height = drawn.image.size
     outlined = rng.random() < 0.1
@@ -155,7 +165,14 @@ def scene(rng: random.Random, things: Sequence[Thing]) -> Drawn:
         line = (0, 0, 0) if outlined else None
         fill = shade(rng, thing.colour), line
         _shape(pen, thing.shape, (x, y, radius), fill, rng.uniform(-0.15, 0.15))
-        drawn.marks.append(Mark(thing.shape, x / width, y / height, thing.colour))
+        place = ROWS[int(3 * y / height)], COLUMNS[int(3 * x / width)]
+        drawn.marks.append(Mark(thing.shape, x / width, y / height, thing.colour, place))
+    if len(things) == 2:
+        ordered = sorted(drawn.marks, key=lambda one: one.x)
+        drawn.marks = [
+            replace(one, more=(*one.more, order))
+            for one, order in zip(ordered, ORDERS, strict=False)
+        ]
     return worn(rng, drawn)
 
 
@@ -196,12 +213,17 @@ def _font(name: str, size: int) -> Any:
 
 
 def _line(pen: Any, at: tuple[float, float], text: str, font: Any, ink: Colour) -> list[Mark]:
-    """Write a line; its characters, with centres in pixels."""
+    """Write a line; its characters in order, with centres in pixels."""
     pen.text(at, text, font=font, fill=ink)
     _, top, _, bottom = pen.textbbox(at, text, font=font)
     ends = [at[0] + font.getlength(text[:end]) for end in range(len(text) + 1)]
     return [
-        Mark(one, (ends[i] + ends[i + 1]) / 2, (top + bottom) / 2)
+        Mark(
+            one,
+            (ends[i] + ends[i + 1]) / 2,
+            (top + bottom) / 2,
+            more=(*ORDERS[i : i + 1], *((LAST,) if i == len(text) - 1 else ())),
+        )
         for i, one in enumerate(text)
         if one != " "
     ]
@@ -209,7 +231,7 @@ def _line(pen: Any, at: tuple[float, float], text: str, font: Any, ink: Colour) 
 
 def _scaled(marks: Sequence[Mark], image: Image.Image) -> list[Mark]:
     width, height = image.size
-    return [Mark(one.name, one.x / width, one.y / height, one.colour) for one in marks]
+    return [replace(one, x=one.x / width, y=one.y / height) for one in marks]
 
 
 def _ink(rng: random.Random) -> Colour:
@@ -218,13 +240,13 @@ def _ink(rng: random.Random) -> Colour:
 
 def written(rng: random.Random, text: str, fonts: Sequence[str]) -> Drawn:
     """A picture of one line of text, as large as there is room, or smaller."""
-    drawn = Drawn(canvas(rng, wide=len(text) > 2))
+    drawn = Drawn(canvas(rng, wide=len(text) > 2), count=len(text))
     pen = ImageDraw.Draw(drawn.image)
     width, height = drawn.image.size
     name = rng.choice(fonts)
     left, top, right, bottom = _font(name, 40).getbbox(text)
     fits = min(width * 0.92 / (right - left), height * 0.8 / (bottom - top)) * 40
-    least = max(12.0 * height / 96, fits * 0.55)
+    least = max(12.0 * height / 96, fits * 0.65)
     size = max(8, int(min(rng.uniform(least, max(least, fits)), fits, height * 0.6)))
     font = _font(name, size)
     left, top, right, bottom = font.getbbox(text)
@@ -245,7 +267,7 @@ def page(rng: random.Random, texts: Sequence[str], fonts: Sequence[str]) -> Draw
         name = rng.choice(fonts)
         left, top, right, bottom = _font(name, 40).getbbox(text)
         most = min(0.95 * width / (right - left), 0.34 * height / (bottom - top)) * 40
-        font = _font(name, max(8, int(most * rng.uniform(0.65, 1))))
+        font = _font(name, max(8, int(most * rng.uniform(0.75, 1))))
         left, top, right, bottom = font.getbbox(text)
         if y + bottom - top > height:
             break
@@ -259,7 +281,10 @@ def page(rng: random.Random, texts: Sequence[str], fonts: Sequence[str]) -> Draw
 def bars(
     rng: random.Random, values: Sequence[int], colours: Sequence[str], fonts: Sequence[str]
 ) -> Drawn:
-    """A bar chart: letters below the bars, their values above."""
+    """A bar chart: letters below the bars, their values above.
+
+    A letter knows what its bar shows, and whether it is the highest or the lowest.
+    """
     size = rng.choice((96, 128, 192))
     image = Image.new("RGB", (round(size * rng.choice((1, 1, 1.33))), size), (255, 255, 255))
     pen = ImageDraw.Draw(image)
@@ -277,7 +302,9 @@ def bars(
         pen.text((middle, base + 1), letter, font=font, fill=(0, 0, 0), anchor="mt")
         pen.text((middle, top - 1), digit, font=font, fill=(0, 0, 0), anchor="mb")
         marks.append(Mark(BAR, middle, base - 0.03 * height, colour))
-        marks.append(Mark(letter, middle, base + 0.06 * height))
+        ranks = [name for name, of in ((HIGHEST, max), (LOWEST, min)) if value == of(values)]
+        known = (digit, colour, *ranks)
+        marks.append(Mark(letter, middle, base + 0.06 * height, more=known))
         marks.append(Mark(digit, middle, top - 0.06 * height))
     pen.line((0, base, width, base), fill=(0, 0, 0), width=max(1, size // 96))
-    return worn(rng, Drawn(image, _scaled(marks, image)))
+    return worn(rng, Drawn(image, _scaled(marks, image), len(values)))

@@ -18,7 +18,7 @@ from tools.train.template import CHAT_TEMPLATE
 from tools.train.tokenizer import write_json
 from tools.train.vision.model import IMAGE_TOKEN, VOCAB_SIZE, VisionConfig
 from tools.train.vision.questions import IMAGE
-from tools.train.vision.rows import load_tokenizer
+from tools.train.vision.tokens import load_tokenizer
 
 _PLAIN = "{%- set content = message.content if message.content is string else '' %}"
 _PARTS = """{%- set content = message.content if message.content is string else '' %}
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
-    usual = Path("build/vision/model")
+    usual = ASSETS.with_name("sapling-vision")
     parser.add_argument("--output", type=Path, default=usual, help="model directory")
     chosen = parser.parse_args(arguments)
     count = export(chosen.weights, chosen.output)

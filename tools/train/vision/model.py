@@ -7,13 +7,25 @@ The tensors have the names of llava-hf's checkpoints (`language_model`, `vision_
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.train.model import ModelConfig, Sapling, product, rotary_tables, together
+from tools.train.model import (
+    Attention,
+    ModelConfig,
+    Sapling,
+    Scores,
+    Tables,
+    product,
+    rotary_tables,
+    rotate,
+    short_attention,
+    together,
+)
 
 IMAGE_TOKEN = 4096  # of the tokenizer: right after sapling's own
 VOCAB_SIZE = 4112  # a multiple of 16, which kernels like
@@ -144,10 +156,10 @@ class Tower(nn.Module):
         self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_layernorm.requires_grad_(requires_grad=False)
 
-    def forward(self, pixels: Tensor, layers: int | None = None) -> Tensor:
-        """Rows of the last layer, or after this many."""
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Rows of the last layer."""
         x = self.embeddings(pixels)
-        for layer in self.layers[:layers]:
+        for layer in self.layers:
             x = layer(x)
         return x
 
@@ -203,52 +215,92 @@ class SaplingVision(nn.Module):
         wide["model.embed_tokens.weight"] = torch.cat((rows, more))
         self.language_model.load_state_dict(wide)
 
+    @torch.no_grad()
     def vectors(self, pixels: Tensor) -> Tensor:
-        """The tokens of pictures: uint8 (N, side, side, 3) to (N * tokens, width)."""
+        """The tokens of pictures: uint8 (N, side, side, 3) to (N, tokens, width)."""
         scaled = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
-            rows = self.vision_tower["vision_model"](scaled)
-            return self.multi_modal_projector(rows).flatten(0, 1)
+            return self.multi_modal_projector(self.vision_tower["vision_model"](scaled))
 
-    def hidden(self, tokens: Tensor, segments: Tensor | None, pixels: Tensor | None) -> Tensor:
-        """Final states of right-padded rows; pictures stand where their tokens do, in order.
+    def hidden(self, before: Tensor, vectors: Tensor, asked: Sequence[Tensor]) -> list[Tensor]:
+        """Final states of questions about pictures, none of which sees another.
 
-        A segment sees itself and segment 0, after which its positions begin.
+        Arguments:
+            before: Tokens before the picture (B), the same for all.
+            vectors: The tokens of a picture a row (N, tokens, width).
+            asked: Groups of questions and their answers, right-padded (N, questions, length).
         """
-        text = self.language_model
-        x = text.model.embed_tokens(tokens).to(torch.bfloat16)
-        if pixels is not None:
-            spots = (tokens == IMAGE_TOKEN)[..., None]
-            x = x.masked_scatter(spots, self.vectors(pixels).to(x.dtype))
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        mask = None
-        if segments is not None:
-            places, mask = places_of(segments), sees(segments)
-        cos, sin = rotary_tables(places, text.config)
-        if segments is not None:
-            cos, sin = cos[:, None], sin[:, None]
-        for layer in text.model.layers:
-            x = layer(x, cos, sin, mask)
-        return text.model.norm(x)
-
-    def logits(
-        self, tokens: Tensor, where: Tensor, segments: Tensor | None, pixels: Tensor | None
-    ) -> Tensor:
-        """Logits (K, vocabulary) after these flat positions (K)."""
-        return self.language_model.head(self.hidden(tokens, segments, pixels).flatten(0, 1)[where])
-
-
-def sees(segments: Tensor) -> Tensor:
-    """Which tokens (N, length, length) each token attends to."""
-    length = segments.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    mine, theirs = segments[:, :, None], segments[:, None, :]
-    return causal & ((theirs == 0) | (mine == theirs))
+        body = self.language_model.model
+        embedded = [body.embed_tokens(one).to(torch.bfloat16) for one in (before, *asked)]
+        first = embedded[0].expand(len(vectors), -1, -1)
+        shared = torch.cat((first, vectors.to(first.dtype)), 1)[:, None]
+        parts = [shared, *embedded[1:]]
+        begins = [0] + [shared.shape[2]] * len(asked)
+        tables = [
+            rotary_tables(
+                torch.arange(start, start + part.shape[2], device=part.device), body.config
+            )
+            for start, part in zip(begins, parts, strict=True)
+        ]
+        shapes = [part.shape[:3] for part in parts]
+        x = torch.cat([part.flatten(0, 2) for part in parts])
+        for layer in body.layers:
+            x = x + attend(layer.self_attn, layer.input_layernorm(x), shapes, tables)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        rows = x.split([math.prod(shape) for shape in shapes])[1:]
+        return [
+            body.norm(row.view(*shape, -1)) for row, shape in zip(rows, shapes[1:], strict=True)
+        ]
 
 
-def places_of(segments: Tensor) -> Tensor:
-    """Positions (N, length): those of a segment continue those of segment 0."""
-    order = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-    begins = (segments[:, :, None] > segments[:, None, :]) & (segments[:, None, :] > 0)
-    before = begins.sum(2)  # tokens of earlier questions
-    return torch.where(segments > 0, order - before, order)
+def attend(
+    attention: Attention, x: Tensor, shapes: Sequence[torch.Size], tables: Sequence[Tables]
+) -> Tensor:
+    """Attention of flat rows; those of the first shape are shared by all others, the questions."""
+    dim = attention.config.head_dim
+    sizes = [math.prod(shape) for shape in shapes]
+    projected = [
+        part.split(sizes)
+        for part in together(x, attention.q_proj, attention.k_proj, attention.v_proj)
+    ]
+    mixed: list[Tensor] = []
+    shared: tuple[Tensor, Tensor] | None = None
+    for shape, (cos, sin), *flat in zip(shapes, tables, *projected, strict=True):
+        query, key, value = (part.view(*shape, -1, dim).transpose(2, 3) for part in flat)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if shared is None:
+            shared = key[:, 0], value[:, 0]
+            out = short_attention(query[:, 0], key[:, 0], value[:, 0])[:, None]
+        else:
+            out = asked_attention((query, key, value), shared)
+        mixed.append(out.transpose(2, 3).reshape(math.prod(shape), -1))
+    return product(torch.cat(mixed), attention.o_proj.weight)
+
+
+def asked_attention(asked: tuple[Tensor, Tensor, Tensor], shared: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention of questions to what they share and, causally, to themselves.
+
+    Arguments:
+        asked: Queries (N, questions, heads, length, dim), keys and values, of fewer heads.
+        shared: Keys and values (N, key heads, length, dim).
+    """
+    query, key, value = asked
+    rows, questions, heads, length, dim = query.shape
+    few = key.shape[2]
+    groups = heads // few
+    stacked = query.unflatten(2, (few, groups)).permute(0, 2, 1, 3, 4, 5)
+    own_key, own_value = (one.transpose(1, 2).reshape(-1, length, dim) for one in (key, value))
+    there_key, there_value = (one.reshape(rows * few, -1, dim) for one in shared)
+    width = there_key.shape[1]
+    to_shared = Scores.apply(stacked.reshape(rows * few, -1, dim), there_key)
+    to_own = Scores.apply(stacked.reshape(rows * few * questions, -1, dim), own_key)
+    shape = rows, few, questions, groups, length
+    places = torch.arange(length, device=query.device)
+    hidden = places[None, :] > places[:, None]
+    own = to_own.view(*shape, length).masked_fill(hidden, float("-inf"))
+    scores = torch.cat((to_shared.view(*shape, width), own), -1).float() * dim**-0.5
+    weights = scores.softmax(-1).to(value.dtype)
+    there, here = weights.split((width, length), -1)
+    out = torch.bmm(there.reshape(rows * few, -1, width), there_value).view(*shape, dim)
+    out = out + torch.bmm(here.reshape(rows * few * questions, -1, length), own_value).view_as(out)
+    return out.permute(0, 2, 1, 3, 4, 5).reshape(rows, questions, heads, length, dim)

@@ -1,5 +1,6 @@
-"""First stage: the tower alone learns what stands in each patch, which the drawing tool knows.
+"""First stage: tower and projector learn what each patch should say.
 
+The drawing tool knows it: the mark in the patch, its colour, place and order, what its bar shows.
 No language model runs, and every mark of a picture teaches, so a picture costs little and is worth
 much. The heads are left behind.
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,37 +23,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tools.train.evaluate import ASSETS
 from tools.train.model import ModelConfig
 from tools.train.optim import Muon
 from tools.train.vision import questions
-from tools.train.vision.draw import BAR, COLOURS, SHAPES, Drawn, installed_fonts
+from tools.train.vision.draw import Drawn, installed_fonts
+from tools.train.vision.labels import (
+    COLOUR_LABELS,
+    MARK_LABELS,
+    WORDS,
+    Reading,
+    labels_of,
+)
 from tools.train.vision.model import Projector, Tower, VisionConfig, begin_tower
-from tools.train.vision.rows import load_tokenizer, pixels_of
+from tools.train.vision.rows import pixels_of
 from tools.train.vision.run import schedule
 
-MARK_LABELS = ("", *SHAPES, BAR, *string.digits, *string.ascii_letters)
-COLOUR_LABELS = ("", *COLOURS)
-LAYERS = 3
-"""Layers of the tower that learn here; the rest learns with sapling."""
+LOOKING = 3
+"""Layers of the tower after which the heads look; the last one relates marks to each other."""
 
-LabelledBatch = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Pictures (N, side, side, 3), names (N, patches, 2) and colours (N, patches) as bytes."""
-
-
-def labels_of(drawn: Drawn, config: VisionConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Names of marks by patch and half of the patch, where their centres are, and colours."""
-    side = config.image_size // config.patch_size
-    names = np.zeros((side * side, 2), np.uint8)
-    hues = np.zeros(side * side, np.uint8)
-    for mark in drawn.marks:
-        row = min(side - 1, max(0, int(mark.y * side)))
-        half = min(2 * side - 1, max(0, int(mark.x * 2 * side)))
-        patch = row * side + half // 2
-        names[patch, half % 2] = MARK_LABELS.index(mark.name)
-        if mark.colour:
-            hues[patch] = COLOUR_LABELS.index(mark.colour)
-    return names, hues
+LabelledBatch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Pictures (N, side, side, 3), and their `labels_of`."""
 
 
 @dataclass
@@ -78,34 +67,21 @@ class LabelledPictures(Dataset[LabelledBatch]):
 
     def __getitem__(self, index: int) -> LabelledBatch:
         rng = random.Random(f"{self.seed}:pretrain:{index}")
-        drawn = [questions.dense(rng, self.fonts) for _ in range(self.size)]
-        labels = [labels_of(one, self.config) for one in drawn]
-        return (
-            np.stack([pixels_of(one.image, self.config.image_size) for one in drawn]),
-            np.stack([names for names, _ in labels]),
-            np.stack([hues for _, hues in labels]),
-        )
+        return labelled([questions.dense(rng, self.fonts) for _ in range(self.size)], self.config)
 
 
-def embeddings() -> tuple[Tensor, Tensor]:
-    """Sapling's embeddings of names and of colours; nothing there reads like a line break."""
-    table = load_file(ASSETS / "model.safetensors")["model.embed_tokens.weight"].float()
-    tokenizer = load_tokenizer()
-
-    def of(text: str) -> Tensor:
-        return table[tokenizer.encode(text, add_special_tokens=False).ids].mean(0)
-
-    names = torch.stack([of(f" {one}" if len(one) > 1 else one or "\n") for one in MARK_LABELS])
-    hues = torch.stack(
-        [of(f" {one}") if one else torch.zeros(len(table[0])) for one in COLOUR_LABELS]
-    )
-    return names, hues
+def labelled(drawn: Sequence[Drawn], config: VisionConfig) -> LabelledBatch:
+    """Pictures and their labels."""
+    labels = [labels_of(one, config) for one in drawn]
+    pixels = np.stack([pixels_of(one.image, config.image_size) for one in drawn])
+    names, hues, said = (np.stack(column) for column in zip(*labels, strict=True))
+    return pixels, names, hues, said
 
 
 class PatchLabeller(nn.Module):
-    """The tower's first layers, heads for names and colours, and the projector.
+    """The tower with the projector, and heads for names and colours after some layers.
 
-    The projector begins to say in sapling's own embeddings what the tower sees.
+    The projector says in sapling's own embeddings what the tower sees.
     """
 
     def __init__(self, config: VisionConfig) -> None:
@@ -118,13 +94,17 @@ class PatchLabeller(nn.Module):
         self.names = nn.Linear(config.hidden_size, 2 * len(MARK_LABELS))
         self.hues = nn.Linear(config.hidden_size, len(COLOUR_LABELS))
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (N, patches, 2, names) and (N, patches, colours), and vectors for sapling."""
+    def forward(self, pixels: Tensor) -> Scores:
+        """Scores of names (N, patches, 2, names), of colours, and vectors (N, patches, width)."""
         scaled = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
         with torch.autocast(pixels.device.type, dtype=torch.bfloat16):
-            rows = self.tower(scaled, LAYERS)
+            rows = self.tower.embeddings(scaled)
+            for layer in self.tower.layers[:LOOKING]:
+                rows = layer(rows)
             x = self.norm(rows)
             names, hues = self.names(x), self.hues(x)
+            for layer in self.tower.layers[LOOKING:]:
+                rows = layer(rows)
             vectors = self.projector(rows)
         return names.float().unflatten(-1, (2, -1)), hues.float(), vectors.float()
 
@@ -136,38 +116,32 @@ class Loss:
     """Loss of the heads and the projector; the many places without a mark weigh little."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.embeddings = tuple(table.to(device) for table in embeddings())
+        self.reading = Reading(device)
+        self._empty = 1 + WORDS.index("\n")
         few = torch.ones(len(MARK_LABELS)), torch.ones(len(COLOUR_LABELS))
         few[0][0], few[1][0] = 0.1, 0.02
         self._few = tuple(one.to(device) for one in few)
 
-    def __call__(self, scores: Scores, names: Tensor, hues: Tensor) -> Tensor:
+    def __call__(self, scores: Scores, names: Tensor, hues: Tensor, said: Tensor) -> Tensor:
         """The sum of the means."""
-        said, coloured, vectors = scores
-        named = F.cross_entropy(said.flatten(0, 2), names.flatten(), weight=self._few[0])
+        seen, coloured, vectors = scores
+        named = F.cross_entropy(seen.flatten(0, 2), names.flatten(), weight=self._few[0])
         hued = F.cross_entropy(coloured.flatten(0, 1), hues.flatten(), weight=self._few[1])
-        marked = (names > 0).any(-1)
-        of_names, of_hues = self.embeddings
-        meant = (of_names[names] * (names > 0)[..., None]).sum(2) + of_hues[hues]
-        meant = torch.where(marked[..., None], meant, of_names[0])
-        apart = (vectors - meant).square().mean(-1)
-        weights = torch.where(marked, 1.0, 0.1)
-        return named + 0.5 * hued + 0.5 * (apart * weights).sum() / weights.sum()
+        apart = (vectors - self.reading.meant(said)).square().mean(-1)
+        first = said[..., 0]
+        weights = (first > 0) * torch.where(first == self._empty, 0.1, 1.0)
+        read = [F.cross_entropy(*pair) for pair in self.reading.scores(vectors, said).values()]
+        apart = (apart * weights).sum() / weights.sum()
+        return 0.5 * named + 0.25 * hued + apart + 0.5 * torch.stack(read).sum()
 
 
 @torch.no_grad()
-def right_of(scores: Scores, names: Tensor, hues: Tensor) -> dict[str, float]:
-    """Shares of shapes, characters, empty places and colours that are right."""
-    found = scores[0].argmax(-1) == names
-    kinds = {
-        "shapes": (names > 0) & (names <= len(SHAPES)),
-        "digits": (names > len(SHAPES) + 1) & (names <= len(SHAPES) + 11),
-        "letters": names > len(SHAPES) + 11,
-        "empty": names == 0,
+def right_of(reading: Reading, vectors: Tensor, said: Tensor) -> dict[str, tuple[int, int]]:
+    """By group of words, how many are said rightly, and of how many."""
+    return {
+        name: (int((scores.argmax(-1) == wanted).sum()), len(wanted))
+        for name, (scores, wanted) in reading.scores(vectors, said).items()
     }
-    shares = {kind: float(found[of].float().mean()) for kind, of in kinds.items()}
-    shares["colours"] = float((scores[1].argmax(-1) == hues)[hues > 0].float().mean())
-    return shares
 
 
 def batches(config: PretrainConfig, shape: VisionConfig) -> Iterator[list[Tensor]]:
@@ -183,27 +157,26 @@ def batches(config: PretrainConfig, shape: VisionConfig) -> Iterator[list[Tensor
     )
     drawn = iter(loader)
     while True:
-        block = [_placed(labelled, config.device) for labelled in itertools.islice(drawn, 8)]
+        block = [_placed(batch, config.device) for batch in itertools.islice(drawn, 8)]
         for _ in range(config.times):
             yield from block
 
 
-def _placed(labelled: LabelledBatch, device: str) -> list[Tensor]:
-    pixels, names, hues = (torch.from_numpy(part) for part in labelled)
-    return [part.to(device) for part in (pixels, names.long(), hues.long())]
+def _placed(batch: LabelledBatch, device: str) -> list[Tensor]:
+    pixels, *labels = (torch.from_numpy(part) for part in batch)
+    return [part.to(device) for part in (pixels, *(one.long() for one in labels))]
 
 
-def _as_drawn(labelled: LabelledBatch) -> LabelledBatch:
-    return labelled
+def _as_drawn(batch: LabelledBatch) -> LabelledBatch:
+    return batch
 
 
 def optimisers_of(model: PatchLabeller, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for the rest; of the layers that do not run, none."""
-    idle = tuple(f"tower.encoder.layers.{n}." for n in range(LAYERS, len(model.tower.layers)))
+    """Muon for matrices, AdamW for the rest."""
     matrices: list[nn.Parameter] = []
     small: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not name.startswith(idle):
+        if parameter.requires_grad:
             plain = name.startswith(("tower.encoder", "projector")) and parameter.dim() == 2
             (matrices if plain else small).append(parameter)
     adam = torch.optim.AdamW(small, 0.15 * lr, betas=(0.9, 0.98), weight_decay=0.0)
@@ -215,11 +188,12 @@ def train(model: PatchLabeller, config: PretrainConfig, output: Path) -> None:
     loss_of = Loss(config.device)
     optimisers = optimisers_of(model, config.lr)
     losses: list[float] = []
+    tallies: list[dict[str, tuple[int, int]]] = []
     drawn = batches(config, model.tower.config)
     for step in range(config.steps):
-        pixels, names, hues = next(drawn)
+        pixels, names, hues, said = next(drawn)
         scores = model(pixels)
-        loss = loss_of(scores, names, hues)
+        loss = loss_of(scores, names, hues, said)
         loss.backward()
         factor = schedule(step, config.steps, 40, 0.5)
         for optimiser in optimisers:
@@ -229,37 +203,47 @@ def train(model: PatchLabeller, config: PretrainConfig, output: Path) -> None:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         losses.append(float(loss.detach()))
+        tallies.append(right_of(loss_of.reading, scores[2], said))
         if (step + 1) % 50 == 0:
-            shares = as_text(right_of(scores, names, hues))
-            print(f"step {step + 1} loss {sum(losses[-50:]) / 50:.3f} {shares}", flush=True)
+            mean = sum(losses[-50:]) / 50
+            print(f"step {step + 1} loss {mean:.3f} {as_text(tallies[-50:])}", flush=True)
         if (step + 1) % 200 == 0 or step + 1 == config.steps:
             save_file(model.state_dict(), str(output))
 
 
 @torch.no_grad()
-def check(model: PatchLabeller, seed: int, count: int, fonts: Sequence[str]) -> dict[str, float]:
-    """Shares that are right in pictures of the questions that are held out."""
-    device = next(model.parameters()).device
+def check(
+    model: PatchLabeller, seed: int, count: int, fonts: Sequence[str]
+) -> list[dict[str, tuple[int, int]]]:
+    """Count what is said rightly in pictures of the questions that are held out."""
+    device = str(next(model.parameters()).device)
+    reading = Reading(device)
     rng = random.Random(f"{seed}:check")
-    names_of = list(questions.SUBJECTS)
-    subjects = [questions.subject(names_of[n % 6], rng, "test") for n in range(count)]
-    drawn = [subject.draw(rng, fonts) for subject in subjects]
-    shape = model.tower.config
-    labels = [labels_of(one, shape) for one in drawn]
-    labelled = (
-        np.stack([pixels_of(one.image, shape.image_size) for one in drawn]),
-        np.stack([names for names, _ in labels]),
-        np.stack([hues for _, hues in labels]),
-    )
-    pixels, names, hues = _placed(labelled, str(device))
-    parts = [model(few) for few in pixels.split(128)]
-    whole = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    return right_of((whole[0], whole[1], whole[2]), names, hues)
+    names = list(questions.SUBJECTS)
+    drawn = [
+        questions.subject(names[n % len(names)], rng, "test").draw(rng, fonts) for n in range(count)
+    ]
+    tallies: list[dict[str, tuple[int, int]]] = []
+    for start in range(0, count, 100):
+        batch = labelled(drawn[start : start + 100], model.tower.config)
+        pixels, _, _, said = _placed(batch, device)
+        tallies.append(right_of(reading, model(pixels)[2], said))
+    return tallies
 
 
-def as_text(shares: dict[str, float]) -> str:
+def shares(tallies: Sequence[dict[str, tuple[int, int]]]) -> dict[str, float]:
+    """Shares that are right, of all batches together."""
+    sums: dict[str, tuple[int, int]] = {}
+    for tally in tallies:
+        for name, (right, of) in tally.items():
+            before = sums.get(name, (0, 0))
+            sums[name] = before[0] + right, before[1] + of
+    return {name: right / of for name, (right, of) in sums.items()}
+
+
+def as_text(tallies: Sequence[dict[str, tuple[int, int]]]) -> str:
     """Shares as a line of a log."""
-    return " ".join(f"{kind} {share:.3f}" for kind, share in shares.items())
+    return " ".join(f"{name} {share:.3f}" for name, share in shares(tallies).items())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -281,8 +265,8 @@ def main(arguments: list[str] | None = None) -> None:
     train(model.to(config.device), config, output)
     for held_out in (False, True):
         if fonts := installed_fonts(held_out=held_out):
-            shares = as_text(check(model, config.seed, 1200, fonts))
-            print(f"{'other' if held_out else 'trained'} fonts: {shares}", flush=True)
+            said = as_text(check(model, config.seed, 1200, fonts))
+            print(f"{'other' if held_out else 'trained'} fonts: {said}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
 from tools.train.data import mix
 from tools.train.data.base import Example, casual, maybe_system
-from tools.train.evaluate import ASSETS
 from tools.train.rows import padded
 from tools.train.template import EMPTY_THINK, END_OF_TURN, render
 from tools.train.tokenizer import encode_example
 from tools.train.vision import questions
-from tools.train.vision.draw import installed_fonts
-from tools.train.vision.model import IMAGE_TOKEN, VisionConfig
-from tools.train.vision.questions import Subject
+from tools.train.vision.draw import Drawn, installed_fonts
+from tools.train.vision.labels import labels_of
+from tools.train.vision.model import VisionConfig
+from tools.train.vision.questions import Question
+from tools.train.vision.tokens import load_tokenizer
 
 _ANSWER = END_OF_TURN + "\n<|im_start|>assistant\n" + EMPTY_THINK
 _MAX_TEXT = 448
 _ROUND = 32
-_SPELT = "vision_read"
+
+Asked = tuple[list[int], list[int]]
+"""Tokens of a question, up to where the answer begins, and those of the answer."""
 
 
 @dataclass
-class Part:
-    """Rows of a step.
+class Seen:
+    """Pictures with questions about them.
 
     Attributes:
-        tokens: (N, length), right-padded.
-        targets: Token to predict after each, or -100.
-        segments: Of rows with pictures: 0 in what all questions see, then the question's number,
-            -1 in padding.
-        pixels: uint8 (N, side, side, 3), one picture a row.
+        before: Tokens before a picture (B), the same for all.
+        pixels: uint8 (N, side, side, 3).
+        asked: Groups of questions: tokens (N, questions, length), right-padded, and targets, the
+            token to predict after each or -100.
+        said: Numbers of the words that the patches should say (N, patches, words), if known.
     """
 
-    tokens: np.ndarray
-    targets: np.ndarray
-    segments: np.ndarray | None = None
-    pixels: np.ndarray | None = None
+    before: np.ndarray
+    pixels: np.ndarray
+    asked: list[tuple[np.ndarray, np.ndarray]]
+    said: np.ndarray | None = None
 
 
-def load_tokenizer() -> Tokenizer:
-    """Sapling's tokenizer, and a token that stands for a patch of a picture."""
-    tokenizer = Tokenizer.from_file(str(ASSETS / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(questions.IMAGE, special=True)])
-    if tokenizer.token_to_id(questions.IMAGE) != IMAGE_TOKEN:
-        raise ValueError("sapling's vocabulary has changed")
-    return tokenizer
+@dataclass
+class Read:
+    """Texts: tokens (N, length), right-padded, and targets."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+
+
+Part = Seen | Read
 
 
 def pixels_of(image: Any, side: int) -> np.ndarray:
@@ -63,81 +69,87 @@ def pixels_of(image: Any, side: int) -> np.ndarray:
     return np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC))
 
 
-class Packer:
-    """Packs one picture and questions about it into a row; no question sees another."""
+class Encoder:
+    """Turns questions into tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, config: VisionConfig) -> None:
-        self._tokenizer, self._config = tokenizer, config
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
-    def prefix(self, system: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Tokens up to the end of the picture."""
+    def before(self, system: Sequence[dict[str, Any]] = ()) -> np.ndarray:
+        """Tokens before the picture."""
         text = render([*system, {"role": "user", "content": questions.IMAGE}])
-        ids = self._ids(text[: text.index(questions.IMAGE)])
-        return ids + [IMAGE_TOKEN] * self._config.num_tokens
+        return np.array(self._ids(text[: text.index(questions.IMAGE)]))
 
-    def asked(self, text: str, kind: str, answer: str) -> tuple[list[int], list[int]]:
-        """Tokens of a question, and of its answer; words that are read are spelt.
-
-        A letter a token: letters can be read one after another, parts of words cannot.
-        """
-        parts = list(answer) if kind == _SPELT else [answer]
-        said = [one for part in parts for one in self._ids(part)]
-        return self._ids(text + _ANSWER), said + self._ids(END_OF_TURN)
-
-    def row(
-        self, prefix: Sequence[int], asked: Sequence[tuple[list[int], list[int]]], width: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, targets and segments of as many questions as there is room for."""
-        tokens, targets, segments = (np.full(width, fill) for fill in (0, -100, -1))
-        at = len(prefix)
-        tokens[:at], segments[:at] = prefix, 0
-        for number, (question, said) in enumerate(asked, 1):
-            end = at + len(question) + len(said) - 1
-            if end > width:
-                break
-            tokens[at:end] = question + said[:-1]
-            targets[end - len(said) : end] = said
-            segments[at:end] = number
-            at = end
-        return tokens, targets, segments
+    def asked(self, text: str, answer: str) -> Asked:
+        """Tokens of a question, and of its answer."""
+        return self._ids(text + _ANSWER), self._ids(answer + END_OF_TURN)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def seen_part(packer: Packer, examples: Sequence[Example], config: VisionConfig) -> Part:
-    """Examples with one question each."""
-    rows = []
-    for example in examples:
-        *system, asked, said = example.messages
-        text = asked["content"].removeprefix(questions.IMAGE)
-        rows.append((packer.prefix(system), packer.asked(text, example.kind, said["content"])))
-    longest = max(len(prefix) + len(one[0]) + len(one[1]) for prefix, one in rows)
-    packed = [packer.row(prefix, [one], longest) for prefix, one in rows]
-    pictures = [pixels_of(one.image(), config.image_size) for one in examples if one.image]
-    return Part(*(np.stack(column) for column in zip(*packed, strict=True)), np.stack(pictures))
+def _length(asked: Asked) -> int:
+    return len(asked[0]) + len(asked[1]) - 1
 
 
-def text_part(tokenizer: Tokenizer, examples: Sequence[Example]) -> Part:
-    """Texts, in their order, as far as they are short."""
+def group_of(rows: Sequence[Sequence[Asked]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets of as many questions about each picture."""
+    shape = len(rows), len(rows[0]), width
+    tokens, targets = np.zeros(shape, np.int64), np.full(shape, -100)
+    for row, column in itertools.product(range(shape[0]), range(shape[1])):
+        question, said = rows[row][column]
+        end = len(question) + len(said) - 1
+        tokens[row, column, :end] = question + said[:-1]
+        targets[row, column, end - len(said) : end] = said
+    return tokens, targets
+
+
+def seen_part(encoder: Encoder, examples: Sequence[Example], config: VisionConfig) -> Seen:
+    """Examples with one question each and the same system prompt."""
+    rows = [
+        [encoder.asked(asked["content"].removeprefix(questions.IMAGE), said["content"])]
+        for one in examples
+        for asked, said in [one.messages[-2:]]
+    ]
+    pixels = [pixels_of(one.image(), config.image_size) for one in examples if one.image]
+    width = -(-max(_length(row[0]) for row in rows) // 8) * 8
+    before = encoder.before(examples[0].messages[:-2])
+    return Seen(before, np.stack(pixels), [group_of(rows, width)])
+
+
+def read_part(tokenizer: Tokenizer, examples: Sequence[Example]) -> Read:
+    """Texts, in their order."""
     rows = [encode_example(tokenizer, one) for one in examples]
     longest = max(len(ids) for ids, _ in rows)
-    tokens, targets = padded(rows, -(-longest // _ROUND) * _ROUND)
-    return Part(tokens.numpy(), targets.numpy())
+    return Read(*padded(rows, -(-longest // _ROUND) * _ROUND))
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """Rows of a step."""
+    """Pictures of shapes and charts, pictures of words and numbers, and texts of a step."""
 
-    shapes: int = 16
-    words: int = 16
-    texts: int = 0
+    shapes: int = 8
+    words: int = 8
+    texts: int = 6
 
 
-_WIDTHS = {"shapes": 176, "words": 112}
-"""Few: each new shape would cost the matrix library a compilation."""
-_WRITTEN = ("number", "read")
+@dataclass(frozen=True)
+class Group:
+    """So many questions about each picture, of up to so many tokens, if there are longer ones."""
+
+    width: int
+    count: int
+    longer_than: int = 0
+
+
+_GROUPS: Mapping[str, Sequence[Group]] = {
+    "shapes": (Group(22, 8), Group(34, 2, longer_than=22)),
+    "words": (Group(24, 4),),
+}
+"""Few shapes of tensors: each new one costs the matrix library a compilation."""
+_TEXTS: Mapping[str, float] = {**mix.WEIGHTS, "smalltalk": 12.0, "unknown": 16.0}
+"""Refusals and small talk are forgotten first: questions about pictures are like them."""
+_WRITTEN = ("number", "word")
 _CHANCES = {
     "shapes": {n: w for n, w in questions.WEIGHTS.items() if n not in _WRITTEN},
     "words": {n: w for n, w in questions.WEIGHTS.items() if n in _WRITTEN},
@@ -157,38 +169,52 @@ class Steps(Dataset[list[Part]]):
             torch.set_num_threads(1)
             self._tokenizer = load_tokenizer()
         rng = random.Random(f"{self.seed}:vision:{step}")
-        packer = Packer(self._tokenizer, self.config)
-        made = [self._seen(rng, packer, name) for name in _WIDTHS if getattr(self.amounts, name)]
-        if self.amounts.texts:
-            read: list[Example] = []
-            while len(read) < self.amounts.texts:
-                [name] = rng.choices(list(mix.WEIGHTS), list(mix.WEIGHTS.values()))
-                example = mix.draw(name, rng, "train")
-                if len(encode_example(self._tokenizer, example)[0]) <= _MAX_TEXT:
-                    read.append(example)
-            read.sort(key=lambda one: len(encode_example(self._tokenizer, one)[0]))
-            half = len(read) // 2
-            made += [text_part(self._tokenizer, few) for few in (read[:half], read[half:]) if few]
-        return made
+        encoder = Encoder(self._tokenizer)
+        made: list[Part] = [
+            self._seen(rng, encoder, name) for name in _GROUPS if getattr(self.amounts, name)
+        ]
+        return made + self._read(rng, self._tokenizer)
 
-    def _seen(self, rng: random.Random, packer: Packer, name: str) -> Part:
-        chances, rows, pictures = _CHANCES[name], [], []
-        for _ in range(getattr(self.amounts, name)):
+    def _seen(self, rng: random.Random, encoder: Encoder, name: str) -> Seen:
+        chances, pictures = _CHANCES[name], list[Drawn]()
+        rows: list[list[list[Asked]]] = [[] for _ in _GROUPS[name]]
+        while len(pictures) < getattr(self.amounts, name):
             [kind] = rng.choices(list(chances), list(chances.values()))
             subject = questions.subject(kind, rng, "train")
-            prefix = packer.prefix(maybe_system(rng, 0.1))
-            asked = self._asked(rng, packer, subject)
-            rows.append(packer.row(prefix, asked, _WIDTHS[name]))
-            image = subject.draw(rng, self.fonts).image
-            pictures.append(pixels_of(image, self.config.image_size))
-        return Part(*(np.stack(column) for column in zip(*rows, strict=True)), np.stack(pictures))
+            picked = [_picked(rng, encoder, subject.questions, group) for group in _GROUPS[name]]
+            if not all(picked):
+                continue
+            for row, found in zip(rows, picked, strict=True):
+                row.append(found)
+            pictures.append(subject.draw(rng, self.fonts))
+        groups = [group_of(row, one.width) for row, one in zip(rows, _GROUPS[name], strict=True)]
+        before = encoder.before(maybe_system(rng, 0.1))
+        pixels = [pixels_of(one.image, self.config.image_size) for one in pictures]
+        said = [labels_of(one, self.config)[2] for one in pictures]
+        return Seen(before, np.stack(pixels), groups, np.stack(said))
 
-    def _asked(
-        self, rng: random.Random, packer: Packer, subject: Subject
-    ) -> list[tuple[list[int], list[int]]]:
-        """All questions of a subject, in some order."""
-        found = rng.sample(list(subject.questions), len(subject.questions))
-        return [packer.asked(casual(rng, one.text), one.kind, one.answer) for one in found]
+    def _read(self, rng: random.Random, tokenizer: Tokenizer) -> list[Part]:
+        """Texts in two parts, the short and the long ones."""
+        found: list[Example] = []
+        while len(found) < self.amounts.texts:
+            [name] = rng.choices(list(_TEXTS), list(_TEXTS.values()))
+            example = mix.draw(name, rng, "train")
+            if len(encode_example(tokenizer, example)[0]) <= _MAX_TEXT:
+                found.append(example)
+        found.sort(key=lambda one: len(encode_example(tokenizer, one)[0]))
+        half = len(found) // 2
+        return [read_part(tokenizer, few) for few in (found[:half], found[half:]) if few]
+
+
+def _picked(
+    rng: random.Random, encoder: Encoder, found: Sequence[Question], group: Group
+) -> list[Asked]:
+    """Questions of a group, each at most once more than any other; none if none fits."""
+    asked = [encoder.asked(casual(rng, one.text), one.answer) for one in found]
+    fitting = [one for one in asked if _length(one) <= group.width]
+    fitting = [one for one in fitting if _length(one) > group.longer_than] or fitting
+    rng.shuffle(fitting)
+    return list(itertools.islice(itertools.cycle(fitting), group.count)) if fitting else []
 
 
 def as_drawn(parts: list[Part]) -> list[Part]:
