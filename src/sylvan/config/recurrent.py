@@ -78,7 +78,7 @@ def _kimi(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     nested = config.get("linear_attn_config")
     named: Mapping[str, Any] = cast("dict[str, Any]", nested) if isinstance(nested, dict) else {}
     kinds = config.get("layer_types")
-    full: Sequence[object] = named.get("full_attn_layers") or ()
+    full = cast("Sequence[object]", named.get("full_attn_layers") or ())
     named_kinds = cast("list[object]", kinds) if isinstance(kinds, list) else None
     attends = len(full) if named_kinds is None else _count(named_kinds)
     heads = _first(named, _first(config, 32, "linear_num_heads"), "num_heads")

@@ -50,10 +50,12 @@ class SparseTracer:
         assert isinstance(chosen, TracedTensor)
         if parts.query_scales is not None:
             raise Unsupported("scaled queries of sparse attention")
+        if (rope := parts.rope) is None:
+            raise Unsupported("sparse attention without rotary positions")
         places = self._pages(layer, pages)
 
         def attend(rows: TracedTensor) -> TracedTensor:
-            self._store(rows, places, layer, own, parts.rope)
+            self._store(rows, places, layer, own, rope)
             if own is not None:
                 self._choose(rows, places, own, chosen)
             out = builder.new(layer.num_heads * layer.value_dim)

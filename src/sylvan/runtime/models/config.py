@@ -156,7 +156,7 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
         decoder_prompt: The item is the prompt itself, and the decoder starts with these tokens, as
             far as config.json says.
         encoder_len: Maximum tokens of the encoder; 0: as many as the decoder.
-        apart: No layer reads items; each item has its own vector of so many numbers, in the space
+        dual_encoder: No layer reads items; each item has its own vector of so many numbers, in the space
             shared with texts (0: layers read items).
     """
 
@@ -171,7 +171,7 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
     vector_scale: float = 1.0
     decoder_prompt: tuple[int, ...] = ()
     encoder_len: int = 0
-    apart: int = 0
+    dual_encoder: int = 0
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,7 +139,7 @@ def _of_family(model_dir: Path, config: ModelConfig) -> PoolingSpec | None:
 def _forms(config: ModelConfig, *, weights: bool) -> tuple[VectorForm, ...]:
     if retrieval.is_retriever(config):
         return ("tokens",)
-    items = config.media is not None and config.media.apart > 0
+    items = config.media is not None and config.media.dual_encoder > 0
     forms: list[VectorForm] = ["text", "tokens"]
     return (*forms, *(["weights"] if weights else ()), *(["item"] if items else ()))
 

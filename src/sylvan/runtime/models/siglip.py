@@ -43,7 +43,7 @@ def parse(raw: Raw) -> ModelConfig:
         media = ModelMedia(
             architecture=fields["architecture"],
             token_ids={"image": APART_TOKEN},
-            apart=int(size),
+            dual_encoder=int(size),
         )
     return make_config(
         fields

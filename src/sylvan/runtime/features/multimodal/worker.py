@@ -58,8 +58,8 @@ class MultimodalWorker(CapabilityWorker):
         assert context.config.media is not None
         self._layers = (EMBEDDINGS, *context.config.media.edited_layers)
         self._scale = context.config.media.vector_scale
-        self._apart = context.config.media.dual_encoder
-        self._width = self._apart or context.config.hidden_size
+        self._dual_width = context.config.media.dual_encoder
+        self._width = self._dual_width or context.config.hidden_size
         self._cross: dict[bytes, CrossMemory] = {}
         self._alignment = (
             Alignment(context.model_dir, context.config) if context.config.media.one else None
@@ -101,7 +101,7 @@ class MultimodalWorker(CapabilityWorker):
 
     def before_forward(self, step: StepContext, work: MediaWork) -> None:
         """Insert this step's embeddings and positions."""
-        if self._apart:
+        if self._dual_width:
             step.items.update({part.row: self._encoded(part.key)[0][0] for part in work.rows})
             return
         batch = step.batch
