@@ -60,7 +60,9 @@ def _images(raw: Raw, architecture: str) -> ModelMedia | None:
     if not raw.get("vision_config"):
         return None
     size = int(raw.get("projection_dim") or 512)
-    return ModelMedia(architecture=architecture, token_ids={"image": APART_TOKEN}, apart=size)
+    return ModelMedia(
+        architecture=architecture, token_ids={"image": APART_TOKEN}, dual_encoder=size
+    )
 
 
 def projection(model_dir: Path) -> Transform | None:

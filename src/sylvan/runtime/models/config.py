@@ -156,8 +156,8 @@ class ModelMedia(msgspec.Struct, frozen=True, kw_only=True):
         decoder_prompt: The item is the prompt itself, and the decoder starts with these tokens, as
             far as config.json says.
         encoder_len: Maximum tokens of the encoder; 0: as many as the decoder.
-        dual_encoder: No layer reads items; each item has its own vector of so many numbers, in the space
-            shared with texts (0: layers read items).
+        dual_encoder: Size of the vector that an item gets in the space shared with texts; no layer
+            reads items (0: layers read them).
     """
 
     architecture: str
