@@ -133,7 +133,7 @@ class GroupedLinear(nn.Module):
         return ops.grouped_linear(x_TC, self.weight, self._groups)
 
 
-class CompressedAttention(nn.Module):
+class CompressedKeyAttention(nn.Module):
     """One layer. `keys`: number of the layer of the pool for the keys of tokens."""
 
     def __init__(
