@@ -30,7 +30,7 @@ from sylvan.runtime.executor.graphs.pages import NativePool
 from sylvan.runtime.executor.graphs.partial import SymbolicBatch
 from sylvan.runtime.executor.graphs.step_states import StepStates
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.compressed import CompressedAttention, CompressedShape, KeptEntries
+from sylvan.runtime.layers.compressed import CompressedKeyAttention, CompressedShape, KeptEntries
 from sylvan.runtime.pool.latent import LatentPool
 from sylvan.runtime.pool.mha import GroupShape, KVShape
 from sylvan.runtime.pool.states import TensorStates
@@ -71,7 +71,7 @@ def library(request: pytest.FixtureRequest) -> Library:
     return found
 
 
-def layer_of(case: Case, dtype: torch.dtype) -> CompressedAttention:
+def layer_of(case: Case, dtype: torch.dtype) -> CompressedKeyAttention:
     shape = CompressedShape(
         heads=6,
         head_dim=HEAD,
@@ -86,7 +86,7 @@ def layer_of(case: Case, dtype: torch.dtype) -> CompressedAttention:
     angles = torch.arange(LENGTH)[:, None] * 50.0 ** (-torch.arange(0, 8, 2) / 8)
     rope = Rope(torch.cat((angles.cos(), angles.sin()), 1), interleaved=True)
     kept = None if case.entries is None else KeptEntries(layer=case.entries, pool=1, part=0)
-    layer = CompressedAttention(Build(dtype=dtype, length=LENGTH), DIM, shape, rope, 0, kept)
+    layer = CompressedKeyAttention(Build(dtype=dtype, length=LENGTH), DIM, shape, rope, 0, kept)
     for number, (name, parameter) in enumerate(layer.named_parameters()):
         drawn = random(*parameter.shape, dtype=torch.float32, seed=number)
         wide = parameter.dim() == 2 and not name.endswith("ape")

@@ -15,8 +15,8 @@ from sylvan.kernels.compressed import reference
 from sylvan.kernels.compressed.parts import (
     CompressedHeads,
     EntryIndex,
+    EntryInputs,
     EntryPlace,
-    EntryRows,
     TracedEntries,
 )
 
@@ -24,8 +24,8 @@ __all__ = [
     "CompressedHeads",
     "CompressedTracer",
     "EntryIndex",
+    "EntryInputs",
     "EntryPlace",
-    "EntryRows",
     "TracedEntries",
     "compressed_attention",
     "grouped_linear",

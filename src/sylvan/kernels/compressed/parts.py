@@ -49,7 +49,7 @@ class EntryPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EntryRows:
+class EntryInputs:
     """Rows of which entries are sums: their softmax weighs `values` by `logits`.
 
     Attributes:
@@ -78,7 +78,7 @@ class EntryIndex:
     `keys` are entries of their own, beside those that rows attend to.
     """
 
-    keys: EntryRows
+    keys: EntryInputs
     q: TracedTensor
     weights: TracedTensor
     top_k: int
@@ -89,5 +89,5 @@ class TracedEntries:
     """Entries of a layer; without an `index`, rows attend to all of them."""
 
     place: EntryPlace
-    rows: EntryRows
+    rows: EntryInputs
     index: EntryIndex | None = None

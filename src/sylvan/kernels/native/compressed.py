@@ -11,10 +11,10 @@ from sylvan.kernels.api import TracedTensor, Unsupported
 from sylvan.kernels.compressed.parts import (
     CompressedHeads,
     EntryIndex,
+    EntryInputs,
     EntryPlace,
     TracedEntries,
 )
-from sylvan.kernels.compressed.parts import EntryRows as Rows
 from sylvan.kernels.memory import allocate
 from sylvan.kernels.native.builder import ProgramBuilder, padded
 from sylvan.kernels.native.opset import (
@@ -139,7 +139,7 @@ class EntryTracer:
             width=width,
         )
 
-    def _store(self, rows: Rows, entries: EntryRows, heads: CompressedHeads) -> None:
+    def _store(self, rows: EntryInputs, entries: EntryRows, heads: CompressedHeads) -> None:
         """Emit sums over tokens, and the store of entries that become complete."""
         builder, parts, table = self._builder, 2 if rows.overlaps else 1, heads.rope.cos_sin
         for x in (rows.values, rows.logits):

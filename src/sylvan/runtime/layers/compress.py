@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sylvan.kernels.api import LinearWeight, Rope, TracedTensor
-from sylvan.kernels.compressed import EntryRows, reference
+from sylvan.kernels.compressed import EntryInputs, reference
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
 from sylvan.runtime.layers.linear import Linear
@@ -128,9 +128,9 @@ class Compressor(Recurrent):
         self.ape = replace(build, dtype=torch.float32).empty(rate, columns)
         self.norm = RMSNorm(build, self.width, eps)
 
-    def traced(self, x: TracedTensor) -> EntryRows:
+    def traced(self, x: TracedTensor) -> EntryInputs:
         """The rows that entries sum, in a traced program."""
-        return EntryRows(
+        return EntryInputs(
             values=self.wkv(x, out_f32=True),
             logits=self.wgate(x, out_f32=True),
             bias=self.ape,

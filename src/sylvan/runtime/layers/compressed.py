@@ -135,7 +135,7 @@ class GroupedLinear(nn.Module):
         return ops.grouped_linear(x_TC, self.weight, self._groups)
 
 
-class CompressedAttention(nn.Module):
+class CompressedKeyAttention(nn.Module):
     """Attention of one layer. `keys`: layer of the pool that holds the keys of tokens."""
 
     def __init__(

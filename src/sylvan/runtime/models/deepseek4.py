@@ -20,7 +20,7 @@ from sylvan.kernels.api import LinearWeight, Rope, RouterScores, TracedTensor, X
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.layers.build import Build
-from sylvan.runtime.layers.compressed import CompressedAttention, CompressedShape, KeptEntries
+from sylvan.runtime.layers.compressed import CompressedKeyAttention, CompressedShape, KeptEntries
 from sylvan.runtime.layers.moe import MoE
 from sylvan.runtime.layers.streams import StreamMix, StreamShape, StreamSum
 from sylvan.runtime.models.config import (
@@ -194,7 +194,7 @@ class StreamBlock(nn.Module):
             pool = len(layout.layers) + entries.kv_layer
             kept = KeptEntries(layer=entries, pool=pool, part=before)
         self.attn_norm, self.ffn_norm = make_norm(config, build), make_norm(config, build)
-        self.attn = CompressedAttention(build, dim, shape, rope, layer, kept)
+        self.attn = CompressedKeyAttention(build, dim, shape, rope, layer, kept)
         assert config.moe is not None
         hashed = layer in hashed_layers(raw)
         self.ffn = (

@@ -22,7 +22,7 @@ from sylvan.kernels.native.tracer import NativeTracer
 from sylvan.runtime.core.forward import ForwardBatch
 from sylvan.runtime.executor.graphs.layers import use_native_layers
 from sylvan.runtime.layers.attention import PagedAttention
-from sylvan.runtime.layers.compressed import CompressedAttention
+from sylvan.runtime.layers.compressed import CompressedKeyAttention
 from sylvan.runtime.layers.latent import LatentAttention
 from sylvan.runtime.layers.linear import Linear
 from sylvan.runtime.layers.norm import LayerNorm, RMSNorm
@@ -107,7 +107,7 @@ def _check_attention(module: nn.Module, trial: NativeTracer) -> None:
         Unsupported: the message says why.
     """
     for part in module.modules():
-        if isinstance(part, LatentAttention | CompressedAttention):
+        if isinstance(part, LatentAttention | CompressedKeyAttention):
             raise Unsupported("attention over latents outside of the program")
         if isinstance(part, PagedAttention) and part.reads_pages:
             raise Unsupported("attention that reads pages outside of the program")
