@@ -110,5 +110,5 @@ def test_ranks_that_share_no_memory_have_no_programs():
         pytest.skip("kernels are not compiled")
     rank, x = thread_ranks(2)[0], random(3, 40, dtype=torch.float32)
 
-    with pytest.raises(Unsupported, match="ranks without shared memory"):
+    with pytest.raises(Unsupported, match="ranks that share no memory"):
         native(load(), torch.float32, lambda _, v: ops.all_reduce(v, rank), [x])

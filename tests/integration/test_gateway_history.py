@@ -353,7 +353,7 @@ async def test_a_file_outlives_the_gateway(checkpoint, tmp_path):
             assert text_of(again.json()) == "user\none|assistant\nuser\none|user\ntwo"
             lost = (await front.get(f"/v1/responses/{held}")).json()
             assert lost["status"] == "failed"
-            assert "ended before" in lost["error"]["message"]
+            assert "stopped before the response was complete" in lost["error"]["message"]
 
 
 async def test_two_gateways_share_a_file(checkpoint, tmp_path):

@@ -228,4 +228,4 @@ def test_stacks_in_another_order_are_refused(family, tmp_path):
     with pytest.raises(AssertionError, match="experts") as refused:
         serving.load("one", tmp_path / "one")
 
-    assert "cannot be applied at run time" in str(refused.value)
+    assert "cannot change at run time" in str(refused.value)

@@ -87,5 +87,5 @@ def test_sentence_transformers_says_so(tmp_path):
 def test_a_model_without_such_a_head_is_refused(tmp_path):
     write(KINDS["bert"](), 5, tmp_path, auto=transformers.AutoModel)
 
-    with pytest.raises(ConfigError, match="needs a head over words, which BertModel lacks"):
+    with pytest.raises(ConfigError, match="needs a masked-LM head, which BertModel lacks"):
         serve(tmp_path, "splade")

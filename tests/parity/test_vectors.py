@@ -31,7 +31,7 @@ NOT_IN_TRANSFORMERS = {
     *("Qwen2ForProcessRewardModel", "LlamaForClassification"),
     "LlamaForSequenceClassificationWithNormal_Weights",
 }
-MODULES = (".encoder", ".vectors", ".clip")
+MODULES = (".encoder", ".pooling_models", ".clip")
 PROJECTED = {"CLIPModel", "CLIPTextModelWithProjection"}  # see test_clip.py
 
 
@@ -262,7 +262,7 @@ def test_the_prefix_cache_serves_embedders_exactly(tmp_path):
     assert warm.scheduler.load().cached_prompt_tokens >= 48
 
 
-EMBEDDERS = ("encoder", "vectors", "clip", "siglip", "retrieval")
+EMBEDDERS = ("encoder", "pooling_models", "clip", "siglip", "retrieval")
 """Modules whose models have no head."""
 
 

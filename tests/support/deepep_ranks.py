@@ -73,9 +73,9 @@ def _sums(
         scale_inputs=layer.scale_inputs,
     )
     weights = divided(ranks, torch.bfloat16, by_share=dispatcher is None, cols=COLS)
-    spread = weights.spread
-    assert isinstance(spread, ExpertRanks)
-    weights = replace(weights, spread=replace(spread, dispatcher=dispatcher))
+    expert_ranks = weights.expert_ranks
+    assert isinstance(expert_ranks, ExpertRanks)
+    weights = replace(weights, expert_ranks=replace(expert_ranks, dispatcher=dispatcher))
     x = random(layer.rows, COLS, dtype=torch.bfloat16, seed=50)
     load = torch.zeros(EXPERTS, dtype=torch.int64)
     return ops.experts(x, logits, routing, weights, load), load

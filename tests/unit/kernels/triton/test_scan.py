@@ -160,6 +160,7 @@ def cut(parts, start: int, stop: int):
     if isinstance(parts, list):
         return [parts[0][start:stop], *parts[1:]]
     names = [f.name for f in fields(parts) if "_T" in f.name]
+    names += ["decay"] if isinstance(parts, DeltaInputs) else []  # of heads or of keys
     return replace(parts, **{name: getattr(parts, name)[start:stop] for name in names})
 
 

@@ -20,7 +20,7 @@ from tests.support.kv import World, request
 def start(pages: int = 12) -> tuple[World, CacheExplain]:
     plain = World(pages=pages, page_size=4)
     explain = CacheExplain(plain.tree)
-    parts = plain.scheduler._parts
+    parts = plain.scheduler._deps
     plain.scheduler = Scheduler(replace(parts, capabilities=(explain,)), plain.scheduler._limits)
     return plain, explain
 

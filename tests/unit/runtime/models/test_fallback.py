@@ -59,7 +59,10 @@ def test_other_family_goes_through_transformers_with_its_own_shape():
             raw("DbrxForCausalLM", "dbrx", attn_config={"clip_qkv": 8, "kv_n_heads": 2}),
             "attn_config and ffn_config must be objects",
         ),
-        (raw("MixtralForCausalLM", "mixtral", num_local_experts=1), "goes to 2 experts"),
+        (
+            raw("MixtralForCausalLM", "mixtral", num_local_experts=1),
+            "2 experts per token, but the model has 1",
+        ),
         (
             raw("DeepseekV3ForCausalLM", "deepseek_v3", n_group=3, n_routed_experts=8),
             "do not divide into 3 groups|at least 1 inner size",

@@ -242,7 +242,7 @@ def test_the_command_writes_a_file(tmp_path, capsys):
     for wrong, words in (
         (["--format", "gguf:Q9"], "'gguf:Q9' is not one of gguf:F32"),
         (["--format", "gguf:Q4_0"], "exists already"),
-        (["--format", "fp8", "--quantization", "fp8"], "say the same"),
+        (["--format", "fp8", "--quantization", "fp8"], "are synonyms"),
     ):
         assert main(["quantize", str(source), str(out), *wrong]) != 0
         assert words in capsys.readouterr().err

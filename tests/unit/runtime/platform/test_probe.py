@@ -150,7 +150,7 @@ def test_memory_is_asked_of_drivers(tmp_path):
 
 def test_macs_with_apple_silicon_may_have_a_gpu():
     assert apple_problem("Darwin", "arm64") is None
-    assert "no Mac with Apple silicon (Linux x86_64)" in apple_problem("Linux", "x86_64")
+    assert "not a Mac with Apple silicon (Linux x86_64)" in apple_problem("Linux", "x86_64")
 
 
 def test_a_missing_or_old_jax_is_one_sentence(monkeypatch):

@@ -316,7 +316,7 @@ def test_a_choice_that_is_no_experts_number_never_reaches_the_kernels() -> None:
         ids[1, 2] = wrong
         with pytest.raises(IndexError, match=r"expert ids must be in 0\.\.6"):
             model(x, ids, shares)
-    with pytest.raises(IndexError, match="choices"):
+    with pytest.raises(IndexError, match="expert ids of shape"):
         model(x, ids[:, :2], shares[:, :2])
 
 

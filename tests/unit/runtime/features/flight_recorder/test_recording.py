@@ -44,7 +44,7 @@ def record(folder, *, policy="lpm", pages=16, capabilities=(), inflight=2, weigh
         max_batch_tokens=16, chunk_tokens=8, max_running_reqs=4, inflight=inflight, age_limit_s=0.3
     )
     world = World(pages=pages, page_size=4, capabilities=capabilities)
-    parts = world.scheduler._parts
+    parts = world.scheduler._deps
     setup = SchedulerSetup(
         kv_groups=world.executor.caps.kv_groups,
         prefix="radix",
