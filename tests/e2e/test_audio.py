@@ -22,6 +22,8 @@ from tests.support.media_files import mp4, wav
 from tests.support.multimodal import IMAGE, write_served
 from tests.support.processors import HEARS, Files, write_files
 
+pytestmark = pytest.mark.slow  # encoders give way to all other work
+
 TIMES = tuple(f"<|{n * 0.02:.2f}|>" for n in range(12))
 TOKENS = (
     *("<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"),
@@ -107,7 +109,6 @@ def ask(server, data, path="transcriptions", **fields):
     return server.post(f"/v1/audio/{path}", data=form, files=files)
 
 
-@pytest.mark.slow
 def test_texts_equal_transformers(server, reference):
     for seed, fields in ((440, {}), (700, {"language": "de"}), (300, {"path": "translations"})):
         data = wav(0.6, hertz=seed)
@@ -127,7 +128,6 @@ def test_texts_equal_transformers(server, reference):
     assert "no audio track" in video.json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_a_language_is_found_out(server):
     found = ask(server, wav(0.6), language="", response_format="verbose_json").json()
     assert found["language"] in ("en", "de")
@@ -135,7 +135,6 @@ def test_a_language_is_found_out(server):
     assert said == found
 
 
-@pytest.mark.slow
 def test_long_sounds_are_heard_in_windows(server):
     data = wav(31.0)
     whole = ask(server, data, response_format="verbose_json").json()
@@ -150,7 +149,6 @@ def test_long_sounds_are_heard_in_windows(server):
     assert ask(server, data, response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
 
 
-@pytest.mark.slow
 def test_words_have_times(server):
     data = wav(31.0)
     form = {"response_format": "verbose_json"}
@@ -232,7 +230,6 @@ async def test_a_gateway_passes_sounds_on(server):
             assert refused.status_code == 400, refused.text
 
 
-@pytest.mark.slow
 def test_a_model_of_chats_hears(tmp_path):
     folder = write_served("qwen2-audio", tmp_path)
     data = wav(0.8)

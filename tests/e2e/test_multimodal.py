@@ -28,6 +28,8 @@ from tests.e2e.conftest import running
 from tests.support.media_files import mp4
 from tests.support.multimodal import IMAGE, VIDEO, write_served
 
+pytestmark = pytest.mark.slow  # encoders give way to all other work
+
 NEW = 12
 
 
@@ -112,7 +114,6 @@ def tokens(response) -> list[int]:
     return response.json()["choices"][0]["response_token_ids"]
 
 
-@pytest.mark.slow
 def test_answers_equal_transformers_cold_and_warm(server, reference):
     for images in ([png(1)], [png(2), png(3, 80, 30)]):
         content = [x for image in images for x in (part(image), said("and "))]
@@ -304,7 +305,6 @@ def test_bad_videos_are_refused_by_their_place(server, video, words):
     assert chat(server, "plain").status_code == 200
 
 
-@pytest.mark.slow
 def test_a_lost_preparing_process_costs_its_item_only(server, folder):
     chat(server, [part(png(7)), said("x")])
     workers = _children_of("sylvan.media.worker", str(folder))
@@ -335,7 +335,6 @@ def _children_of(program: str, argument: str) -> list[int]:
     return found
 
 
-@pytest.mark.slow
 def test_the_engine_and_the_frontend_see_what_the_server_sees(server, folder, tmp_path):
     data = png(8)
     path = tmp_path / "a.png"

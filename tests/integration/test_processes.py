@@ -362,7 +362,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("processes", ["one", "many"])
+@pytest.mark.parametrize("processes", ["one", pytest.param("many", marks=pytest.mark.slow)])
 async def test_a_script_that_never_shuts_its_engine_down_ends_cleanly(
     model: Path, tmp_path: Path, processes: str
 ) -> None:

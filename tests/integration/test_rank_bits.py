@@ -47,10 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sizes"),
-    [("float32", (2,)), pytest.param("bfloat16", (2, 4), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (2,)), ("bfloat16", (2, 4))])
 def test_bits_do_not_depend_on_the_number_of_ranks(
     model: Path, dtype: str, sizes: tuple[int, ...]
 ) -> None:

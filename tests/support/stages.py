@@ -8,12 +8,14 @@ from pathlib import Path
 
 from sylvan.kernels.collective.reference import thread_ranks
 from sylvan.runtime.executor.api import Executor
+from sylvan.runtime.executor.division import check_division
 from sylvan.runtime.executor.facts import LoadedModelInfo
 from sylvan.runtime.executor.options import LocalOptions
 from sylvan.runtime.executor.ranks import Follower
 from sylvan.runtime.layers.mesh import Mesh
 from sylvan.runtime.layers.placement import ExpertPlacement
 from sylvan.runtime.layers.stage import Stage
+from sylvan.runtime.models.registry import load_config
 from sylvan.transport.api import Duplex
 from sylvan.transport.inproc import Pipe
 from tests.parity.serving import build_standard
@@ -49,6 +51,7 @@ def build_stages(stages: int, tp: int = 1, build=build_standard, ep: int = 1):
     def make(path: Path, options: LocalOptions) -> tuple[Executor, LoadedModelInfo]:
         assert options.runner == "eager", "the native kernels have one pool of threads a process"
         meshes = meshes_of(stages, tp, ep)
+        check_division(load_config(path), meshes[0])  # as a server does before it starts ranks
         made = in_threads([partial(build, path, options, mesh=mesh) for mesh in meshes])
         down, up = ([Pipe() for _ in range(size - 1)] for _ in range(2))
         others = [Duplex(one, other) for one, other in zip(down, up, strict=True)]
