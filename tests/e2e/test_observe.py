@@ -472,6 +472,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_profile_to_a_full_disk_leaves_the_server_serving(
     observed: Observed, small_disk: Path
 ) -> None:

@@ -101,6 +101,7 @@ async def test_a_rank_that_hangs_is_replaced_and_streams_continue(
     assert control.ok
 
 
+@pytest.mark.slow
 async def test_the_end_leaves_nothing_behind(model: Path) -> None:
     runtime = await Runtime.start(tiny_config(model, parallel=TP2))
     processes = [psutil.Process(pid) for pid in runtime.pids.values()]

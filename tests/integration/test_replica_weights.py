@@ -30,7 +30,7 @@ from tests.support.updates import as_bytes, changed, weights_in, write_changed
 
 TWO = Topology(num_replicas=2)
 DEADLINE_S = 60
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,6 @@ async def test_a_lost_scheduler_reads_the_checkpoint_again(
     assert [client.weight_version for client in clients] == ["new", "new"]
 
 
-@pytest.mark.slow
 async def test_tensors_are_lost_with_the_scheduler_and_the_label_says_so(
     runtime: Runtime, old_dir: Path
 ) -> None:
