@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import running
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("getting-started", "concepts/radix-cache", "howto/clients")
 BLOCKS = [
@@ -38,13 +40,21 @@ def commands(code):
             words = []
 
 
+@pytest.fixture(scope="module")
+def sapling_vision():
+    with running("sapling-vision", "--server.api-key", "secret") as made:
+        yield made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code"),
     [(kind, code) for _, _, kind, code in BLOCKS if code not in README],
     ids=[f"{page}-{number}-{kind}" for page, number, kind, code in BLOCKS if code not in README],
 )
-def test_example_runs(server, kind, code):
+def test_example_runs(request, kind, code):
+    needed = "sapling_vision" if 'model="sapling-vision"' in code else "server"
+    server = request.getfixturevalue(needed)
     code = code.replace("http://127.0.0.1:30000", server.url).replace('"none"', '"secret"')
     if kind == "python":
         assert run([sys.executable, "-c", code]).strip()

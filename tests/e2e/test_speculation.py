@@ -203,7 +203,7 @@ def test_a_reply_without_guesses_says_nothing_of_them(plain):
     ("flags", "words"),
     [
         (("STANDALONE",), "standalone needs a smaller model"),
-        (("NEXTN",), "layers of LlamaForCausalLM that guess further tokens are not served"),
+        (("NEXTN",), "multi-token prediction layers of LlamaForCausalLM are not supported"),
         (("DFLASH",), "speculative.algorithm=dflash: not supported yet"),
         (("EAGLE3",), "speculative.algorithm=eagle3 needs a draft head"),
         (("EAGLE3", "--speculative-draft-model-path", "STRANGER"), "was made for 264 tokens"),
