@@ -6,6 +6,7 @@ it only tests whether the page matches the stored results of the last runs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -86,12 +87,17 @@ Row = dict[str, str | float | int | bool]
 
 def main() -> int:
     """Run the named families, store the results, write the page."""
-    names = [word for word in sys.argv[1:] if not word.startswith("--")]
-    if "--check" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help="families to run; default: all, which takes minutes"
+    )
+    parser.add_argument("--check", action="store_true", help="only check that the page is current")
+    options = parser.parse_args()
+    if options.check:
         stale = not PAGE.exists() or PAGE.read_text() != page(_results())
         sys.stderr.write("models.md does not fit the results: run parity_table.py\n" * stale)
         return int(stale)
-    results = run(names, _results())
+    results = run(options.names, _results())
     return int(not all(row["equal"] for row in results.values()))
 
 

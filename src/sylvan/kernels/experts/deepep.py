@@ -28,7 +28,7 @@ _INSTEAD = (
 
 
 class ObjectGroup(Protocol):
-    """Ranks that tell each other where their memory is."""
+    """Ranks that exchange small objects, such as memory handles."""
 
     @property
     def rank(self) -> int:

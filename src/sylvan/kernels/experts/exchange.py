@@ -88,18 +88,15 @@ def sum_dispatched(
         weights_TK: Routing weights, float32.
         compute: Sums of the experts of this rank for rows that came, in the dtype of x: (R, D).
 
-    Returns: (T, D), the same on every rank.
+    Returns:
+        (T, D), the same on every rank.
     """
     ranks, num_rows, dispatcher = expert_ranks.ranks, len(x_TD), expert_ranks.dispatcher
     assert dispatcher is not None
     each = -(-num_rows // ranks.size)
     mine = _own_rows(ranks.rank, each, num_rows)
-    below = (
-        0,
-        0,
-        0,
-        each - (mine.stop - mine.start),
-    )  # rows without experts: all ranks send `each`
+    # all ranks send `each` rows: the last ones pad with rows without experts
+    below = (0, 0, 0, each - (mine.stop - mine.start))
     rows = dispatcher.dispatch(
         functional.pad(x_TD[mine], below),
         functional.pad(expert_ranks.slots(ids_TK)[mine], below, value=-1),

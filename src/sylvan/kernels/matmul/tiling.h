@@ -37,8 +37,8 @@ struct Block {
     int count() const { return m1 - m0; }
     // prefetch distance in words; hides memory latency if weights are read once
     int ahead() const { return count() <= 32 ? 384 : 0; }
-    // The first rows of a tile read its weights from memory, the others from the second cache.
-    // After the last words of `wide` blocks of `words` words, those of the next ones are read.
+    // Only the first rows of a tile read its weights from memory; the others find them in L2. Near
+    // the end of `wide` blocks of `words` words, the prefetch continues with the next blocks.
     Prefetch prefetch(int m, int wide, int64_t words) const {
         return m == m0 ? Prefetch{768, (wide - 1) * words} : Prefetch{};
     }

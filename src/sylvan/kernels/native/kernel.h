@@ -71,8 +71,8 @@ template <int N, class F> static inline __attribute__((always_inline)) void unro
 }
 #define SYLVAN_INLINE __attribute__((always_inline))
 
-// Prefetches weights into the second cache while a product runs: `words` ahead of what it reads,
-// and `jump` words further where that is beyond its last vector. None if `words` is 0.
+// Prefetch of weights into the L2 cache during a product: `words` ahead of the current vector, plus
+// `jump` words if that is past the last one. 0 `words`: no prefetch.
 struct Prefetch {
     int words = 0;
     int64_t jump = 0;
