@@ -12,7 +12,7 @@ verification. Answers of both runs must be equal.
 
     python benchmarks/engine/bench_speculation.py [--model sapling|wide|0.5B] [--batch 1 32]
         [--what copy calls chat head oracle fixed] [--head DIR] [--chances 0 0.5 0.7 0.9]
-        [--guesses N] [--all] [--tokens 128] [--repeats 5] [--requests N] [--threads N]
+        [--draft-tokens N] [--all] [--tokens 128] [--repeats 5] [--requests N] [--threads N]
         [--dtype bfloat16]
 
 `wide` is the built-in model in the shape of `0.5B`: the same answers at the cost of the larger
@@ -143,7 +143,7 @@ class Engine:
         return next(c for c in every if isinstance(c, Speculation | HeadSpeculation))
 
 
-def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any) -> Engine:
+def start(model: str, drafted: int, options: dict[str, Any], **speculative: Any) -> Engine:
     """An engine that speculates."""
     told: dict[str, list[int]] = {}
 
@@ -152,7 +152,7 @@ def start(model: str, guesses: int, options: dict[str, Any], **speculative: Any)
             told.setdefault(output.rid, []).extend(output.token_ids)
 
     keywords = {"model": model, "log_level": "warning", "overlap": "off"} | options
-    keywords |= {"speculative_num_steps": guesses, **speculative}
+    keywords |= {"speculative_num_steps": drafted, **speculative}
     return Engine(build_scheduler(gather(from_keywords(keywords)).config, emit), told)
 
 
@@ -218,7 +218,7 @@ def main() -> int:
     parser.add_argument("--head", help="directory of a draft head, for `head`")
     parser.add_argument("--chances", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
     parser.add_argument(
-        "--guesses", type=int, help="draft tokens per step (default: 10 for ngram, else 4)"
+        "--draft-tokens", type=int, help="draft tokens per step (default: 10 for ngram, else 4)"
     )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
@@ -247,10 +247,10 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
         for name in ("head", "head, all"):
             measure_head(name, model, options, args)
         return
-    guesses = args.guesses or (10 if what in KINDS else 4)
+    drafted = args.draft_tokens or (10 if what in KINDS else 4)
     engine = start(
         model,
-        guesses,
+        drafted,
         options,
         speculative_algorithm="NGRAM",
         **({"speculative.adaptive": False} if what == "fixed" or args.all else {}),
@@ -271,7 +271,7 @@ def measure(what: str, model: str, options: dict[str, Any], args: argparse.Names
                 oracle.chance, oracle.answers = chance, engine.run(asked, batch, on=False).answers
                 engine.speculation._drafter = oracle
             found = compare(engine, asked, batch, args.repeats)
-            row = {"what": what, "batch": batch, "chance": chance, "guesses": guesses} | found
+            row = {"what": what, "batch": batch, "chance": chance, "draft_tokens": drafted} | found
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
     engine.built.close()
@@ -281,7 +281,7 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
     """Measure the chat mix, drafted by a head."""
     engine = start(
         model,
-        args.guesses or 4,
+        args.draft_tokens or 4,
         options,
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=args.head,
@@ -291,7 +291,7 @@ def measure_head(what: str, model: str, options: dict[str, Any], args: argparse.
         count = args.requests or 63
         asked = requests(chats(max(count, batch), CLASSES, seed=991), args.tokens, ends=(2,))
         found = compare(engine, asked, batch, args.repeats)
-        row = {"what": what, "batch": batch, "guesses": args.guesses or 4} | found
+        row = {"what": what, "batch": batch, "draft_tokens": args.draft_tokens or 4} | found
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
     engine.built.close()

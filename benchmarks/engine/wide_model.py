@@ -117,9 +117,9 @@ def write_wide(small: Path, shape: Mapping[str, Any], folder: Path) -> Path:
     for name in COPIED:
         shutil.copy(small / name, folder / name)
     with np.load(small / FILE) as stored:
-        parts = (stored[name] for name in ("parents", "tokens", "guesses", "shares"))
-        parents, tokens, guesses, shares = parts
-        TreeArrays(parents, tokens, guesses, shares, shape["vocab_size"]).save(folder)
+        parts = (stored[name] for name in ("parents", "tokens", "predictions", "shares"))
+        parents, tokens, predictions, shares = parts
+        TreeArrays(parents, tokens, predictions, shares, shape["vocab_size"]).save(folder)
     return folder
 
 
@@ -127,15 +127,15 @@ def write_wide_head(small: Path, shape: Mapping[str, Any], folder: Path) -> Path
     """Write the EAGLE-3 head in `small` for the model in a larger shape."""
     config = json.loads((small / "config.json").read_text())
     weights, wide = load_file(small / "model.safetensors"), Widening(config, shape)
-    guessed = torch.zeros(shape["vocab_size"], dtype=torch.bool)
-    guessed[: len(weights["t2d"])] = weights["t2d"]
+    drafted = torch.zeros(shape["vocab_size"], dtype=torch.bool)
+    drafted[: len(weights["t2d"])] = weights["t2d"]
     layer = wide.layer("midlayer.", weights)
     made = {
         "fc.weight": wide.matrix(weights["fc.weight"], wide.dim),
         "norm.weight": wide.norm(weights["norm.weight"]),
         "lm_head.weight": wide.matrix(weights["lm_head.weight"], len(weights["lm_head.weight"])),
         "d2t": weights["d2t"],
-        "t2d": guessed,
+        "t2d": drafted,
     } | {f"midlayer.{name}": tensor for name, tensor in layer.items()}
     _write(folder, config, {**shape, "num_hidden_layers": 1}, made)
     return folder

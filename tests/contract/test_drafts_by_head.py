@@ -1,4 +1,4 @@
-"""EAGLE heads: they guess what their definition says, and answers are those without them."""
+"""EAGLE heads: they draft what their definition says, and answers are those without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sylvan.runtime.features.speculation.heads import head_worker
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from tests.contract.test_drafts_by_model import PROMPTS, WAYS, Ticks
 from tests.parity.serving import Serving
-from tests.support.draft_heads import guesses, tree, write_head
+from tests.support.draft_heads import expected_draft, tree, write_head
 from tests.support.random_model import HIDDEN, VOCAB, write_random_model
 from tests.support.serving_store import ServingStore
 
@@ -29,13 +29,13 @@ HEADS = {
     "eagle": {"kind": "eagle"},
     "eagle, its own layer names": {"kind": "eagle", "prefix": "layers.0."},
     "eagle3": {"kind": "eagle3"},
-    "eagle3, few words": {"kind": "eagle3", "guessed": 100},
-    "eagle3, the model's embedding": {"kind": "eagle3", "embedding": False, "guessed": 100},
+    "eagle3, few words": {"kind": "eagle3", "drafted": 100},
+    "eagle3, the model's embedding": {"kind": "eagle3", "embedding": False, "drafted": 100},
 }
 
 
 class Told(HeadSpeculation):
-    """Notes what was guessed after which tokens."""
+    """Notes what was drafted after which tokens."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -90,7 +90,7 @@ def speculating(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
-def test_it_guesses_what_its_definition_says(model_dir, expected, tmp_path, name):
+def test_it_drafts_what_its_definition_says(model_dir, expected, tmp_path, name):
     head = write_head(tmp_path / "head", **HEADS[name])
     serving, speculation = speculating(model_dir, head, HEADS[name]["kind"], page_size=16)
     found = serving.generate(PROMPTS, max_new_tokens=24)
@@ -98,7 +98,7 @@ def test_it_guesses_what_its_definition_says(model_dir, expected, tmp_path, name
     assert found == expected["greedy"]
     assert len(speculation.said) > 60
     for known, said in speculation.said[::5]:
-        assert said == guesses(model_dir, head, known, 4)[: len(said)]
+        assert said == expected_draft(model_dir, head, known, 4)[: len(said)]
     assert speculation.counts.failures == 0
 
 
@@ -111,7 +111,7 @@ def paths_of(proposal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle", "eagle3, few words"])
-def test_trees_are_those_of_the_likeliest_guesses(model_dir, expected, tmp_path, name):
+def test_trees_are_those_of_the_likeliest_drafts(model_dir, expected, tmp_path, name):
     head = write_head(tmp_path / "head", **HEADS[name])
     shape = TreeShape(3, 8)
     serving, speculation = speculating(model_dir, head, HEADS[name]["kind"], shape=shape)
@@ -133,7 +133,7 @@ def test_trees_are_those_of_the_likeliest_guesses(model_dir, expected, tmp_path,
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_without_trees(model_dir, expected, tmp_path, way, adaptive):
-    head = write_head(tmp_path / "head", "eagle3", guessed=60)
+    head = write_head(tmp_path / "head", "eagle3", drafted=60)
     serving, speculation = speculating(
         model_dir,
         head,
@@ -161,11 +161,11 @@ def test_the_runner_makes_no_difference(model_dir, tmp_path, runner):
 
     assert len(speculation.said) > 5
     for known, said in speculation.said:
-        assert said == guesses(model_dir, head, known, 4)[: len(said)]
+        assert said == expected_draft(model_dir, head, known, 4)[: len(said)]
 
 
 def test_chunks_and_cached_prefixes_are_read_as_whole_prompts_are(model_dir, expected, tmp_path):
-    head = write_head(tmp_path / "head", "eagle3", guessed=90)
+    head = write_head(tmp_path / "head", "eagle3", drafted=90)
     serving, speculation = speculating(
         model_dir, head, "eagle3", chunk_tokens=5, max_batch_tokens=24
     )
@@ -175,7 +175,7 @@ def test_chunks_and_cached_prefixes_are_read_as_whole_prompts_are(model_dir, exp
 
     assert serving.scheduler.load().cached_prompt_tokens >= 2 * 32
     for known, said in speculation.said[::2]:
-        assert said == guesses(model_dir, head, known, 4)[: len(said)]
+        assert said == expected_draft(model_dir, head, known, 4)[: len(said)]
 
 
 def test_what_the_head_made_of_a_prefix_is_stored_with_it(model_dir, expected, tmp_path):
@@ -199,10 +199,10 @@ def test_what_the_head_made_of_a_prefix_is_stored_with_it(model_dir, expected, t
     assert load.cached_prompt_tokens == len(prompt)
     assert said[0] == said[1]
     for known, tokens in said[1]:
-        assert tokens == guesses(model_dir, head, known, 4)[: len(tokens)]
+        assert tokens == expected_draft(model_dir, head, known, 4)[: len(tokens)]
 
 
-def test_right_guesses_are_accepted(tmp_path):
+def test_right_drafts_are_accepted(tmp_path):
     """A model whose next token follows from the newest, and a head that knows how."""
     model_dir = write_random_model(tmp_path / "model", context_len=128)
     file = model_dir / "model.safetensors"
@@ -239,7 +239,7 @@ def test_right_guesses_are_accepted(tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_without(model_dir, expected, tmp_path, way, adaptive):
-    head = write_head(tmp_path / "head", "eagle3", guessed=60)
+    head = write_head(tmp_path / "head", "eagle3", drafted=60)
     serving, speculation = speculating(
         model_dir, head, "eagle3", adaptive=adaptive, pages=14, chunk_tokens=8, preempt_every=7
     )
@@ -264,7 +264,7 @@ def test_a_head_that_is_never_right_is_asked_ever_less(model_dir, tmp_path):
     assert 2 < speculation.counts.looks < 30
     assert 8 < speculation._pauses._pause <= LONGEST_PAUSE
     for known, said in speculation.said:  # what it had put off is read before
-        assert said == guesses(model_dir, head, known, len(said))
+        assert said == expected_draft(model_dir, head, known, len(said))
 
 
 def test_what_was_put_off_is_read_in_parts_that_fit(model_dir, tmp_path):
@@ -278,11 +278,11 @@ def test_what_was_put_off_is_read_in_parts_that_fit(model_dir, tmp_path):
     assert serving.generate(asked, max_new_tokens=100) == plain
     assert speculation.counts.failures == 0
     for known, said in speculation.said:
-        assert said == guesses(model_dir, head, known, len(said))
+        assert said == expected_draft(model_dir, head, known, len(said))
 
 
 def test_what_the_halves_tell_each_other_may_cross_processes(model_dir, expected, tmp_path):
-    head = write_head(tmp_path / "head", "eagle3", guessed=90)
+    head = write_head(tmp_path / "head", "eagle3", drafted=90)
     serving, speculation = speculating(model_dir, head, "eagle3", chunk_tokens=6)
     codec = StepCodec({"speculation": HeadWork}, {"speculation": HeadReport})
     launch = serving.executor.launch
@@ -304,29 +304,29 @@ def test_what_the_halves_tell_each_other_may_cross_processes(model_dir, expected
 
 
 @pytest.mark.slow
-def test_guesses_reach_beyond_the_longest_text(model_dir, tmp_path):
+def test_drafts_reach_beyond_the_longest_text(model_dir, tmp_path):
     head = write_head(tmp_path / "head", "eagle3")
     serving, speculation = speculating(model_dir, head, "eagle3", limit=20)
     serving.generate([list(range(30, 110))], max_new_tokens=48)
 
     assert speculation.counts.failures == 0
     known, said = speculation.said[-1]
-    assert said == guesses(model_dir, head, known, 20)[: len(said)]
+    assert said == expected_draft(model_dir, head, known, 20)[: len(said)]
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"kind": "eagle"}, "holds a head for eagle; use eagle"),
-        ({"vocab_size": 99, "guessed": 99}, "a vocabulary of 99 tokens, the model has 264"),
+        ({"vocab_size": 99, "drafted": 99}, "a vocabulary of 99 tokens, the model has 264"),
         ({"target_hidden_size": 128}, "vectors of 128 columns, those of the model have 64"),
         ({"changes": {"fc.weight": None}}, "no tensor 'fc.weight', so it is not an EAGLE head"),
         ({"changes": {"norm.weight": None}}, "tensor 'norm.weight' is missing"),
         ({"changes": {"norm.weight": np.ones(3, np.float32)}}, "'norm.weight' has shape [3]"),
         ({"changes": {"fc.weight": np.ones((64, 64), np.float32)}}, "'fc.weight' has shape"),
-        ({"guessed": 50, "changes": {"d2t": None}}, "the map of their ids (tensor 'd2t')"),
-        ({"guessed": 50, "changes": {"d2t": np.arange(50) + 999}}, "ids that are not in 0..263"),
-        ({"guessed": 50, "changes": {"d2t": np.arange(9)}}, "'d2t' has shape [9]"),
+        ({"drafted": 50, "changes": {"d2t": None}}, "the map of their ids (tensor 'd2t')"),
+        ({"drafted": 50, "changes": {"d2t": np.arange(50) + 999}}, "ids that are not in 0..263"),
+        ({"drafted": 50, "changes": {"d2t": np.arange(9)}}, "'d2t' has shape [9]"),
         ({"changes": {"layers.1.norm.weight": np.ones(3, np.float32)}}, "more than one layer"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [7, 0, 1]}}, "reads layers [7, 0, "),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "must be a list of layers"),

@@ -1,4 +1,4 @@
-"""Medusa heads: they guess what their definition says, and answers are those without them."""
+"""Medusa heads: they draft what their definition says, and answers are those without them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write_heads(folder, layout, *, words=None, changes=None, **config):
     return folder, heads
 
 
-def guesses(model_dir, heads, tokens, count, words=None):
+def expected_draft(model_dir, heads, tokens, count, words=None):
     """Written out: each head reads the vector before the newest token."""
     plain = load_file(model_dir / "model.safetensors")
     weights = {name: torch.from_numpy(array) for name, array in plain.items()}
@@ -102,7 +102,7 @@ def speculating(model_dir, folder, *, adaptive=False, limit=4, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["authors", "vllm", "vllm, few words"])
 @pytest.mark.parametrize("runner", ["auto", "eager"])
-def test_they_guess_what_their_definition_says(model_dir, expected, tmp_path, layout, runner):
+def test_they_draft_what_their_definition_says(model_dir, expected, tmp_path, layout, runner):
     words = list(range(3, VOCAB, 2)) if "few" in layout else None
     folder, heads = write_heads(tmp_path / "heads", layout.split(",")[0], words=words)
     serving, speculation = speculating(model_dir, folder, runner=runner)
@@ -114,7 +114,7 @@ def test_they_guess_what_their_definition_says(model_dir, expected, tmp_path, la
     assert len(speculation.said) > 40
     for known, said in speculation.said[::5]:
         assert len(said) <= HEADS
-        assert said == guesses(model_dir, heads, known, len(said), words)
+        assert said == expected_draft(model_dir, heads, known, len(said), words)
 
 
 @pytest.mark.slow

@@ -133,24 +133,24 @@ def test_a_model_that_fails_costs_speed_only(model_dir, expected, what):
 
 
 class Measured:
-    """A model whose every guess takes so long, on a clock of the test."""
+    """A model whose every draft token takes so long, on a clock of the test."""
 
-    def __init__(self, model, guess_s) -> None:
+    def __init__(self, model, draft_s) -> None:
         self.now = 0.0
-        self._model, self._guess_s = model, guess_s
+        self._model, self._draft_s = model, draft_s
 
     def write(self, counts):
-        self.now += max(counts.values()) * self._guess_s
+        self.now += max(counts.values()) * self._draft_s
         return self._model.write(counts)
 
 
 @pytest.mark.parametrize(
-    ("twin", "guess_s", "pays"), [(True, 0.1, True), (True, 1.5, False), (False, 0.1, False)]
+    ("twin", "draft_s", "pays"), [(True, 0.1, True), (True, 1.5, False), (False, 0.1, False)]
 )
-def test_it_writes_as_far_as_that_pays(model_dir, twin, guess_s, pays):
+def test_it_writes_as_far_as_that_pays(model_dir, twin, draft_s, pays):
     """A step takes a second, whatever its rows."""
     model = draft_model(model_dir, load_format="auto" if twin else "dummy", seed=5)
-    measured = Measured(model, guess_s)
+    measured = Measured(model, draft_s)
     serving, speculation = speculating(
         model_dir, measured, adaptive=True, clock=lambda: measured.now
     )

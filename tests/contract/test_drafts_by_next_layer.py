@@ -1,4 +1,4 @@
-"""Layers that guess further tokens (MTP) guess what transformers computes of the same layer."""
+"""layers that draft further tokens (MTP) draft what transformers computes of the same layer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FAMILIES = {
 
 
 class Reference:
-    """A model of transformers, whose last layer is the one that guesses."""
+    """A model of transformers, whose last layer is the one that drafts."""
 
     def __init__(
         self, model: transformers.PreTrainedModel, names: Names, also: dict[str, torch.Tensor]
@@ -105,7 +105,7 @@ class Reference:
         if names.head:
             self._next.lm_head.weight.data = also[f"{names.head}.weight"]
 
-    def guesses(self, tokens: list[int], count: int) -> list[int]:
+    def drafted(self, tokens: list[int], count: int) -> list[int]:
         known, found = list(tokens[1:]), list[int]()
         names = self._names
         with torch.no_grad():
@@ -116,9 +116,9 @@ class Reference:
                 both.insert(not names.hidden_first, self._normed(names.hidden_norm, hidden))
                 x = torch.cat(both, -1) @ self._also[f"{names.joined}.weight"].T
                 out = self._next.model(inputs_embeds=x, use_cache=False)[0]
-                guess = int(self._next.lm_head(out[0, -1]).argmax())
-                found.append(guess)
-                known.append(guess)
+                token = int(self._next.lm_head(out[0, -1]).argmax())
+                found.append(token)
+                known.append(token)
                 hidden = torch.cat([hidden, out[:, -1:]], 1)
         return found
 
@@ -169,7 +169,7 @@ def make(name, path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_guesses_what_transformers_computes(tmp_path, name):
+def test_it_drafts_what_transformers_computes(tmp_path, name):
     reference = make(name, tmp_path)
     plain = Serving(tmp_path, runner="auto").generate(PROMPTS, max_new_tokens=12)
     serving, speculation = speculating(tmp_path, None, "nextn", limit=3, runner="auto")
@@ -178,7 +178,7 @@ def test_it_guesses_what_transformers_computes(tmp_path, name):
     assert speculation.counts.failures == 0
     assert len(speculation.said) > 20
     for known, said in speculation.said[::3]:
-        assert said == reference.guesses(known, len(said))
+        assert said == reference.drafted(known, len(said))
     sampled = {"temperature": 0.9, "max_new_tokens": 8}
     wanted = Serving(tmp_path, runner="auto").generate(PROMPTS, **sampled)
     assert serving.generate(PROMPTS, **sampled) == wanted

@@ -1,6 +1,6 @@
-"""Guesses where what may be drawn depends on the tokens before: penalties, grammars, thinking.
+"""Draft tokens where what may be drawn depends on the tokens before: penalties, grammars, thinking.
 
-Position by position along the guesses, all of it is as plain decoding has it.
+Position by position along the draft tokens, all of it is as plain decoding has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sylvan.runtime.features.grammar.text import vocabulary_of
 from sylvan.runtime.features.standard_workers import STANDARD_WORKERS
 from sylvan.text.tokenizer import Tokenizer
 from tests.parity.serving import Serving
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 from tests.support.random_model import VOCAB, write_random_model
 
 SCHEMA = (
@@ -110,12 +110,12 @@ def expected(model_dir):
 @pytest.mark.parametrize("jumps", [False, True], ids=["step by step", "jumping"])
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("company", ["alone", "together"])
-def test_answers_are_those_without_guesses(model_dir, expected, runner, jumps, right, company):
+def test_answers_are_those_without_drafts(model_dir, expected, runner, jumps, right, company):
     wanted = expected[runner, jumps]
     tree = runner == "eager" and right == 0.6
     by_prompt = {tuple(prompt_of(name)): wanted[name] for name in ASKED}
-    guesser = Guesser(by_prompt, VOCAB, right=right, tree=tree, count=5)
-    with serving_of(model_dir, runner, jumps, guesser) as serving:
+    drafter = OracleDrafter(by_prompt, VOCAB, right=right, tree=tree, count=5)
+    with serving_of(model_dir, runner, jumps, drafter) as serving:
         groups = [[name] for name in ASKED] if company == "alone" else [list(ASKED)]
         found = {}
         for names in groups:
@@ -129,13 +129,13 @@ def test_answers_are_those_without_guesses(model_dir, expected, runner, jumps, r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_log_probabilities_are_those_without_guesses(model_dir, expected, runner):
+def test_log_probabilities_are_those_without_drafts(model_dir, expected, runner):
     options = LogprobOptions(top=2)
     with serving_of(model_dir, runner, True) as plain:
         wanted = answers(plain, list(ASKED), logprobs=options)
     by_prompt = {tuple(prompt_of(name)): wanted[name] for name in ASKED}
-    guesser = Guesser(by_prompt, VOCAB, right=0.7, count=5)
-    with serving_of(model_dir, runner, True, guesser) as serving:
+    drafter = OracleDrafter(by_prompt, VOCAB, right=0.7, count=5)
+    with serving_of(model_dir, runner, True, drafter) as serving:
         assert answers(serving, list(ASKED), logprobs=options) == wanted
 
     for rid, outputs in plain.outputs.items():

@@ -1,4 +1,4 @@
-"""Guesses beside LoRA adapters: each request answers as its adapter does without them."""
+"""Draft tokens beside LoRA adapters: each request answers as its adapter does without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = [[5, 9, 200, 31] * 4, [7] * 17]
 
 
 class Forking:
-    """Implements `Drafter`: what came before, with another token beside each guess."""
+    """Implements `Drafter`: what came before, with another token beside each draft token."""
 
     def __init__(self) -> None:
         self._chains = NgramDrafter(1, 8)

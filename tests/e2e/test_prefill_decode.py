@@ -258,10 +258,10 @@ def test_a_draft_head_goes_along(tmp_path):
     """The head's KV of the prompt is transferred with the model's."""
     model = str(write_random_model(tmp_path / "model", context_len=256))
     head = write_head(tmp_path / "head", "eagle3")
-    guess = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
+    speculation = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
     port = free_port()
     flags = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--page-size", "16")
-    flags = (*flags, "--max-total-tokens", "4Ki", *guess, "--speculative.adaptive", "false")
+    flags = (*flags, "--max-total-tokens", "4Ki", *speculation, "--speculative.adaptive", "false")
     prefill = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
     body = {
         "input_ids": [i % 200 for i in range(3, 70)],
@@ -284,7 +284,7 @@ def test_a_draft_head_goes_along(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transfer", ["tcp", "shm"])
-def test_adapters_tools_and_guesses_go_along(tmp_path, transfer):
+def test_adapters_tools_and_drafts_go_along(tmp_path, transfer):
     model = write_random_model(tmp_path / "model", context_len=2048)
     adapter = write_random_adapter(tmp_path / "adapter", model, 1)
     ids = [i % 200 for i in range(3, 90)]

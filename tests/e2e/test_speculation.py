@@ -113,7 +113,7 @@ def test_answers_are_those_of_a_server_without(wanted, speculating, all_at_once)
         assert told(got) == told(want), body
 
 
-def test_texts_to_guess_from_come_and_go(speculating):
+def test_texts_to_draft_from_come_and_go(speculating):
     odd = {"max_new_tokens": 40, "temperature": 1.5, "sampling_seed": 3, "ignore_eos": True}
     body = {"text": "Hi there", "sampling_params": odd}  # what the model does not mostly say
     first = speculating.post("/generate", json=body).json()
@@ -151,7 +151,7 @@ def test_texts_to_guess_from_come_and_go(speculating):
 
 
 def test_a_head_that_knows_nothing_changes_no_answer(wanted, tmp_path_factory):
-    head = write_head(tmp_path_factory.mktemp("head"), "eagle3", guessed=500, model=SAPLING)
+    head = write_head(tmp_path_factory.mktemp("head"), "eagle3", drafted=500, model=SAPLING)
     flags = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head))
     with (
         running("sapling", *flags, "--speculative.adaptive", "false") as server,
@@ -192,7 +192,7 @@ def test_counts_are_in_replies_loads_and_metrics(speculating):
     assert state["speculation"]["drafts"] > 0
 
 
-def test_a_reply_without_guesses_says_nothing_of_them(plain):
+def test_a_reply_without_drafts_says_nothing_of_them(plain):
     ask = {"max_new_tokens": 4, "temperature": 0}
     reply = plain.post("/generate", json={"text": "Hi", "sampling_params": ask}).json()
 

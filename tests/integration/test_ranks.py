@@ -158,24 +158,24 @@ SAMPLED = {"temperature": 0.8, "max_new_tokens": 24, "ignore_eos": True, "sampli
 
 
 @pytest.fixture(scope="module")
-def guessed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A model, and what it answers without guesses."""
-    model = write_random_model(tmp_path_factory.mktemp("guessed"), context_len=256)
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A model, and what it answers without draft tokens."""
+    model = write_random_model(tmp_path_factory.mktemp("drafted"), context_len=256)
     return model, [reply["output_ids"] for reply in two_ranks(model, SAMPLED)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM"])
-async def test_guesses_go_with_ranks(
-    algorithm: str, guessed: tuple[Path, list[list[int]]], tmp_path: Path
+async def test_drafts_go_with_ranks(
+    algorithm: str, drafted: tuple[Path, list[list[int]]], tmp_path: Path
 ) -> None:
-    """The first rank has all of a draft head, and the others verify what it guesses."""
-    model, plain = guessed
-    guesses = {"speculative_algorithm": algorithm, "speculative.adaptive": False}
+    """The first rank has all of a draft head, and the others verify its drafts."""
+    model, plain = drafted
+    options = {"speculative_algorithm": algorithm, "speculative.adaptive": False}
     if algorithm == "EAGLE3":
-        guesses["speculative_draft_model_path"] = str(write_head(tmp_path / "head", "eagle3"))
+        options["speculative_draft_model_path"] = str(write_head(tmp_path / "head", "eagle3"))
 
-    found = await asyncio.to_thread(two_ranks, model, SAMPLED, **guesses)
+    found = await asyncio.to_thread(two_ranks, model, SAMPLED, **options)
 
     assert [r["output_ids"] for r in found] == plain
     assert sum(r["meta_info"].get("spec_verify_ct", 0) for r in found) > 0

@@ -1,4 +1,4 @@
-"""`sylvan train-draft`: from prompts to a head that guesses right, and is served."""
+"""`sylvan train-draft`: from prompts to a head that drafts well, and is served."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_head_learns_what_the_model_says_and_training_continues_after_a_break(
     assert "holds a training run with different options" in capsys.readouterr().err
 
 
-def test_a_tree_of_contexts_guesses_what_the_model_says(model, prompts, tmp_path, capsys):
+def test_a_tree_of_contexts_drafts_what_the_model_says(model, prompts, tmp_path, capsys):
     out = tmp_path / "contexts"
     call = ["train-draft", str(model), str(prompts), "--algorithm", "ngram", "--out", str(out)]
     call += [*SMALL, "--context-tokens", "8"]

@@ -24,7 +24,7 @@ from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 from tests.parity.test_ranks import CLOSE, NATIVE, answers
 from tests.parity.vectors import make, serve
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 from tests.support.ranks import build_ranks
 
 SOME = ("deepseek-v3", "mixtral")
@@ -184,14 +184,14 @@ def test_ranks_that_do_not_divide_are_refused(tmp_path):
         grouped(tmp_path, 6, 2)
 
 
-def test_guesses_are_verified_by_the_rank_that_has_the_request(model_dir):
+def test_drafts_are_verified_by_the_rank_that_has_the_request(model_dir):
     expected = Serving(model_dir).generate(PROMPTS, max_new_tokens=12)
     answers_of = {tuple(p): out for p, out in zip(PROMPTS, expected, strict=True)}
-    guesser = Guesser(answers_of, VOCAB, right=0.7)
-    two = grouped(model_dir, capabilities=(guesser,))
+    drafter = OracleDrafter(answers_of, VOCAB, right=0.7)
+    two = grouped(model_dir, capabilities=(drafter,))
 
     assert two.generate(PROMPTS, max_new_tokens=12) == expected
-    assert guesser.guessed > 0
+    assert drafter.drafted > 0
     two.close()
     assert two.executor.lost == []
 

@@ -19,7 +19,7 @@ from tests.parity.compare import EVERYTHING, compare
 from tests.parity.rare import ALL
 from tests.parity.rounding import Exact
 from tests.parity.serving import Serving
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FP8 = ("wq_a", "wq_b", "wo_a", "wo_b", "wkv")
@@ -66,15 +66,15 @@ def test_every_mode_equals_transformers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_rejected_guesses_leave_no_trace(runner, tmp_path):
-    """Entries and sums go back to where guesses were right."""
+def test_rejected_drafts_leave_no_trace(runner, tmp_path):
+    """Entries and sums go back to where draft tokens were right."""
     write(ALL["deepseek-v4"](), 11, tmp_path)
     prompts = [prompt(length, length) for length in (30, 5, 61)]
     answers = Serving(tmp_path, runner=runner).generate(prompts, max_new_tokens=40)
     known = {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
-    guesser = Guesser(known, VOCAB, right=0.6, tree=False, count=5)
+    drafter = OracleDrafter(known, VOCAB, right=0.6, tree=False, count=5)
 
-    found = Serving(tmp_path, runner=runner, capabilities=(guesser,))
+    found = Serving(tmp_path, runner=runner, capabilities=(drafter,))
 
     assert found.generate(prompts, max_new_tokens=40) == answers
     assert 0.2 < found.scheduler.load().accept_rate < 0.9

@@ -21,7 +21,7 @@ from sylvan.protocol.requests import LogprobOptions
 from tests.parity.checkpoints import SHAPE, VOCAB, write
 from tests.parity.serving import Serving
 from tests.support.adapters import AdapterServing, write_random_adapter
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 from tests.support.pairs import covering_rows, pairs_of
 from tests.support.serving_store import ServingStore
 
@@ -43,7 +43,7 @@ AXES = {
     "overlap": (False, True),
     "page_size": (16, 64),
     "threads": (1, 2),
-    "guesses": (0.0, 0.5, 1.0),  # share that is right; 0: none are made
+    "drafted": (0.0, 0.5, 1.0),  # share that is right; 0: none are made
     "store": (False, True),  # below the device, of a server that is gone
     "adapters": ("off", "some", "one slot"),  # of `ASKED`, in as many slots or one after another
 }
@@ -54,7 +54,7 @@ SAMPLING = {"max_new_tokens": 24, "temperature": 1.0, "top_p": 0.9, "sampling_se
 LENGTHS = (530, 250, 300, 37)
 NOISE = (19, 90, 3)
 ATTEMPTS = 3
-"""Where guesses are right, all may have ended before an urgent request takes a place."""
+"""Where draft tokens are right, all may have ended before an urgent request takes a place."""
 URGENT = 600
 """Tokens of a request that goes before all others, where memory is short."""
 
@@ -101,8 +101,8 @@ def adapters(model_dir, tmp_path_factory):
 
 
 def serving_of(model_dir, options, row, adapters, answers=None, folder=None) -> Serving:
-    """`answers` of prompts are what is guessed; `folder` is that of the store."""
-    guesser = Guesser(answers or {}, VOCAB, right=row["guesses"], count=5)
+    """`answers` of prompts are what is drafted; `folder` is that of the store."""
+    drafter = OracleDrafter(answers or {}, VOCAB, right=row["drafted"], count=5)
     tokens = max(LENGTHS) + 400 if row["preempted"] else 2 * sum((*LENGTHS, *NOISE))
     made = Serving
     if row["adapters"] != "off":
@@ -116,7 +116,7 @@ def serving_of(model_dir, options, row, adapters, answers=None, folder=None) -> 
         page_size=row["page_size"],
         chunk_tokens=row["chunk_tokens"],
         overlap=row["overlap"],
-        capabilities=(guesser,) if row["guesses"] else (),
+        capabilities=(drafter,) if row["drafted"] else (),
         store=ServingStore(folder) if folder is not None else None,
     )
 
@@ -246,9 +246,9 @@ def compare_row(model_dir, prompts, adapters, options, case):
     finds = row["prefix"] != "none" and not (row["store"] and row["adapters"] != "off")
     assert not finds or load.cached_prompt_tokens > before, row
     assert (load.retractions > 0) == row["preempted"], row
-    assert not load.verified_drafts or row["guesses"], row
+    assert not load.verified_drafts or row["drafted"], row
     # with overlap the newest token is known only where nothing is in flight
-    assert load.verified_drafts or row["overlap"] or not row["guesses"], row
+    assert load.verified_drafts or row["overlap"] or not row["drafted"], row
     for a, b in zip(wanted, found, strict=True):
         assert a.tokens == b.tokens, row
         assert np.array_equal(a.logprobs, b.logprobs), row

@@ -16,7 +16,7 @@ from tests.parity.families import FAMILIES
 from tests.parity.serving import Serving, build_standard
 from tests.support.adapters import AdapterServing, write_random_adapter
 from tests.support.chosen import device_name
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 from tests.support.quantised import CASES, TOOLS
 from tests.support.random_model import write_random_model
 
@@ -125,14 +125,14 @@ def test_adapters_answer_as_on_the_cpu(model_dir, tmp_path, there):
     assert len({tuple(tokens) for tokens in found[0][0]}) == len(found[0][0])
 
 
-def test_guesses_change_nothing(model_dir, serve):
+def test_drafts_change_nothing(model_dir, serve):
     prompts = [list(range(5, 42)), [9, 8, 7], [4] * 20]
     plain = serve(model_dir, runner="auto")
     expected = plain.generate(prompts, max_new_tokens=NEW)
     answers = {tuple(p): tokens for p, tokens in zip(prompts, expected, strict=True)}
-    guesser = Guesser(answers, VOCAB, right=0.7)
+    drafter = OracleDrafter(answers, VOCAB, right=0.7)
 
-    guessed = serve(model_dir, runner="auto", capabilities=(guesser,))
+    drafted = serve(model_dir, runner="auto", capabilities=(drafter,))
 
-    assert guessed.generate(prompts, max_new_tokens=NEW) == expected
-    assert guesser.guessed > NEW
+    assert drafted.generate(prompts, max_new_tokens=NEW) == expected
+    assert drafter.drafted > NEW

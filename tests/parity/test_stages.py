@@ -23,7 +23,7 @@ from tests.parity.rare import RARE
 from tests.parity.serving import Serving
 from tests.parity.test_ranks import CLOSE, NATIVE, answers, slow
 from tests.parity.vectors import make, serve
-from tests.support.guesser import Guesser
+from tests.support.oracle_drafter import OracleDrafter
 from tests.support.stages import build_stages
 
 SOME = ("qwen2", "olmo2", "gpt2", "deepseek-v3")
@@ -231,15 +231,15 @@ def test_each_stage_keeps_the_states_of_its_layers(family, tmp_path):
 
 
 @pytest.mark.parametrize("right", [1.0, 0.6])
-def test_guesses_are_verified_by_the_last_stage(model_dir, right):
+def test_drafts_are_verified_by_the_last_stage(model_dir, right):
     expected = Serving(model_dir).generate(PROMPTS, max_new_tokens=12)
     answers = {tuple(p): out for p, out in zip(PROMPTS, expected, strict=True)}
-    guesser = Guesser(answers, VOCAB, right=right)
+    drafter = OracleDrafter(answers, VOCAB, right=right)
     build = build_stages(2)
-    two = Serving(model_dir, build=build, overlap=True, capabilities=(guesser,))
+    two = Serving(model_dir, build=build, overlap=True, capabilities=(drafter,))
 
     assert two.generate(PROMPTS, max_new_tokens=12) == expected
-    assert guesser.guessed > 0
+    assert drafter.drafted > 0
     two.close()
 
 

@@ -36,7 +36,7 @@ class AnyDrafter(SchedulerMachine):
             self.drafter, limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
         setup = setup | {"max_samples": samples}
-        self.start(setup, speculation, max_guesses=limit)
+        self.start(setup, speculation, max_drafted=limit)
 
     def teardown(self):
         super().teardown()
@@ -60,7 +60,7 @@ class AnyModel(SchedulerMachine):
         self.speculation = ModelSpeculation(
             ScriptedModel(kind, seed), limit, VOCAB, adaptive=adaptive, clock=lambda: next(times)
         )
-        self.start(setup | {"max_samples": samples}, self.speculation, max_guesses=limit)
+        self.start(setup | {"max_samples": samples}, self.speculation, max_drafted=limit)
 
     def teardown(self):
         super().teardown()
@@ -98,7 +98,7 @@ def test_tokens_are_those_without_and_all_memory_comes_back(kind):
         assert world.tokens[one.rid] == alone(one)
     assert speculation.counts.looks > 50
     assert (speculation.counts.failures > 0) == (kind in ("nonsense", "raising", "moody"))
-    assert (world.executor.guessed > 0) == (kind not in ("raising", "nonsense"))
+    assert (world.executor.drafted > 0) == (kind not in ("raising", "nonsense"))
     world.check_empty()
 
 
@@ -109,7 +109,7 @@ def test_counts_tell_what_was_verified_and_what_was_right():
 
     drafts = world.outputs["a"][-1].usage.drafts
     load = world.scheduler.load()
-    assert drafts.accepted == drafts.proposed == world.executor.guessed > 10
+    assert drafts.accepted == drafts.proposed == world.executor.drafted > 10
     assert sum(drafts.histogram) == load.verified_drafts
     assert sum(n * count for n, count in enumerate(drafts.histogram)) == drafts.accepted
     assert load.accepted_draft_tokens == load.proposed_draft_tokens == drafts.accepted
@@ -139,7 +139,7 @@ def test_stops_inside_a_draft_end_the_request_there():
     world.check_empty()
     world.scheduler.add(request("b", [4, 5, *whole[: at + 3]], new=1))
     world.run()
-    assert world.outputs["b"][0].usage.cached_tokens <= 2 + at + 1, "guesses are not cached"
+    assert world.outputs["b"][0].usage.cached_tokens <= 2 + at + 1, "draft tokens are not cached"
 
 
 def test_drafts_retract_no_request():

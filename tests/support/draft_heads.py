@@ -23,7 +23,7 @@ def write_head(
     folder: Path,
     kind: str,
     *,
-    guessed: int = VOCAB,
+    drafted: int = VOCAB,
     embedding: bool = True,
     prefix: str = "midlayer.",
     model: Path | None = None,
@@ -36,7 +36,7 @@ def write_head(
     Args:
         folder: Target directory; created if needed.
         kind: `eagle` or `eagle3`.
-        guessed: Tokens that it can draft.
+        drafted: Tokens that it can draft.
         embedding: Whether it has an embedding of its own.
         prefix: Prefix of the layer's tensor names.
         model: Model to use instead.
@@ -51,7 +51,7 @@ def write_head(
         "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLMEagle"],
         "model_type": "llama",
         "vocab_size": VOCAB,
-        "draft_vocab_size": guessed,
+        "draft_vocab_size": drafted,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_hidden_layers": 1,
@@ -96,11 +96,11 @@ def write_head(
             f"{prefix}hidden_norm.weight": scales(),
             f"{prefix}input_layernorm.weight": scales(),
             "norm.weight": scales(),
-            "lm_head.weight": matrix(guessed, dim),
+            "lm_head.weight": matrix(drafted, dim),
         }
-        if guessed < vocab:
-            ids = np.sort(rng.choice(vocab, guessed, replace=False))
-            weights["d2t"] = ids - np.arange(guessed)
+        if drafted < vocab:
+            ids = np.sort(rng.choice(vocab, drafted, replace=False))
+            weights["d2t"] = ids - np.arange(drafted)
             weights["t2d"] = np.isin(np.arange(vocab), ids)
     else:
         weights["fc.bias"] = matrix(dim)
@@ -112,7 +112,7 @@ def write_head(
     return folder
 
 
-def guesses(
+def expected_draft(
     model_dir: Path, head_dir: Path, tokens: list[int], count: int, window: int | None = None
 ) -> list[int]:
     """Return the head's greedy drafts after `tokens`.
@@ -167,10 +167,10 @@ def next_logits(
         lm_head = head["lm_head.weight"]
     else:
         vectors_TD, lm_head = final_TD, model["lm_head.weight"]
-    for guess in [*path, None]:
+    for node in [*path, None]:
         out_TD, next_TD = _head(head, embed[known], vectors_TD, third=third, window=window)
-        if guess is not None:
-            known.append(guess)
+        if node is not None:
+            known.append(node)
             vectors_TD = torch.cat([vectors_TD, next_TD[-1:]])
     logits = out_TD[-1] @ lm_head.T
     if "d2t" not in head:

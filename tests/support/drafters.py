@@ -53,7 +53,7 @@ class ScriptedDrafter:
         """Return a tree of any shape, with right drafts somewhere in it, if it has any."""
         tokens: list[int] = []
         parents: list[int] = []
-        right = {-1: 0}  # guess -> how much of what comes leads to it
+        right = {-1: 0}  # draft token -> how much of what comes leads to it
         for node in range(self._rng.randint(0, limit)):
             parent = self._rng.choice([-1, *range(node)])
             depth = right.get(parent)

@@ -101,9 +101,9 @@ class Piece:
     rid: str
     occupant: Occupant
     start: int
-    stop: int  # guesses excluded
+    stop: int  # draft tokens excluded
     samples: bool
-    guesses: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
 
 
@@ -125,7 +125,7 @@ class CheckingExecutor:
             draft_trees=True,
         )
         self.accepted: dict[str, int] = {}
-        self.guessed = 0
+        self.drafted = 0
         self.groups = [group for group in groups if group.kind != "state"]
         self.page_size = groups[0].page_size
         sizes = [group.num_pages * self.page_size for group in self.groups]
@@ -240,14 +240,14 @@ class CheckingExecutor:
                 history = digest(history, occupant.ids[position], space)
                 memory[self._slot(occupant, group, position)] = history
         self.computed.append((piece.rid, piece.start, piece.stop))
-        after = [history]  # of the newest token, then of each guess
-        for guess, (token, parent) in enumerate(zip(piece.guesses, piece.parents, strict=True)):
-            position = piece.stop + depth(piece.parents, guess) - 1
+        after = [history]  # of the newest token, then of each draft token
+        for node, (token, parent) in enumerate(zip(piece.drafted, piece.parents, strict=True)):
+            position = piece.stop + depth(piece.parents, node) - 1
             space = space_at(occupant.request, position)
             after.append(digest(after[parent + 1], token, space))
             for group, memory in enumerate(self.memory):
-                memory[self._slot(occupant, group, piece.stop + guess)] = after[-1]
-        self.guessed += len(piece.guesses)
+                memory[self._slot(occupant, group, piece.stop + node)] = after[-1]
+        self.drafted += len(piece.drafted)
 
     def _outputs(self, piece: Piece) -> list[int]:
         return piece.occupant.ids[len(piece.occupant.request.input_ids) :]
@@ -277,11 +277,11 @@ class CheckingExecutor:
     def _verify(self, piece: Piece, token: int) -> list[int]:
         """Return the tokens after `token` by accepted drafts, whose KV is moved into place."""
         occupant, found, last = piece.occupant, list[int](), -1
-        if piece.guesses:
+        if piece.drafted:
             del occupant.ids[piece.stop :]
         while True:
             children = [i for i, p in enumerate(piece.parents) if p == last]
-            right = [i for i in children if piece.guesses[i] == token]
+            right = [i for i in children if piece.drafted[i] == token]
             if not right:
                 break
             last, position = right[0], piece.stop + len(found)
@@ -291,7 +291,7 @@ class CheckingExecutor:
             occupant.ids.append(token)
             token = next_token(int(history), occupant.seed)
             found.append(token)
-        if piece.guesses:
+        if piece.drafted:
             self.accepted[piece.rid] = len(found)
         return found
 
@@ -472,9 +472,9 @@ def check_locks(tree: RadixCache, ends: list[Node]) -> None:
     assert not wanted, "a request uses a node that is not in the tree"
 
 
-def depth(parents: Sequence[int], guess: int) -> int:
+def depth(parents: Sequence[int], node: int) -> int:
     """Return the number of draft tokens on the path to one, including it."""
-    return 0 if guess < 0 else 1 + depth(parents, parents[guess])
+    return 0 if node < 0 else 1 + depth(parents, parents[node])
 
 
 def space_at(request: GenerateRequest | EmbedRequest, position: int) -> str:

@@ -33,10 +33,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     requests = Bundle("requests")
 
-    def start(self, setup: dict[str, Any], *drafters: Capability, max_guesses: int = 0) -> None:
-        """Call this from an `initialize` rule. `max_guesses`: drafts per step."""
+    def start(self, setup: dict[str, Any], *drafters: Capability, max_drafted: int = 0) -> None:
+        """Call this from an `initialize` rule. `max_drafted`: drafts per step."""
         setup = dict(setup)
-        self.max_guesses = max_guesses
+        self.max_drafted = max_drafted
         room, size = setup.pop("room"), setup["page_size"]
         self.isolation = CacheIsolation(b"secret")
         if setup.pop("public"):
@@ -214,9 +214,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({piece.req.rid for piece in batch.slices}) == len(batch.slices)
         assert len(self.scheduler.running) <= self.setup["max_running_reqs"]
         bounded = [p.stop - p.start for p in batch.slices if not p.whole]
-        guesses = [len(p.draft.tokens) for p in batch.slices if p.draft]
-        assert max(guesses, default=0) <= self.max_guesses
-        assert sum(bounded) + sum(guesses) <= self.setup["max_batch_tokens"]
+        drafted = [len(p.draft.tokens) for p in batch.slices if p.draft]
+        assert max(drafted, default=0) <= self.max_drafted
+        assert sum(bounded) + sum(drafted) <= self.setup["max_batch_tokens"]
         assert sum(n for n in bounded if n > 1) <= self.setup["chunk_tokens"]
         for piece in batch.slices:
             req = piece.req
@@ -275,7 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def compare_pieces(self, asked: GenerateRequest, pieces: list[int]) -> None:
         """Check that first tokens, and tokens that may end, come at once."""
         later = pieces[1:-1]
-        if self.max_guesses:  # several come at a time
+        if self.max_drafted:  # several come at a time
             assert all(count > 0 for count in later) or self.tells
             return
         assert pieces[:1] in ([], [0], [1])
@@ -299,7 +299,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert usage.prompt_tokens == len(asked.input_ids)
         assert max(lives) <= usage.retractions
         # a step that was launched before a stop was known computes one token more
-        later = 0 if whole else self.setup["inflight"] - 1 + self.max_guesses
+        later = 0 if whole else self.setup["inflight"] - 1 + self.max_drafted
         reached = max(lives.values()) + self.world.executor.accepted.get(rid, 0)
         assert needed <= reached <= needed + later
         assert usage.cached_tokens == min(self.found[rid], usage.prompt_tokens)

@@ -32,7 +32,7 @@ def decisions_text(settings: Settings) -> str:
         ("context", f"{config.context_len} tokens"),
         ("steps", f"{scheduler.max_batch_tokens} tokens, {scheduler.policy}, {overlap}"),
         ("answers", _bits(settings)),
-        *([("guesses", _guesses(settings))] if config.speculative else []),
+        *([("drafted", _drafted(settings))] if config.speculative else []),
         ("weights", size_text(plan.weight_bytes)),
         ("KV cache", _cache(config, plan)),
     ]
@@ -52,7 +52,7 @@ def _bits(settings: Settings) -> str:
     return f"{words}, whatever else is batched" + (f" ({decision.reason})" if decision else "")
 
 
-def _guesses(settings: Settings) -> str:
+def _drafted(settings: Settings) -> str:
     given = settings.resolved.config.speculative
     assert given is not None
     decision = settings.resolved.decisions.get("speculative.algorithm")

@@ -24,7 +24,7 @@ SPEC = Spec(
         Option("words", "Size of the draft vocabulary (default: 32000).", metavar="N"),
         Option("steps", "Number of batches (default: 2000).", metavar="N"),
         Option("batch_tokens", "Tokens per batch (default: 2048).", metavar="N"),
-        Option("depth", "Number of consecutive guesses to train (default: 4).", metavar="N"),
+        Option("depth", "Number of consecutive draft tokens to train (default: 4).", metavar="N"),
         Option("rate", "Maximum learning rate (default: 0.001).", metavar="X"),
         Option("context_tokens", "Maximum context of a tree in tokens (default: 16).", metavar="N"),
         Option("least", "Omit contexts that are less frequent (default: 1).", metavar="N"),
@@ -81,7 +81,7 @@ def run(args: Parsed) -> int:
     found = train(config, data, out, options, lambda line: print(line, flush=True))
     print(
         f"{out}: accept length {found.accept_length:.2f}, {100 * found.accept_rate:.0f} % of "
-        f"guesses right over {found.tokens} tokens\n\n  sylvan serve {model} "
+        f"draft tokens right over {found.tokens} tokens\n\n  sylvan serve {model} "
         f"--speculative-algorithm {algorithm} --speculative-draft-model-path {out}"
     )
     return DONE

@@ -59,7 +59,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 class DraftCounts(msgspec.Struct, frozen=True, gc=False):
     """Statistics of speculative decoding for a request.
 
-    `histogram[n]` counts the steps that verified guesses and found the first n of them right.
+    `histogram[n]` counts the steps that verified draft tokens and found the first n of them right.
     """
 
     proposed: int = 0
@@ -67,7 +67,7 @@ class DraftCounts(msgspec.Struct, frozen=True, gc=False):
     histogram: tuple[int, ...] = ()
 
     def verified(self, proposed: int, accepted: int) -> DraftCounts:
-        """Add one step that verified that many guesses."""
+        """Add one step that verified that many draft tokens."""
         counts = [*self.histogram, *[0] * (accepted + 1 - len(self.histogram))]
         counts[accepted] += 1
         return DraftCounts(self.proposed + proposed, self.accepted + accepted, tuple(counts))
@@ -82,7 +82,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     loaded_tokens: int = 0  # of these, tokens loaded from a KV store
     host_tokens: int = 0  # of these, tokens loaded from host memory
     retractions: int = 0
-    drafts: DraftCounts | None = None  # None: no guesses were verified
+    drafts: DraftCounts | None = None  # None: no draft tokens were verified
     media_tokens: dict[str, int] | None = None  # prompt tokens by kind of item; None: no items
     taken_back: int = 0  # sampled tokens that broke the schema and were removed from the output
 
@@ -336,8 +336,8 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
-    verified_drafts: int = 0  # slices with guesses that steps verified
-    proposed_draft_tokens: int = 0  # the guesses in them
+    verified_drafts: int = 0  # slices with draft tokens that steps verified
+    proposed_draft_tokens: int = 0  # the draft tokens in them
     accepted_draft_tokens: int = 0  # drafted tokens that were accepted
     # estimated seconds saved, minus the cost of drafting and verifying
     draft_seconds_saved: float = 0.0
@@ -402,13 +402,13 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accept_length(self) -> float:
-        """Tokens per request and step that verifies guesses; 0 before the first."""
+        """Tokens per request and step that verifies draft tokens; 0 before the first."""
         steps = self.verified_drafts
         return 1 + self.accepted_draft_tokens / steps if steps else 0.0
 
     @property
     def accept_rate(self) -> float:
-        """Share of verified guesses that were right; 0 before the first."""
+        """Share of verified draft tokens that were right; 0 before the first."""
         proposed = self.proposed_draft_tokens
         return self.accepted_draft_tokens / proposed if proposed else 0.0
 

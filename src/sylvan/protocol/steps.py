@@ -45,7 +45,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         running: Running requests.
         waiting: Waiting requests.
         retractions: Retractions since the scheduler started.
-        guesses: Guesses verified.
+        drafted: Draft tokens verified.
         first_rid: Internal name of its first request, truncated to 32 bytes.
     """
 
@@ -61,13 +61,13 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     retractions: int
-    guesses: int
+    drafted: int
     first_rid: str
 
     @property
     def forward_mode(self) -> ForwardMode:
         """The kind of forward pass, in SGLang's terms."""
-        if self.guesses:
+        if self.drafted:
             return "TARGET_VERIFY"
         if self.decodes == self.requests:
             return "DECODE"
@@ -105,7 +105,8 @@ class StepLog:
     ) -> int:
         """Record a launched step; return its number.
 
-        `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions, guesses.
+        `counts`: requests, decodes, prompt tokens, tokens, running, waiting, retractions,
+        draft tokens.
         """
         self._count = number = self._count + 1
         place = (number - 1) % CAPACITY * _SIZE
@@ -149,7 +150,7 @@ def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[Step
         if not fields[0] == again == number:
             continue
         _, planned, launched, completed, failed, *counts, rid = fields
-        requests, decodes, prompt_tokens, tokens, running, waiting, retractions, guesses = counts
+        requests, decodes, prompt_tokens, tokens, running, waiting, retractions, drafted = counts
         record = StepRecord(
             number=number,
             planned_s=planned,
@@ -163,7 +164,7 @@ def read_steps(buffer: bytearray | mmap.mmap, last: int = CAPACITY) -> list[Step
             running=running,
             waiting=waiting,
             retractions=retractions,
-            guesses=guesses,
+            drafted=drafted,
             first_rid=rid.rstrip(b"\0").decode("utf-8", "replace"),
         )
         found.append(record)

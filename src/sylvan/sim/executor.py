@@ -37,7 +37,7 @@ class TimedExecutor:
         in_flight_s: Its duration.
         steps: Number of non-empty steps launched.
         rows: Number of tokens computed.
-        most_rows: Largest number of rows of a step.
+        max_rows: Largest number of rows of a step.
         busy_s: Total duration of steps.
         on_plan: Called with each plan.
         recorded: Result of each step, when following a recording; None: `TOKEN` for each
@@ -51,7 +51,7 @@ class TimedExecutor:
         self.shape = PlanShape(0, 0, 0, 0, 0.0, 0)
         self.in_flight_s = 0.0
         self.steps = 0
-        self.rows = self.most_rows = 0
+        self.rows = self.max_rows = 0
         self.busy_s = 0.0
         self.on_plan: Callable[[StepPlan], None] | None = None
         self.recorded: Callable[[StepPlan], StepResult] | None = None
@@ -67,7 +67,7 @@ class TimedExecutor:
         self.in_flight_s = seconds
         self.steps += shape.rows > 0
         self.rows += shape.rows
-        self.most_rows = max(self.most_rows, shape.rows)
+        self.max_rows = max(self.max_rows, shape.rows)
         self.busy_s += seconds
         result = self._result(shape.slices) if self.recorded is None else self.recorded(plan)
         if self._lazily:

@@ -38,11 +38,11 @@ def figures(fleet: Fleet, slo: Bounds) -> dict[str, Any]:
         "output_throughput": outputs / duration_s,
         "total_throughput": (inputs + outputs) / duration_s,
         "concurrency": float(outcomes.latency_s[done].sum()) / duration_s,
-        "max_concurrent_requests": fleet.most_concurrent,
+        "max_concurrent_requests": fleet.max_concurrent,
         "retractions": sum(outcomes.retractions),
         "steps": sum(each.steps for each in executors),
         "computed_tokens": sum(each.rows for each in executors),
-        "most_rows": max(each.most_rows for each in executors),
+        "max_rows": max(each.max_rows for each in executors),
         "busy": float(np.mean([each.busy_s for each in executors])) / duration_s,
         "imbalance": float(served.max() / max(served.mean(), 1e-9)),
     }

@@ -45,7 +45,7 @@ def fit(observed: Observed) -> Profile:
             started=observed.setup.started,
             steps=len(steps),
             requests=len(observed.requests),
-            most_rows=max(each.shape.rows for each in steps),
+            max_rows=max(each.shape.rows for each in steps),
             step_error=error,
         ),
     )
@@ -159,7 +159,7 @@ def _kept_positive(rows: Matrix, wanted: Matrix, found: Matrix, free: Mask) -> M
     return np.zeros(len(found))
 
 
-def _smoothness(count: int, most_rows: int) -> Matrix:
+def _smoothness(count: int, max_rows: int) -> Matrix:
     """Return a prior for the slopes of segments without steps.
 
     Between observed segments the slope rises late rather than early, as when reading memory
@@ -168,6 +168,6 @@ def _smoothness(count: int, most_rows: int) -> Matrix:
     rows = np.zeros((SEGMENTS, count))
     for place, knot in enumerate(KNOTS):
         rows[place, 1 + place] = SMOOTH
-        if knot >= most_rows and place:
+        if knot >= max_rows and place:
             rows[place, place] = -SMOOTH
     return rows

@@ -82,7 +82,7 @@ class Fleet:
     Attributes:
         replicas: By number.
         outcomes: Outcomes so far, with times from the start of the measurement.
-        most_concurrent: Largest number of concurrent requests.
+        max_concurrent: Largest number of concurrent requests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Fleet:
         self._ttft_ms: float | None = None
         self._tpot_ms: float | None = None
         self.outcomes = Outcomes()
-        self.most_concurrent = 0
+        self.max_concurrent = 0
         self._outside_s = profile.request.constant
         self._late = Scatter(profile.request.spread, [seed] if scatter else None, 0.0)
         clock, held = ReplicaClock(), profile.engine.cache_tokens
@@ -133,7 +133,7 @@ class Fleet:
         )
         warmup = [SimulatedConversation([turn], 0.0) for turn in workload.warmup]
         end_s = self._serve(warmup, 0.0, 1, lambda done, total: None)
-        self._measured, self.most_concurrent = True, 0
+        self._measured, self.max_concurrent = True, 0
         limit = workload.concurrency or workload.num_requests
         self._serve(workload.conversations, end_s, limit, progress)
         return self.outcomes
@@ -191,7 +191,7 @@ class Fleet:
         self._rids += 1
         live = _Live(str(self._rids), active, turn, ids, place, self._late.draw())
         self._live[live.rid] = live
-        self.most_concurrent = max(self.most_concurrent, len(self._live))
+        self.max_concurrent = max(self.max_concurrent, len(self._live))
         self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
 
     def _arrive(self, live: _Live, now_s: float) -> None:

@@ -98,7 +98,7 @@ class ProfileOrigin(msgspec.Struct, frozen=True, kw_only=True):
         results: Results file of the load test, if there was one.
         steps: Number of steps in the fit.
         requests: Number of requests in them.
-        most_rows: Rows of the largest step.
+        max_rows: Rows of the largest step.
         step_error: Mean relative error of step durations.
         model: Name of the model, if a load test reported it.
     """
@@ -108,7 +108,7 @@ class ProfileOrigin(msgspec.Struct, frozen=True, kw_only=True):
     results: str = ""
     steps: int = 0
     requests: int = 0
-    most_rows: int = 0
+    max_rows: int = 0
     step_error: float = 0.0
     model: str = ""
 

@@ -73,8 +73,8 @@ def comparison(result: Result, measured: Mapping[str, object], errors: Mapping[s
 
 def warnings(results: Sequence[Result], profile: Profile) -> list[str]:
     """Return warnings about uncertain results."""
-    most, found = profile.origin.most_rows, list[str]()
-    larger = max(result.figures["most_rows"] for result in results)
+    most, found = profile.origin.max_rows, list[str]()
+    larger = max(result.figures["max_rows"] for result in results)
     if most and larger > 2 * most:
         found.append(
             f"steps of up to {larger} rows were simulated, the profile has seen {most} at most: "
@@ -101,7 +101,7 @@ def described(profile: Profile) -> str:
         [
             f"fitted to {origin.steps} steps and {origin.requests} requests of {origin.recording}",
             f"mean error of a step's time: {origin.step_error:.1%}; the largest has "
-            f"{origin.most_rows} rows",
+            f"{origin.max_rows} rows",
             f"a step of one row {1e3 * alone:.3f} ms, the host {1e3 * host.constant:.3f} ms + "
             f"{1e3 * host.slice:.4f} ms for each request in it",
             f"outside the scheduler {1e3 * request.constant:.2f} ms a request"

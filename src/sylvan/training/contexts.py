@@ -26,13 +26,13 @@ class _Level:
     Attributes:
         parents: Number of the context without its oldest token, in the level above.
         tokens: The oldest token.
-        guesses: The most frequent next token.
+        predictions: The most frequent next token.
         shares: The share of that token among all next tokens.
     """
 
     parents: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    guesses: NDArray[np.int64]
+    predictions: NDArray[np.int64]
     shares: NDArray[np.float64]
 
 
@@ -57,7 +57,8 @@ def context_tree(
     node = np.zeros(len(positions), np.int64)
     levels = [_level(np.zeros(1, np.int64), np.zeros(1, np.int64), node, following)]
     for length in range(1, max_context + 1):
-        open_ = ~_is_unambiguous(node, following, len(levels[-1].guesses)) & (preceding >= length)
+        is_known = _is_unambiguous(node, following, len(levels[-1].predictions))
+        open_ = ~is_known & (preceding >= length)
         positions, following, preceding, node = (
             x[open_] for x in (positions, following, preceding, node)
         )
@@ -115,11 +116,11 @@ def _level(
 
 def _pruned(levels: Sequence[_Level], vocab_size: int) -> TreeArrays:
     """Drop contexts that predict no better than their parent, unless a longer one needs them."""
-    kept = [np.zeros(len(level.guesses), bool) for level in levels]
+    kept = [np.zeros(len(level.predictions), bool) for level in levels]
     kept[0][0] = True
     for depth in range(len(levels) - 1, 0, -1):
         level, above = levels[depth], levels[depth - 1]
-        other = level.guesses != above.guesses[level.parents]
+        other = level.predictions != above.predictions[level.parents]
         kept[depth] |= other | (level.shares > above.shares[level.parents] + MIN_SHARE_GAIN)
         kept[depth - 1][level.parents[kept[depth]]] = True
     first = 0
@@ -136,7 +137,7 @@ def _pruned(levels: Sequence[_Level], vocab_size: int) -> TreeArrays:
         np.concatenate([empty, *(level.tokens[mine] for level, mine in pairs[1:])]).astype(
             np.int32
         ),
-        np.concatenate([level.guesses[mine] for level, mine in pairs]).astype(np.int32),
+        np.concatenate([level.predictions[mine] for level, mine in pairs]).astype(np.int32),
         np.round(shares * SHARES).astype(np.uint8),
         vocab_size,
     )

@@ -658,7 +658,7 @@ def test_the_model_s_own_head_needs_no_directory():
     assert found.speculative.num_steps == 4
 
 
-def test_trees_have_two_guesses_for_each_token_ahead():
+def test_trees_have_two_drafts_for_each_token_ahead():
     asked = {"speculative": SpeculativeConfig(algorithm="nextn", topk=3, num_steps=5)}
     found = resolve(replaced(Config(), asked), make_facts()).config.speculative
 
@@ -668,7 +668,7 @@ def test_trees_have_two_guesses_for_each_token_ahead():
     assert found.max_paths(4) == 4 * 9
 
 
-def test_states_between_guesses_have_their_part_of_the_memory():
+def test_states_between_drafts_have_their_part_of_the_memory():
     facts = make_facts(model=make_model(state_numbers=1000))
     given = {"cache.max_tokens": 1024, "scheduler.max_running_reqs": 8, "cache.max_states": 20}
     asked = given | {"speculative": SpeculativeConfig(algorithm="ngram", num_steps=3)}

@@ -23,7 +23,7 @@ def test_steps_are_read_as_they_were_written():
         False,
     )
     assert (step.requests, step.decodes, step.prompt_tokens, step.tokens) == COUNTS[:4]
-    assert (step.running, step.waiting, step.retractions, step.guesses) == COUNTS[4:]
+    assert (step.running, step.waiting, step.retractions, step.drafted) == COUNTS[4:]
     assert (step.number, step.first_rid) == (1, "rid-1")
 
 

@@ -39,7 +39,7 @@ def test_a_fit_finds_the_times_of_steps(recorded):
 
     for timed in observe(str(recorded)).steps:
         assert fitted.mean_s(timed.shape) == pytest.approx(was.mean_s(timed.shape), rel=0.02)
-    larger = PlanShape(4 * found.origin.most_rows, 8, 8, 0, 0.0, 0)  # extrapolated
+    larger = PlanShape(4 * found.origin.max_rows, 8, 8, 0, 0.0, 0)  # extrapolated
     assert fitted.mean_s(larger) == pytest.approx(was.mean_s(larger), rel=0.2)
     assert found.origin.step_error < 0.01
     host, true = found.host, STILL_HOST

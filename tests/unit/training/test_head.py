@@ -14,7 +14,7 @@ from sylvan.runtime.models.config import common_fields, make_config
 from sylvan.training.answers import TrainingText, load, save
 from sylvan.training.head import PastKV, TrainableHead
 from sylvan.training.loop import STATE, Schedule, SharedWeights, Trainer, collate, losses
-from tests.support.draft_heads import guesses, model_outputs, write_head
+from tests.support.draft_heads import expected_draft, model_outputs, write_head
 from tests.support.random_model import HIDDEN, VOCAB, write_random_model
 
 TOKENS = [5, 9, 200, 31, 88, 17, 40]
@@ -58,17 +58,18 @@ def shared(weights, ids=range(VOCAB)):
 
 
 def test_passes_are_those_of_a_head_in_use(model_dir, head_dir, weights):
-    """Its names are those of a checkpoint; row i of pass j is guess j + 1 after i + 2 tokens."""
+    """Names are those of a checkpoint; row i of pass j is draft token j + 1 after i + 2 tokens."""
     head, text, past = head_of(head_dir), text_of(weights, TOKENS), PastKV([], [])
     embedding = weights["model.embed_tokens.weight"]
-    wanted = [guesses(model_dir, head_dir, TOKENS[: i + 2], 4) for i in range(len(TOKENS) - 1)]
+    count = len(TOKENS) - 1
+    wanted = [expected_draft(model_dir, head_dir, TOKENS[: i + 2], 4) for i in range(count)]
     fed = torch.tensor(TOKENS[1:])
     with torch.no_grad():
         hidden = head.fc(text.features[None])
         for depth in range(4):
             hidden = head(embedding[fed][None], hidden, past)
             fed = head.logits(hidden)[0].argmax(-1)
-            assert fed.tolist() == [guess[depth] for guess in wanted]
+            assert fed.tolist() == [each[depth] for each in wanted]
 
 
 def test_only_answers_are_trained_on(head_dir, weights):

@@ -68,15 +68,15 @@ def _attend_tree(
     spec: AttentionLayer,
     draft: DraftRows,
 ) -> torch.Tensor:
-    """Attend for a draft tree: a guess sees the known tokens, its ancestors, and itself."""
+    """Attend for a draft tree: a draft token sees the known tokens, its ancestors, and itself."""
     count = len(draft.parents)
     known = len(k_SKH) - count
     first = len(q_TNH) - count
     out = [reference.attend(q_TNH[:first], k_SKH[:known], v_SKH[:known], spec)]
-    for guess in range(count):
-        path = [known + i for i in ancestors(draft.parents, guess)]
+    for node in range(count):
+        path = [known + i for i in ancestors(draft.parents, node)]
         seen = torch.tensor([*range(known), *path], device=k_SKH.device)
-        row = slice(first + guess, first + guess + 1)
+        row = slice(first + node, first + node + 1)
         out.append(reference.attend(q_TNH[row], k_SKH[seen], v_SKH[seen], spec))
     return torch.cat(out)
 

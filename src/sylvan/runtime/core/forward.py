@@ -260,7 +260,7 @@ class ForwardBatch:
         state_work: This step's work on the recurrent states.
         state_spans: The same in device memory, for captured graphs.
         input_embeds: Vectors that replace token embeddings.
-        drafts: Slices whose last rows are guesses.
+        drafts: Slices whose last rows are draft tokens.
         rotary_positions: Positions of the rows, (T,), if they differ from the default.
         row_ends: Each row attends to tokens of its request before its end, (T,), and at least up to
             itself; None: causal.

@@ -51,7 +51,7 @@ class HostArrays:
         self.kv_lens: IntArray = np.zeros(reqs, np.int32)
         self.q_starts: IntArray = np.zeros(reqs + 1, np.int32)
         self.req_slots: IntArray = np.zeros(reqs, np.int32)
-        self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # guesses are sampled
+        self.sample_rows: IntArray = np.zeros(max(tokens, reqs), np.int32)  # drafts are sampled
         self.page_tables: IntArray = np.zeros(
             (num_groups, reqs, limits.max_pages_per_req), np.int32
         )

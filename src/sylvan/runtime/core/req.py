@@ -169,9 +169,9 @@ class Req:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses for the tokens that follow, as a tree.
+    """Proposed next tokens of a request, as a tree.
 
-    `parents[i]` is the index in `tokens` of the guess before guess i, or -1 for the last known
+    `parents[i]` is the index in `tokens` of the parent of token i, or -1 if that is the last known
     token. A chain is (-1, 0, 1, ...).
     """
 
@@ -180,12 +180,12 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each guess follows the one before it."""
+        """Whether each draft token follows the one before it."""
         return self.parents == chain(len(self.parents))
 
     @property
     def paths(self) -> int:
-        """Guesses that nothing follows."""
+        """Draft tokens that nothing follows."""
         return len(self.parents) - len({parent for parent in self.parents if parent >= 0})
 
     @property
@@ -209,7 +209,7 @@ class Slice:
 
     `samples`: it reaches the last token, so it samples the next. If the last token is itself in
     flight (`stop - 1 >= len(req.tokens)`), the executor feeds the id it sampled.
-    `draft` holds guesses to verify in the same pass. `whole` slices are never chunked
+    `draft` holds draft tokens to verify in the same pass. `whole` slices are never chunked
     (bidirectional encoders).
     """
 
@@ -253,5 +253,5 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed by this step, guesses excluded."""
+        """Tokens computed by this step, draft tokens excluded."""
         return sum(s.stop - s.start for s in self.slices)

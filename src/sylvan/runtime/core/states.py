@@ -31,7 +31,7 @@ class StatePool(Protocol):
 
     Attributes:
         num_slots: Slots for requests and cached prefixes.
-        num_branches: Extra slots after those, for the states between the guesses of one step.
+        num_branches: Extra slots after those, for the states between the draft tokens of one step.
     """
 
     num_slots: int

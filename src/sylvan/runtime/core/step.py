@@ -47,15 +47,15 @@ class PageCopy(NamedTuple):
 
 @functools.lru_cache(256)
 def chain(count: int) -> tuple[int, ...]:
-    """Parents of a chain of that many guesses."""
+    """Parents of a chain of that many draft tokens."""
     return tuple(range(-1, count - 1))
 
 
 class DraftRows(msgspec.Struct, frozen=True):
-    """The last rows of slice `index` are guesses to verify.
+    """The last rows of slice `index` are draft tokens to verify.
 
-    `parents[i]` is the guess before guess i, or -1 for the last known token: a chain is
-    (-1, 0, 1, ...), anything else a tree. Each guess and the last known token are sampled.
+    `parents[i]` is the parent of draft token i, or -1 for the last known token: a chain is
+    (-1, 0, 1, ...), anything else a tree. Each draft token and the last known token are sampled.
     """
 
     index: int
@@ -63,7 +63,7 @@ class DraftRows(msgspec.Struct, frozen=True):
 
     @property
     def is_chain(self) -> bool:
-        """Whether each guess follows the one before it."""
+        """Whether each draft token follows the one before it."""
         return self.parents == chain(len(self.parents))
 
 
@@ -98,7 +98,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         positions: Rotary positions, (T,) or (3, T) for temporal, height and width; None: each slice
             counts up from its start.
         sample_rows: (S,); None: the last row of each slice that samples.
-        drafts: Slices with guesses, in order.
+        drafts: Slices with draft tokens, in order.
         embeds: Rows whose inputs are vectors, in order.
         work: Data for the worker halves of capabilities, by name; absent without work.
     """
@@ -133,7 +133,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def stops(self) -> IntArray:
-        """Positions after the last, guesses included, (R,)."""
+        """Positions after the last, draft tokens included, (R,)."""
         return self.numbers[2 * self.num_slices : 3 * self.num_slices]
 
     @property
@@ -175,7 +175,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
         return np.cumsum(self.stops - self.starts, dtype=np.int32)
 
     def row_positions(self) -> IntArray:
-        """Sequence position of each row, (T,): guesses count by their depth in the tree."""
+        """Sequence position of each row, (T,): draft tokens count by their depth in the tree."""
         lens = self.stops - self.starts
         ends = np.cumsum(lens, dtype=np.int32)
         positions = np.arange(self.num_tokens, dtype=np.int32)
@@ -186,17 +186,17 @@ class StepPlan(msgspec.Struct, kw_only=True):
         return positions
 
 
-def ancestors(parents: Sequence[int], guess: int) -> list[int]:
-    """The ancestors of `guess`, oldest first, then itself."""
+def ancestors(parents: Sequence[int], node: int) -> list[int]:
+    """The ancestors of `node`, oldest first, then itself."""
     path: list[int] = []
-    while guess >= 0:
-        path.append(guess)
-        guess = parents[guess]
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
     return path[::-1]
 
 
 def depths(draft: DraftRows) -> IntArray:
-    """Depth of each guess in its tree; 1 for the first."""
+    """Depth of each draft token in its tree; 1 for the first."""
     found: list[int] = []
     for parent in draft.parents:
         found.append(1 if parent < 0 else found[parent] + 1)
@@ -207,14 +207,14 @@ class SliceOutput(msgspec.Struct):
     """The result of one slice.
 
     Attributes:
-        token_ids: Empty if the slice samples nothing; several ids if guesses were accepted, or if a
+        token_ids: Empty if the slice samples nothing; several ids if drafts were accepted, or if a
             grammar forces the ids after the first. Forced ids lack KV, and later steps in flight
             sample nothing for this request.
         logprobs: Log probabilities of `token_ids`.
         ended: Whether the output is complete with `token_ids`.
         error: Fails this request only, with `status`.
-        accepted: Number of accepted guesses, whose KV is kept; None: all of `token_ids` but the
-            last.
+        accepted: Number of accepted draft tokens, whose KV is kept; None: all of `token_ids` but
+            the last.
     """
 
     token_ids: Sequence[int] = ()
@@ -226,7 +226,7 @@ class SliceOutput(msgspec.Struct):
 
     @property
     def num_accepted(self) -> int:
-        """Number of guesses that were right."""
+        """Number of draft tokens that were right."""
         return max(0, len(self.token_ids) - 1) if self.accepted is None else self.accepted
 
 

@@ -16,10 +16,10 @@ class ExecutorCaps:
 
     `kv_groups`: memory for keys, values and recurrent states, in page-table order; empty in
     simulations. `lockstep`: every rank must run every step, so an empty plan is launched too.
-    `max_samples`: maximum sampled rows per step, one per request plus one per guess; 0: no limit.
-    `draft_chains`, `draft_trees`: the kinds of guesses a step can verify. `tree_paths`: if not 0,
-    trees are computed path by path (`Draft.rows`), with at most this many paths beyond the first of
-    each. `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
+    `max_samples`: maximum sampled rows per step, one per request and draft token; 0: no limit.
+    `draft_chains`, `draft_trees`: the drafts that a step can verify. `tree_paths`: if not 0, trees
+    are computed path by path (`Draft.rows`), with at most this many paths beyond the first of each.
+    `stages`: pipeline stages; with several, no token of a step in flight can be resolved.
     `attention_dp`: groups of ranks that have the KV of different requests, each in memory of
     `kv_groups`; plans number the pages of all groups in one row (`KVGroup.first`).
     """

@@ -88,10 +88,10 @@ class StepBackend(Protocol):
         ...
 
     def keep(self, paths: Mapping[int, Sequence[int]], newest: Mapping[int, int]) -> None:
-        """Move the KV of accepted guesses to their final positions; immediate backends only.
+        """Move the KV of accepted draft tokens to their final positions; immediate backends only.
 
         Args:
-            paths: Slice index -> its accepted guesses, in order of depth.
+            paths: Slice index -> its accepted draft tokens, in order of depth.
             newest: Request slot -> its newest token, which the next step may read as input.
         """
         ...

@@ -24,7 +24,7 @@ from sylvan.runtime.executor.local_requests import LocalRequests
 from sylvan.runtime.executor.runner import ModelRunner, StageRunner
 from sylvan.runtime.executor.slots import RequestSlots
 from sylvan.runtime.executor.trees import TreePaths
-from sylvan.runtime.executor.verify import accepted_guesses
+from sylvan.runtime.executor.verify import accepted_drafts
 from sylvan.runtime.layers.stage import WHOLE_MODEL, Stage
 from sylvan.runtime.sampling.api import TokenSampler
 from sylvan.runtime.sampling.constraints import Masks, RowOutcome
@@ -132,7 +132,7 @@ class ImmediateBackend:
                 drawn = self._sampler.sample(logits_RV, batch, masks)
             except FAILURES:
                 drawn = self._draw_each(rows, batch, masks)
-        self._last_token[batch.slots] = drawn.token_ids  # `accept` sets it for slices with guesses
+        self._last_token[batch.slots] = drawn.token_ids  # `accept` sets it for slices with drafts
         return drawn
 
     def correct(self, plan: StepPlan) -> None:
@@ -142,7 +142,7 @@ class ImmediateBackend:
         self, plan: StepPlan, drawn: SampleOutput, outcomes: Mapping[int, RowOutcome]
     ) -> None:
         if plan.drafts and not all(draft.is_chain for draft in plan.drafts):
-            self.keep(accepted_guesses(plan, drawn.token_ids), {})
+            self.keep(accepted_drafts(plan, drawn.token_ids), {})
         params = self._slots.params
         if not outcomes:
             if params.counts:
@@ -172,8 +172,8 @@ class ImmediateBackend:
                 continue  # already in place
             path = paths[draft.index]
             first = int(ends[draft.index]) - len(draft.parents)
-            sources = [first + guess for at, guess in enumerate(path) if at != guess]
-            targets = [first + at for at, guess in enumerate(path) if at != guess]
+            sources = [first + node for at, node in enumerate(path) if at != node]
+            targets = [first + at for at, node in enumerate(path) if at != node]
             for group, slots in enumerate(self.batch.host.slot_mappings if sources else ()):
                 self.batch.kv.move(group, slots[sources], slots[targets])
 

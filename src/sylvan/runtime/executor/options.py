@@ -64,9 +64,9 @@ class LocalOptions:
     fp8_activations: bool = False
     overlap: bool = False
     num_states: int = 0
-    max_samples: int = 0  # sampled rows per step, with guesses; 0: one per request
+    max_samples: int = 0  # sampled rows per step, with draft tokens; 0: one per request
     tree_paths: int = 0  # extra paths of draft trees per step, beyond the first of each
-    tree_depth: int = 0  # maximum guesses per path
+    tree_depth: int = 0  # maximum draft tokens per path
     embed: PoolingOverride | None = None  # if set, serve embeddings, even of a generative model
     headless: bool = False  # omit the head of a generative model
     threads: int = 0  # threads of the step program; 0: as many as torch uses

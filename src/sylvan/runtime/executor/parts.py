@@ -63,7 +63,7 @@ class StateSizes:
     Attributes:
         parts: Shape and type of each part of a state, on this rank.
         slots: Slots for requests and cached prefixes.
-        branches: Slots for states between the guesses of a step.
+        branches: Slots for states between the draft tokens of a step.
     """
 
     parts: Sequence[tuple[tuple[int, ...], torch.dtype]]
@@ -265,14 +265,14 @@ class ModelPlan:
         """Memory that recurrent states need; None if the model has none."""
         if not self.config.states:
             return None
-        guesses = self.limits.max_sampled_rows - 1 if self.options.max_samples else 0
+        drafted = self.limits.max_sampled_rows - 1 if self.options.max_samples else 0
         return StateSizes(
             parts=[
                 (part.shape, torch.float32 if part.exact else self.build.dtype)
                 for part in self._state_parts
             ],
             slots=self.options.num_states or 2 * self.options.max_running_reqs + 1,
-            branches=guesses + self.limits.max_paths,
+            branches=drafted + self.limits.max_paths,
         )
 
     @property
@@ -291,7 +291,7 @@ class ModelPlan:
 def suits_device(plan: ModelPlan) -> bool:
     """Whether steps can be queued without waiting for results.
 
-    Recurrent states cannot be rolled back by one token, so with guesses each step must wait for the
+    Recurrent states cannot be rolled back by one token, so with drafts each step must wait for the
     result of the one before.
     """
     config = plan.config

@@ -1,9 +1,9 @@
-"""Samples a step with guesses position by position.
+"""Samples a step with draft tokens position by position.
 
-Penalties count the tokens before a row, and a grammar depends on them: with guesses, the allowed
-tokens of a row are known only after the previous guess is verified. One forward pass computes all
-logits; each round samples one row per slice, updates constraints and counts, and continues with
-slices whose guess was right.
+Penalties count the tokens before a row, and a grammar depends on them: the allowed tokens of a row
+are known only after the previous draft token is verified. One forward pass computes all logits;
+each round samples one row per slice, updates constraints and counts, and continues with slices
+whose draft token was right.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Chain:
 
     Attributes:
         first: Its first sampled row.
-        parents, guesses: Its guesses, as in `DraftRows`.
-        path: Accepted guesses.
+        parents, drafted: Its draft tokens, as in `DraftRows`.
+        path: Accepted draft tokens.
         row: Row to sample next; None: done.
     """
 
     first: int
     parents: Sequence[int]
-    guesses: Sequence[int]
+    drafted: Sequence[int]
     row: int | None
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -68,10 +68,10 @@ class _Chain:
             self.row = self.first + 1 + self.path[-1]
 
     def _follow(self, token: int) -> bool:
-        """Whether `token` is a guess that follows the accepted guesses."""
+        """Whether `token` is a draft token that follows the accepted draft tokens."""
         last = self.path[-1] if self.path else -1
         children = (i for i, parent in enumerate(self.parents) if parent == last)
-        found = next((i for i in children if self.guesses[i] == token), None)
+        found = next((i for i in children if self.drafted[i] == token), None)
         if found is not None:
             self.path.append(found)
         return found is not None
@@ -89,7 +89,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of a step with guesses: outputs by slice, and the sampled ids by row."""
+    """Result of a step with draft tokens: outputs by slice, and the sampled ids by row."""
 
     outputs: Sequence[SliceOutput]
     drawn: SampleOutput
@@ -98,7 +98,7 @@ class Verified:
 def verify_in_rounds(
     plan: StepPlan, backend: StepBackend, slots: RequestSlots, constraints: Constraints | None
 ) -> Verified:
-    """Sample the rows of a finished forward pass as far as guesses are right."""
+    """Sample the rows of a finished forward pass as far as draft tokens are right."""
     rows, params = slots.rows(plan), slots.params
     chains = _chains(plan)
     ids = np.zeros(plan.num_samples, np.int32)
@@ -121,7 +121,7 @@ def verify_in_rounds(
     newest = {
         int(plan.slots[index]): chain.tokens[0]
         for index, chain in chains.items()
-        if chain.tokens and not chain.guesses
+        if chain.tokens and not chain.drafted
     }
     backend.keep({index: chain.path for index, chain in chains.items()}, newest)
     silent = SliceOutput()
@@ -139,8 +139,8 @@ def _chains(plan: StepPlan) -> dict[int, _Chain]:
     for row, index in enumerate(plan.samples.tolist()):
         if index not in found:
             parents = drafts.get(index, ())
-            guesses = ids[ends[index] - len(parents) : ends[index]].tolist()
-            found[index] = _Chain(row, parents, guesses, row)
+            drafted = ids[ends[index] - len(parents) : ends[index]].tolist()
+            found[index] = _Chain(row, parents, drafted, row)
     return found
 
 

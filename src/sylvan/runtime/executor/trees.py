@@ -1,8 +1,8 @@
 """Verifies draft trees with plain causal attention: each path is a separate sequence.
 
-A path uses the request's pages for known tokens and spare pages for its guesses, with a copy of the
-page at the boundary. So each row attends to its prefix in the order of plain decoding, with the
-same bits on any backend. A guess on several paths is computed once for each.
+A path uses the request's pages for known tokens and spare pages for drafts, with a copy of the page
+at the boundary. So each row attends to its prefix in the order of plain decoding, with the same
+bits on any backend. A draft token on several paths is computed once for each.
 
 Shapes: T rows of a plan, G KV groups, P pages of a request.
 """
@@ -22,12 +22,12 @@ from sylvan.runtime.core.step import DraftRows, StepPlan, ancestors
 
 
 def pages_of_path(depth: int, page_size: int) -> int:
-    """Number of spare pages that a path of `depth` guesses needs at any page offset."""
+    """Number of spare pages that a path of `depth` draft tokens needs at any page offset."""
     return 1 + -(-depth // page_size)
 
 
 def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
-    """Guesses from the root to each leaf, longest path first."""
+    """Draft tokens from the root to each leaf, longest path first."""
     inner = set(parents)
     paths = [ancestors(parents, i) for i in range(len(parents)) if i not in inner]
     return sorted(paths, key=len, reverse=True)
@@ -108,7 +108,7 @@ class TreePaths:
                 self._trees[index] = tree
                 copies += self._shared(tree)
                 for path, table in zip(tree.paths, tree.tables, strict=True):
-                    own = [first, *(first + 1 + guess for guess in path)]
+                    own = [first, *(first + 1 + node for node in path)]
                     row_of[own] = rows.add(own, tree.start, table)
             else:
                 row_of[first:end] = rows.add(range(first, end), starts[index], slots[index])
@@ -126,7 +126,7 @@ class TreePaths:
         return rows if self._rows is None else self._rows[rows]
 
     def keep(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Copy the KV of accepted guesses into the pages of their requests."""
+        """Copy the KV of accepted draft tokens into the pages of their requests."""
         copies: list[tuple[int, int, int, int]] = []
         size, tables = self._batch.kv.page_size, self._batch.host.page_tables
         for index, tree in self._trees.items():
@@ -156,7 +156,7 @@ class TreePaths:
         return _Tree(slot, start, paths, [slot, *spare])
 
     def _shared(self, tree: _Tree) -> list[tuple[int, int, int, int]]:
-        """Copies of the known tokens in the page where the guesses start."""
+        """Copies of the known tokens in the page where the draft tokens start."""
         page, count = divmod(tree.start, self._batch.kv.page_size)
         return [
             (int(table[tree.slot, page]), int(table[row, page]), count, group)

@@ -1,6 +1,6 @@
-"""Verifies guesses: a guess is accepted if plain decoding samples the same token at its position.
+"""Verifies draft tokens: one is accepted if plain decoding samples it at its position.
 
-Random numbers are keyed by (seed, sample, position), so each row of a slice with guesses draws
+Random numbers are keyed by (seed, sample, position), so each row of a slice with draft tokens draws
 exactly the token that it would draw without them, greedy or not.
 """
 
@@ -18,21 +18,21 @@ from sylvan.runtime.sampling.output import SampleOutput
 
 
 def accepted_path(
-    parents: Sequence[int], guesses: Sequence[int], sampled: Sequence[int]
+    parents: Sequence[int], drafted: Sequence[int], sampled: Sequence[int]
 ) -> list[int]:
-    """Return the accepted guesses, starting at the root.
+    """Return the accepted draft tokens, starting at the root.
 
     Args:
         parents: See `DraftRows.parents`.
-        guesses: Token ids of the guesses.
-        sampled: The token sampled after the last known token, then after each guess.
+        drafted: Token ids of the draft tokens.
+        sampled: The token sampled after the last known token, then after each draft token.
 
     """
     path: list[int] = []
     last = -1
     while True:
         wanted = sampled[last + 1]
-        children = (i for i, p in enumerate(parents) if p == last and guesses[i] == wanted)
+        children = (i for i, p in enumerate(parents) if p == last and drafted[i] == wanted)
         found = next(children, None)
         if found is None:
             return path
@@ -40,24 +40,24 @@ def accepted_path(
         last = found
 
 
-def path_of(parents: Sequence[int], guesses: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The path of guesses that matches these tokens, starting at the root.
+def path_of(parents: Sequence[int], drafted: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The path of draft tokens that matches these tokens, starting at the root.
 
     Args:
         parents: See `DraftRows.parents`.
-        guesses: Token ids of the guesses.
+        drafted: Token ids of the draft tokens.
         tokens: The accepted tokens.
     """
     path: list[int] = []
     last = -1
     for token in tokens:
-        last = next(i for i, p in enumerate(parents) if p == last and guesses[i] == token)
+        last = next(i for i, p in enumerate(parents) if p == last and drafted[i] == token)
         path.append(last)
     return path
 
 
-def accepted_guesses(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
-    """The accepted guesses of all slices with guesses, by slice index, from sampled ids (S,)."""
+def accepted_drafts(plan: StepPlan, token_ids: IntArray) -> dict[int, list[int]]:
+    """The accepted draft tokens by slice index, from sampled ids (S,)."""
     return _accepted(plan, token_ids.tolist(), plan.samples.tolist())
 
 
@@ -67,17 +67,17 @@ def _accepted(plan: StepPlan, drawn: Sequence[int], samples: Sequence[int]) -> d
     found: dict[int, list[int]] = {}
     for draft in plan.drafts:
         first, count = samples.index(draft.index), len(draft.parents)
-        guesses, sampled = fed[first + 1 : first + 1 + count], drawn[first : first + 1 + count]
+        drafted, sampled = fed[first + 1 : first + 1 + count], drawn[first : first + 1 + count]
         if draft.is_chain:
-            right = next((i for i, g in enumerate(guesses) if g != sampled[i]), count)
+            right = next((i for i, g in enumerate(drafted) if g != sampled[i]), count)
             found[draft.index] = list(range(right))
         else:
-            found[draft.index] = accepted_path(draft.parents, guesses, sampled)
+            found[draft.index] = accepted_path(draft.parents, drafted, sampled)
     return found
 
 
-def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
-    """The same step without the guesses of these slices.
+def without_drafts(plan: StepPlan, slices: Collection[int]) -> StepPlan:
+    """The same step without the draft tokens of these slices.
 
     Their rows are still computed, but their results are ignored.
     """
@@ -98,7 +98,7 @@ def without_guesses(plan: StepPlan, slices: Collection[int]) -> StepPlan:
 
 
 def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> StepResult:
-    """Result of a step with guesses: the accepted ones, and the token sampled after them."""
+    """Result of a step with draft tokens: the accepted ones, and the token sampled after them."""
     ids, samples = drawn.token_ids.tolist(), plan.samples.tolist()
     paths = _accepted(plan, ids, samples)
     tokens = [-1] * plan.num_slices
@@ -113,7 +113,7 @@ def verified(plan: StepPlan, drawn: SampleOutput, errors: Mapping[int, str]) -> 
         if plain and not path:
             tokens[index] = ids[first]
             continue
-        rows = [first, *(first + 1 + guess for guess in path or ())]
+        rows = [first, *(first + 1 + node for node in path or ())]
         others[index] = _output(rows, ids, drawn)
     for index, token in enumerate(tokens):
         if token < 0 and index not in others:

@@ -25,7 +25,7 @@ from sylvan.runtime.executor.failures import FAILURES, failure
 from sylvan.runtime.executor.results import failing, step_result
 from sylvan.runtime.executor.rounds import verify_in_rounds
 from sylvan.runtime.executor.slots import RequestSlots
-from sylvan.runtime.executor.verify import without_guesses
+from sylvan.runtime.executor.verify import without_drafts
 from sylvan.runtime.pool.prefault import PagePrefaulter
 from sylvan.runtime.sampling.constraints import Constraints, Masks, RowOutcome
 from sylvan.runtime.sampling.params import SamplingBatch
@@ -44,7 +44,7 @@ class LaunchedStep:
         errors: Slice index -> the error of its request.
         context: Set if the step has work of capabilities.
         reports: Reports by capability.
-        outputs: Outputs by slice, if guesses were verified in rounds.
+        outputs: Outputs by slice, if draft tokens were verified in rounds.
     """
 
     worker: StepWorker
@@ -232,7 +232,7 @@ class StepWorker:
         return bool(constrained) and not constrained.isdisjoint(plan.sample_slots.tolist())
 
     def _is_penalised(self, plan: StepPlan) -> bool:
-        """Whether penalties apply to a slice with guesses."""
+        """Whether penalties apply to a slice with draft tokens."""
         params = self._slots.params
         if not params.counts:
             return False
@@ -240,11 +240,11 @@ class StepWorker:
         return bool(params.has_penalty[slots].any())
 
     def _drawable(self, plan: StepPlan) -> StepPlan:
-        """Drop guesses that a device cannot verify, so that all rows can be sampled at once."""
+        """Drop drafts that a device cannot verify, so that all rows can be sampled at once."""
         slots = {draft.index: int(plan.slots[draft.index]) for draft in plan.drafts}
         penalised = self._slots.params.has_penalty
         rounds = [i for i, slot in slots.items() if slot in self._constrained or penalised[slot]]
-        return without_guesses(plan, rounds) if rounds else plan
+        return without_drafts(plan, rounds) if rounds else plan
 
     def _note_errors(self, plan: StepPlan, step: LaunchedStep) -> None:
         errors, slots = dict(step.errors or {}), plan.slots

@@ -2,7 +2,7 @@
 
 A head reads, at position p, the token at p + 1 and the model's vectors at p, and predicts the token
 at p + 2. Its output approximates what the model would compute there, so it can continue from its
-own guesses.
+own draft tokens.
 
 Shapes: T rows, R rows that need logits, F columns read from the model, D hidden size of
 the head, V vocabulary of the model, W tokens that the head can draft.
@@ -52,7 +52,7 @@ class DraftHeadConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: Kind of head; EAGLE and EAGLE-2 have the same head.
         layer: Sizes of its only layer; its vocabulary is the model's.
-        num_guessed: Number of tokens that it can draft.
+        draft_vocab_size: Number of tokens that it can draft.
         read_layers: Layers of the model whose outputs it reads; empty: vectors after the final
           norm.
         columns: Columns read at each position.
@@ -62,7 +62,7 @@ class DraftHeadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     layer: ModelConfig
-    num_guessed: int
+    draft_vocab_size: int
     read_layers: tuple[int, ...]
     columns: int
     has_embedding: bool
@@ -82,7 +82,7 @@ class EagleHead(nn.Module):
         self.self_attn = Attention(layer, build, 0, Ropes(layer, build))
         self.post_attention_layernorm = RMSNorm(build, dim, layer.rms_norm_eps)
         self.mlp = GatedMLP(build, dim, layer.intermediate_size, layer.hidden_act, bias=False)
-        self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
+        self.lm_head = ColumnParallel(build, dim, (config.draft_vocab_size,))
 
     def fuse(self, read_TF: X) -> X:
         """Combine the vectors read from the model for `forward`. Shape: (T, F) -> (T, D)."""
@@ -120,7 +120,7 @@ class Eagle3Head(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, dim, eps)
         self.mlp = GatedMLP(build, dim, layer.intermediate_size, layer.hidden_act, bias=False)
         self.norm = RMSNorm(build, dim, eps)
-        self.lm_head = ColumnParallel(build, dim, (config.num_guessed,))
+        self.lm_head = ColumnParallel(build, dim, (config.draft_vocab_size,))
 
     def fuse(self, read_TF: X) -> X:
         return self.fc(read_TF)
@@ -180,7 +180,7 @@ class HeadCheckpoint:
         """
         if "d2t" not in self._names:
             return None
-        count, vocab = self.config.num_guessed, self.config.layer.vocab_size
+        count, vocab = self.config.draft_vocab_size, self.config.layer.vocab_size
         offsets = self._files.tensor(self._names["d2t"]).long()
         if offsets.shape != (count,):
             raise self._error(f"tensor 'd2t' has shape {list(offsets.shape)}, not {[count]}")
@@ -232,18 +232,18 @@ class HeadCheckpoint:
                 f"model it should have {list(wanted)}"
             )
         has_head = "lm_head.weight" in self._names and kind == "eagle3"
-        guessed = layer.vocab_size
+        drafted = layer.vocab_size
         if has_head:
-            guessed = self._tensor("lm_head.weight").shape[0]
-        if guessed != layer.vocab_size and "d2t" not in self._names:
+            drafted = self._tensor("lm_head.weight").shape[0]
+        if drafted != layer.vocab_size and "d2t" not in self._names:
             raise self._error(
-                f"it drafts {guessed} of {layer.vocab_size} tokens, but the map of their ids "
+                f"it drafts {drafted} of {layer.vocab_size} tokens, but the map of their ids "
                 "(tensor 'd2t') is missing"
             )
         return DraftHeadConfig(
             kind=kind,
             layer=layer,
-            num_guessed=guessed,
+            draft_vocab_size=drafted,
             read_layers=layers,
             columns=columns,
             has_embedding="embed_tokens.weight" in self._names,

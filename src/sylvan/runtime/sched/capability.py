@@ -64,8 +64,8 @@ class Capability:
     Attributes:
         name: Key of its entries in `StepPlan.work` and `StepResult.reports`.
         gates_running: Whether `gate` is also asked for running requests, in each step.
-        fills: Whether `draft` returns places that the step fills, not guesses: the newest token of
-            a request is then never computed without them, and memory is made for them.
+        fills: Whether `draft` returns places that the step fills, not drafts: the newest token of a
+            request is then never computed without them, and memory is made for them.
         work_type: Type of its entry in `StepPlan.work`, for `core.wire`; None without one.
         report_type: Type of its entry in `StepResult.reports`; None without one.
         active: While False, `plan_work` and `on_result` are not called.
@@ -369,7 +369,7 @@ class Hooks:
         return wanted
 
     def draft(self, req: Req, limit: int) -> Draft | None:
-        """Return the guesses of the first capability that has any."""
+        """Return the draft tokens of the first capability that has any."""
         draft = next((d for c in self._drafters if (d := c.draft(req, limit))), None)
         self._observe("draft", req, draft)
         return draft

@@ -136,11 +136,11 @@ class Pipeline:
         req = piece.req
         if piece.samples:
             req.pending -= 1
-        if piece.draft and req.kv:  # rejected guesses must not enter the cache
-            guesses, accepted = len(piece.draft.tokens), out.num_accepted
-            req.computed -= guesses - accepted
+        if piece.draft and req.kv:  # rejected draft tokens must not enter the cache
+            drafted, accepted = len(piece.draft.tokens), out.num_accepted
+            req.computed -= drafted - accepted
             if not self._hooks.fills:
-                self._statistics.on_verified(req, guesses, accepted)
+                self._statistics.on_verified(req, drafted, accepted)
         if req.finish:
             return  # it ended while the step was in flight
         if out.error:

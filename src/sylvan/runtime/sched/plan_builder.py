@@ -262,7 +262,7 @@ class _Layout:
         self._rows: list[int] = []  # rows in flight
         self._sources: list[int] = []
         self._ids: list[int] = []
-        self._sampled: list[int] = []  # sampled rows, if there are guesses
+        self._sampled: list[int] = []  # sampled rows, if there are draft tokens
         self._types: list[tuple[int, IntArray]] = []  # token types from a row on
 
     @property

@@ -61,7 +61,7 @@ class Planner:
         self._max_chunk = min(limits.chunk_tokens, deps.cache.max_step_tokens)
         self._budget = 0
         self._chunk = self._first_chunk = 0
-        self._guesses = self._paths = 0  # of this step
+        self._drafted = self._paths = 0  # of this step
         self._max_sampled_rows = deps.executor.caps.max_samples or NEVER
         self._stages = deps.executor.caps.stages
 
@@ -77,7 +77,7 @@ class Planner:
             self._chunk = self._chunk if paced is None else min(self._chunk, paced)
         self._first_chunk = self._chunk
         self.planned_tokens, self.num_decodes, self.growth = 0, 0, None
-        self._guesses = self._paths = 0
+        self._drafted = self._paths = 0
         hooks = self._hooks
         self._plain = not hooks.gates_running and not (hooks.drafts and hooks.may_draft())
         if len(self._waiting):
@@ -204,7 +204,7 @@ class Planner:
         return -(-decoding // self._limits.inflight)
 
     def _schedule_running(self, req: Req, draft: Draft | None = None) -> None:
-        """Plan a slice of a running request; `draft` are its guesses, if any."""
+        """Plan a slice of a running request; `draft` are its draft tokens, if any."""
         if req.kv is None or not self._may_run(req, running=True):
             return
         size = self._slice_size(req)
@@ -244,9 +244,9 @@ class Planner:
         return size
 
     def _draft(self, req: Req, size: int) -> Draft | None:
-        """Return guesses to verify after the newest token, and allocate memory for them.
+        """Return draft tokens to verify after the newest token, and allocate memory for them.
 
-        Guesses that do not fit, or that the executor cannot verify, are dropped.
+        Draft tokens that do not fit, or that the executor cannot verify, are dropped.
         """
         if self._plain or not req.generates or req.pending or size != req.lacking or size != 1:
             return None
@@ -255,7 +255,7 @@ class Planner:
         limit = min(
             self._budget - size,
             req.max_tokens - req.num_tokens - 1,  # one more token follows them
-            self._max_sampled_rows - len(self._running) - self._guesses,
+            self._max_sampled_rows - len(self._running) - self._drafted,
         )
         draft = self._hooks.draft(req, limit) if limit > 0 else None
         if draft is None or req.kv is None or not 0 < len(draft.tokens) <= limit:
@@ -308,7 +308,7 @@ class Planner:
     @property
     def _has_room(self) -> bool:
         """Whether this step has room for tokens and a sampled row of one more request."""
-        sampled = len(self._running) + self._guesses
+        sampled = len(self._running) + self._drafted
         return self._budget > 0 and self._chunk > 0 and sampled < self._max_sampled_rows
 
     def _admit(self, req: Req) -> Verdict:
@@ -411,15 +411,15 @@ class Planner:
             req, req.computed, stop, stop == req.num_tokens, draft, whole=self._is_whole(req)
         )
         is_prompt = req.computed < req.prompt_len
-        guesses = len(draft.tokens) if draft else 0
-        req.computed, req.pending = stop + guesses, req.pending + piece.samples
+        drafted = len(draft.tokens) if draft else 0
+        req.computed, req.pending = stop + drafted, req.pending + piece.samples
         self._slices.append(piece)
         self.planned_tokens += size
-        self._budget -= size + guesses
+        self._budget -= size + drafted
         if draft and not draft.is_chain and self._deps.executor.caps.tree_paths:
-            self._budget -= draft.rows - guesses
+            self._budget -= draft.rows - drafted
             self._paths += draft.paths - 1
-        self._guesses += 0 if self._hooks.fills else guesses
+        self._drafted += 0 if self._hooks.fills else drafted
         self._chunk = max(0, self._chunk - size) if size > 1 else self._chunk
         if is_prompt and self._limits.share_in_batch:
             done = min(stop, len(req.tokens))

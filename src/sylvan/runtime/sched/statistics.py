@@ -24,9 +24,9 @@ class Statistics:
         computed: Computed tokens.
         cached: Prompt tokens of started requests that came from the prefix cache.
         generated: Tokens sampled, or forced without sampling.
-        verified: Slices with guesses.
-        proposed: Guesses verified.
-        accepted: Guesses that were right.
+        verified: Slices with draft tokens.
+        proposed: Draft tokens verified.
+        accepted: Draft tokens that were right.
         targets: Ended requests that had latency targets.
         met: Ended requests that met their targets.
         repairs: Memory that audits reclaimed.
@@ -56,7 +56,7 @@ class Statistics:
         self.met += bool(met)
 
     def on_verified(self, req: Req, proposed: int, accepted: int) -> None:
-        """A step verified guesses of `req`."""
+        """A step verified draft tokens of `req`."""
         req.drafts = (req.drafts or DraftCounts()).verified(proposed, accepted)
         self.verified += 1
         self.proposed += proposed

@@ -55,7 +55,7 @@ class StepTimes:
             self._close_idle_period(now)
             self._computing_since_s = now
         self._computing += 1
-        prompt_tokens, tokens, guesses = 0, decodes, 0
+        prompt_tokens, tokens, drafted = 0, decodes, 0
         if size > decodes:  # skip the sum otherwise: this runs in every step
             for piece in slices[decodes:]:
                 length = piece.stop - piece.start
@@ -63,10 +63,10 @@ class StepTimes:
                 if piece.start < piece.req.prompt_len:
                     prompt_tokens += length
                 if piece.draft is not None:
-                    guesses += len(piece.draft.tokens)
+                    drafted += len(piece.draft.tokens)
             self.prompt_tokens += prompt_tokens
         running, waiting = len(self._requests.running), len(self._requests.waiting)
-        counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions, guesses)
+        counts = (size, decodes, prompt_tokens, tokens, running, waiting, retractions, drafted)
         number = self.log.launched(self._planned_s, now, counts, slices[0].req.rid.encode())
         self._under_way.append(number)
 

@@ -102,7 +102,7 @@ def test_derived_buffers_are_ignored(tmp_path):
     loaded(tmp_path, weights)
 
 
-def test_layers_that_guess_further_tokens_are_ignored(tmp_path):
+def test_layers_that_draft_further_tokens_are_ignored(tmp_path):
     # mtp.* as Qwen3-Next has them; a layer behind the last one as DeepSeek V3 and GLM 4.5 do
     behind = LAYER.replace("layers.0.", "layers.1.")
     extra = {"mtp.fc.weight": torch.ones(2, 2), f"{behind}eh_proj.weight": torch.ones(2)}

@@ -53,7 +53,7 @@ class StagedLayout:
 def step_layout(tokens: int, requests: int, groups: int = 1, samples: int = 0) -> StagedLayout:
     """Layout of a step's inputs for at most this many rows, requests and KV groups.
 
-    `samples` counts sampled rows, one per request plus guesses; 0 if there are no guesses.
+    `samples` counts sampled rows, one per request plus draft tokens; 0 if there are none.
 
     `in_flight_slots`: the request slot whose newest token a row reads; -1: the row has an id.
     `state_slots`: slots of recurrent states, -1 in padding.

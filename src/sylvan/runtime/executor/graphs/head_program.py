@@ -116,7 +116,7 @@ class HeadProgram:
         return self._pass(self._whole)
 
     def predict_next(self, hidden_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a pass over guesses, fed with the head's own vectors; returns as `extend` does."""
+        """Run a pass over drafts, fed with the head's own vectors; returns as `extend` does."""
         self._hidden_TD[: len(hidden_TD)] = hidden_TD
         return self._pass(self._rest)
 

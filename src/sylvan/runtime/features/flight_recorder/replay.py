@@ -281,8 +281,8 @@ def _tape_capability(tape: _Tape, questions: Sequence[str]) -> Capability:
 
     def draft(req: Req, limit: int) -> Draft | None:
         del limit
-        guesses = tape.answer("draft", req)
-        return Draft(*guesses) if guesses else None
+        drafted = tape.answer("draft", req)
+        return Draft(*drafted) if drafted else None
 
     def review(req: Req) -> Review:
         (kept,), (final,) = tape.answer("review", req)

@@ -50,9 +50,9 @@ class RecurrentStatesWorker(CapabilityWorker):
         for draft in plan.drafts:
             output = result.others.get(draft.index) or SliceOutput()
             end = ends[draft.index]
-            guesses = plan.input_ids[end - len(draft.parents) : end].tolist()
+            drafted = plan.input_ids[end - len(draft.parents) : end].tolist()
             right = output.token_ids[: output.num_accepted]
-            path = path_of(draft.parents, guesses, right)
+            path = path_of(draft.parents, drafted, right)
             place = self._places[draft.index, path[-1] if path else -1]
             if place != (own := int(work.slots[draft.index])):
                 states.copy(place, own)
@@ -78,9 +78,9 @@ class RecurrentStatesWorker(CapabilityWorker):
             for number, path in enumerate(paths):
                 own = next(branches) if number else slot
                 copies += [(slot, own)] if number else []
-                for row, guess in enumerate([-1, *path[:-1]], known):
-                    if (index, guess) not in self._places:
-                        self._places[index, guess] = place = next(branches)
+                for row, node in enumerate([-1, *path[:-1]], known):
+                    if (index, node) not in self._places:
+                        self._places[index, node] = place = next(branches)
                         saves.append((len(texts), row, place))
                 self._places[index, path[-1]] = own
                 texts.append(own)

@@ -45,14 +45,14 @@ class TreeArrays:
     Attributes:
         parents: int32 (N,), node of each context with one token less; the root is 0, others from 1.
         tokens: int32 (N,), the additional older token.
-        guesses: int32 (N + 1,), the most frequent next token; the root's first.
+        predictions: int32 (N + 1,), the most frequent next token; the root's first.
         shares: uint8 (N + 1,), its frequency, as a fraction of `SHARES`.
         vocab_size: Vocabulary of the model.
     """
 
     parents: IntArray
     tokens: IntArray
-    guesses: IntArray
+    predictions: IntArray
     shares: NDArray[np.uint8]
     vocab_size: int
 
@@ -63,7 +63,7 @@ class TreeArrays:
             unfinished,
             parents=self.parents,
             tokens=self.tokens,
-            guesses=self.guesses,
+            predictions=self.predictions,
             shares=self.shares,
             vocab_size=np.int64(self.vocab_size),
         )
@@ -84,7 +84,7 @@ class ContextTree:
         self._vocab_size = arrays.vocab_size
         keys = arrays.parents.astype(np.int64) * arrays.vocab_size + arrays.tokens
         self._nodes = dict(zip(keys.tolist(), range(1, len(keys) + 1), strict=True))
-        self._guesses: list[int] = arrays.guesses.tolist()
+        self._predictions: list[int] = arrays.predictions.tolist()
         self._shares: list[float] = (arrays.shares / SHARES).tolist()
         self.depth = _depth(arrays.parents)
 
@@ -96,7 +96,7 @@ class ContextTree:
             if longer is None:
                 break
             node = longer
-        return self._guesses[node], self._shares[node]
+        return self._predictions[node], self._shares[node]
 
 
 def load_contexts(folder: Path, vocab_size: int) -> ContextTree:
@@ -111,7 +111,7 @@ def load_contexts(folder: Path, vocab_size: int) -> ContextTree:
             arrays = TreeArrays(
                 stored["parents"],
                 stored["tokens"],
-                stored["guesses"],
+                stored["predictions"],
                 stored["shares"],
                 int(stored["vocab_size"]),
             )
@@ -133,7 +133,7 @@ def _check(arrays: TreeArrays) -> None:
     for name, length, dtype in (
         ("parents", count, np.int32),
         ("tokens", count, np.int32),
-        ("guesses", count + 1, np.int32),
+        ("predictions", count + 1, np.int32),
         ("shares", count + 1, np.uint8),
     ):
         found = getattr(arrays, name)
@@ -141,7 +141,7 @@ def _check(arrays: TreeArrays) -> None:
             raise ValueError(f"{name} are {found.dtype}{list(found.shape)}, not {length} numbers")
     if (arrays.parents < 0).any() or (arrays.parents > np.arange(count)).any():
         raise ValueError("parents must come before their children")
-    for name in ("tokens", "guesses"):
+    for name in ("tokens", "predictions"):
         ids = getattr(arrays, name)
         if ids.size and not (ids.min() >= 0 and ids.max() < arrays.vocab_size):
             raise ValueError(f"{name} must be ids in 0..{arrays.vocab_size - 1}")

@@ -35,7 +35,7 @@ def _of_replica(
         facts = {
             "step": step.number,
             "forward_mode": step.forward_mode,
-            "guesses": step.guesses,
+            "drafted": step.drafted,
             "requests": step.requests,
             "decodes": step.decodes,
             "prompt_tokens": step.prompt_tokens,

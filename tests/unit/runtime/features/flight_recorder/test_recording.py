@@ -149,7 +149,7 @@ def test_replay_repeats_what_capabilities_answered(tmp_path, capability):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_replay_repeats_guesses(tmp_path, adaptive):
+def test_replay_repeats_drafts(tmp_path, adaptive):
     """Which of them were right is in the results; how long steps took is nowhere."""
     speculation = Speculation(ScriptedDrafter("half", 3), 4, VOCAB, adaptive=adaptive)
     world = record(tmp_path, capabilities=(speculation,), inflight=1)

@@ -48,7 +48,7 @@ def mostly(said, end, longest, least):
 
 
 @given(texts, st.lists(st.integers(0, 3), max_size=6), st.integers(0, 5), st.integers(1, 3))
-def test_it_guesses_what_mostly_followed_the_longest_known_context(said, end, longest, least):
+def test_it_drafts_what_mostly_followed_the_longest_known_context(said, end, longest, least):
     tree = ContextTree(tree_of(said, longest, least))
 
     token, share = tree.predict(end)
@@ -57,7 +57,7 @@ def test_it_guesses_what_mostly_followed_the_longest_known_context(said, end, lo
     assert tree.depth <= longest
 
 
-def test_contexts_that_guess_no_better_than_shorter_ones_are_left_out():
+def test_contexts_that_draft_no_better_than_shorter_ones_are_left_out():
     same = [([5, 6, 7, 8] * 10, 0)]
     assert len(tree_of(same).parents) == 4, "the newest token is enough"
     differing = [([1, 5, 6] * 9, 0), ([2, 5, 7] * 9, 0)]
@@ -86,8 +86,8 @@ def test_what_is_written_is_read(tmp_path):
     [
         ({"vocab_size": VOCAB + 1}, "was made for 13 tokens, the model has 12"),
         ({"tokens": np.full(7, VOCAB, np.int32)}, "tokens must be ids in 0..11"),
-        ({"guesses": np.full(8, -1, np.int32)}, "guesses must be ids in 0..11"),
-        ({"guesses": np.zeros(3, np.int32)}, "guesses are int32[3], not 8 numbers"),
+        ({"predictions": np.full(8, -1, np.int32)}, "predictions must be ids in 0..11"),
+        ({"predictions": np.zeros(3, np.int32)}, "predictions are int32[3], not 8 numbers"),
         ({"shares": np.zeros(8, np.float32)}, "shares are float32[8], not 8 numbers"),
         ({"parents": np.full(7, 7, np.int32)}, "parents must come before their children"),
         ({"parents": np.array(["a"] * 7)}, "parents are"),
@@ -113,7 +113,7 @@ def test_files_that_are_none_are_refused(tmp_path, content):
         load_contexts(tmp_path / "nowhere", VOCAB)
 
 
-def test_a_copy_is_guessed_as_long_as_the_tree_is_not_surer():
+def test_a_copy_is_drafted_as_long_as_the_tree_is_not_surer():
     tree = ContextTree(tree_of([([3, 9] * 20, 1), ([7, 1], 1), ([7, 2], 1)], longest=2))
     assert tree.predict([3])[0] == 9
     assert tree.predict([7])[1] < 0.5

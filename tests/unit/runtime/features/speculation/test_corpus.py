@@ -36,7 +36,7 @@ def test_the_newest_tokens_are_kept_and_never_more_than_there_is_room_for(every,
         assert len(corpus.ids) >= min(len(whole), most // 2)
 
 
-def test_no_guess_goes_beyond_a_text():
+def test_no_draft_goes_beyond_a_text():
     corpora = GivenCorpora(100)
     corpora.add("some", [[5, 6, 7], [8, 9]])
     drafter = NgramDrafter(2, 8, given=corpora)
@@ -86,7 +86,7 @@ def test_no_tenant_finds_the_texts_of_another():
 
 
 @pytest.mark.parametrize("shared", [0, 1000])
-def test_a_second_request_is_guessed_from_the_first(shared):
+def test_a_second_request_is_drafted_from_the_first(shared):
     drafter = NgramDrafter(1, 8, TenantCorpora(shared) if shared else None)
     world = World(
         capabilities=(Speculation(drafter, 4, VOCAB, adaptive=False),), max_batch_tokens=64

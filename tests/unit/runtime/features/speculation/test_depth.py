@@ -1,4 +1,4 @@
-"""How far all requests of a step are guessed for, and when what does not pay is tried again."""
+"""How far all requests of a step are drafted for, and when what does not pay is tried again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def req_of(rid="a"):
 
 
 def depth_after(step_s, draft_s, *, right, adaptive=True):
-    """Of a request whose guesses were right or not, by what steps and guesses take."""
+    """Of a request whose draft tokens were right or not, by what steps and draft tokens take."""
     now = itertools.count()
     depth = CommonDepth(4, lambda: next(now) * step_s, adaptive=adaptive)
     req = req_of()
@@ -37,14 +37,14 @@ def depth_after(step_s, draft_s, *, right, adaptive=True):
     return depth.of([req])
 
 
-def test_guesses_are_as_many_as_pay():
+def test_drafts_are_as_many_as_pay():
     assert depth_after(1.0, 0.01, right=True) == 4
     assert depth_after(1.0, 2.0, right=True) == 0
     assert depth_after(1.0, 0.01, right=False) == 0
     assert depth_after(1.0, 2.0, right=False, adaptive=False) == 4
 
 
-def test_nothing_is_guessed_before_anything_was_measured():
+def test_nothing_is_drafted_before_anything_was_measured():
     depth, req = CommonDepth(4, lambda: 0.0, adaptive=True), req_of()
     depth.follow(req)
 

@@ -25,17 +25,17 @@ def test_what_came_then_is_repeated_where_it_runs_out(text, longest, count):
     end, matched = longest_match(ids[:-1], ids, longest)
     if not matched:
         return
-    guesses = continuation(ids, end, count)
+    drafted = continuation(ids, end, count)
 
-    whole = [*text, *guesses]
-    assert len(guesses) == count
+    whole = [*text, *drafted]
+    assert len(drafted) == count
     assert all(whole[len(text) + i] == whole[end + 1 + i] for i in range(count))
 
 
-@pytest.mark.parametrize(("shortest", "guesses"), [(1, (8, 9)), (2, (8, 9)), (3, ())])
-def test_short_matches_are_not_worth_a_guess(shortest, guesses):
+@pytest.mark.parametrize(("shortest", "drafted"), [(1, (8, 9)), (2, (8, 9)), (3, ())])
+def test_short_matches_are_not_worth_a_draft(shortest, drafted):
     req = Req(request("r", [6, 7, 8, 9, 5, 6, 7]))
     found = NgramDrafter(shortest, 16).propose(req, 2)
 
-    assert found.tokens == guesses
-    assert found.grade == (2 if guesses else 0)
+    assert found.tokens == drafted
+    assert found.grade == (2 if drafted else 0)

@@ -1,4 +1,4 @@
-"""How many guesses are verified, from measured acceptance and measured steps."""
+"""How many draft tokens are verified, from measured acceptance and measured steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def acceptance_of(share, tries=200):
     return found
 
 
-def test_shares_of_right_guesses_are_learnt_by_grade():
+def test_shares_of_right_drafts_are_learnt_by_grade():
     found, rng = Acceptance(), random.Random(3)
     for _ in range(3000):
         grade = rng.choice([1, 7])
@@ -49,13 +49,13 @@ def test_a_request_starts_from_what_all_tell_and_learns_its_own():
     assert Acceptance(every).chance(3) > 0.7
 
 
-def test_what_is_expected_of_a_chain_ends_where_a_guess_is_wrong():
+def test_what_is_expected_of_a_chain_ends_where_a_draft_is_wrong():
     found = acceptance_of(0.5, tries=500)
 
     assert found.expected(2, 3) == pytest.approx([1, 1.5, 1.75, 1.875], abs=0.1)
 
 
-def test_guesses_behind_a_wrong_one_say_nothing():
+def test_drafts_behind_a_wrong_one_say_nothing():
     found = Acceptance()
     record_chain(found, range(2, 6), drafts=(5, 6, 7, 8), actual=(5, 9, 7, 8))
 
@@ -85,7 +85,7 @@ def test_a_step_that_was_held_up_is_not_believed_until_most_are():
     assert costs.seconds(1) == 50.0
 
 
-def test_the_first_step_with_guesses_may_be_held_up():
+def test_the_first_step_with_drafts_may_be_held_up():
     costs = costs_of(lambda _: 1.0, rows=[1] * RECENT)
     costs.record(5, 3.0)
 

@@ -18,24 +18,24 @@ class Steps:
         self.clock, self.costs = VirtualClock(), StepCosts()
         self.timer = StepTimer(self.costs, self.clock)
 
-    def step(self, *reqs, guesses=0, planning=0.0, besides=0.0, guessing=0.0):
+    def step(self, *reqs, drafted=0, planning=0.0, besides=0.0, drafting=0.0):
         self.clock.advance(planning)
         if besides:
             self.clock.advance(besides)
             self.timer.other_work(besides)
-        draft = Draft((1,) * guesses, tuple(range(-1, guesses - 1))) if guesses else None
+        draft = Draft((1,) * drafted, tuple(range(-1, drafted - 1))) if drafted else None
         self.timer.begin(Batch(tuple(Slice(req, 2, 3, True, draft) for req in reqs)))
-        self.clock.advance(1.0 + 0.1 * guesses + guessing)
-        self.timer.end(guessing)
+        self.clock.advance(1.0 + 0.1 * drafted + drafting)
+        self.timer.end(drafting)
 
 
 def test_planning_counts_and_what_is_counted_elsewhere_does_not():
     steps, req = Steps(), Req(request("a", [1, 2]))
     steps.step(req)
     for _ in range(8):
-        steps.step(req, planning=0.25, besides=3.0, guessing=2.0)
+        steps.step(req, planning=0.25, besides=3.0, drafting=2.0)
     for _ in range(8):
-        steps.step(req, guesses=4, planning=0.5)
+        steps.step(req, drafted=4, planning=0.5)
 
     assert steps.costs.seconds(1) == pytest.approx(1.25)
     assert steps.costs.seconds(5) == pytest.approx(1.9)
@@ -46,12 +46,12 @@ def test_time_saved_by_drafts_is_reported():
     for _ in range(9):
         steps.step(req)
     assert steps.timer.saved_s == 0
-    steps.step(req, guesses=4)
+    steps.step(req, drafted=4)
     assert steps.timer.saved_s == pytest.approx(-0.4)
     req.drafts = DraftCounts().verified(4, 3)
     steps.step(req)
     assert steps.timer.saved_s == pytest.approx(-0.4 + 3 * 1.0)
-    steps.step(req, guessing=0.5)
+    steps.step(req, drafting=0.5)
     assert steps.timer.saved_s == pytest.approx(2.1)
 
 
@@ -66,7 +66,7 @@ def test_time_without_requests_does_not_count():
     assert steps.costs.seconds(1) == pytest.approx(1.25)
 
 
-def test_guessing_that_loses_time_all_in_all_ends_for_a_while():
+def test_drafting_that_loses_time_all_in_all_ends_for_a_while():
     steps, req = Steps(), Req(request("a", [1, 2]))
     for _ in range(1 + PROBE):
         steps.step(req)

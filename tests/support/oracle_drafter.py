@@ -11,7 +11,7 @@ from sylvan.runtime.sched.capability import Capability
 Prompt = tuple[int, ...]
 
 
-class Guesser(Capability):
+class OracleDrafter(Capability):
     """Drafts along known answers.
 
     Args:
@@ -36,7 +36,7 @@ class Guesser(Capability):
         self._answers, self._vocab = answers, vocab
         self._right, self._tree, self._count = right, tree, count
         self._rng = random.Random(seed)
-        self.guessed = 0
+        self.drafted = 0
 
     def draft(self, req: Req, limit: int) -> Draft | None:
         """See `Capability.draft`."""
@@ -44,7 +44,7 @@ class Guesser(Capability):
         coming = answer[req.num_outputs : req.num_outputs + self._count]
         shape: Callable[[Sequence[int]], Draft] = self._as_tree if self._tree else self._as_chain
         draft = shape(coming[: limit // 2 if self._tree else limit])
-        self.guessed += len(draft.tokens)
+        self.drafted += len(draft.tokens)
         return draft if draft.tokens else None
 
     def _as_chain(self, coming: Sequence[int]) -> Draft:
