@@ -7,10 +7,9 @@ messages; docs/troubleshooting.md has specific cures of common messages.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -20,6 +19,7 @@ ELLIPSIS = "…"
 _BASE = "SylvanError"
 _STATUS = {"RequestError": "400", "CapacityError": "503"}  # unless the call names another
 _WORDS = re.compile(r"[A-Za-z]{2,}")
+_CLASS = re.compile(r"^class (\w+)\((\w+)", re.MULTILINE)
 Names = dict[str, list[ast.expr]]  # name -> expressions that may be its value
 
 
@@ -37,11 +37,22 @@ class Area(NamedTuple):
     files: tuple[str, ...]
 
 
-class _Known(NamedTuple):
-    """Data from all modules: statuses of error classes, and texts that functions return."""
+class _Call(NamedTuple):
+    """A call that may create an error, and the texts that names in it may stand for."""
 
-    statuses: Mapping[str, str]
-    texts: Names
+    name: str
+    text: ast.expr
+    status: ast.expr | None
+    names: Names
+
+
+class _Module(NamedTuple):
+    """The parts of a module's tree that the page needs."""
+
+    file: str
+    texts: Names  # texts assigned to names of the module
+    returned: Names  # texts that functions return, by name with parentheses
+    calls: list[_Call]
 
 
 AREAS = (
@@ -305,27 +316,31 @@ def area_of(file: str) -> Area | None:
     return max(fitting, key=lambda each: each[0])[1] if fitting else None
 
 
-@functools.cache
-def raised() -> tuple[tuple[str, str, str], ...]:
-    """Return file, HTTP status and text of each message, with `…` for interpolated values."""
-    trees = {
-        str(path.relative_to(SRC)): ast.parse(path.read_text())
-        for path in sorted(SRC.rglob("*.py"))
-        if not path.name.endswith("_pb2.py")
-    }
-    returned = {name: v for tree in trees.values() for name, v in _returned(tree).items()}
-    known = _Known(_statuses(list(trees.values())), returned)
-    return tuple((file, *each) for file, tree in trees.items() for each in _raised_in(tree, known))
+def raised() -> Iterator[tuple[str, str, str]]:
+    """Yield file, HTTP status and text of each message, with `…` for interpolated values."""
+    paths = (p for p in sorted(SRC.rglob("*.py")) if not p.name.endswith("_pb2.py"))
+    sources = {str(path.relative_to(SRC)): path.read_text() for path in paths}
+    statuses = _statuses(sources.values())
+    errors = re.compile(rf"\b(?:{'|'.join(statuses)})\(")
+    modules = [_read(file, source, errors) for file, source in sources.items()]
+    returned = {name: texts for module in modules for name, texts in module.returned.items()}
+    for module in modules:
+        for call in module.calls:
+            if call.name in statuses:
+                names = returned | module.texts | call.names
+                status = statuses[call.name]
+                if isinstance(call.status, ast.Constant):
+                    status = str(call.status.value)
+                for text in _texts(call.text, names):
+                    if len(_WORDS.findall(text)) > 1:
+                        yield module.file, status, " ".join(text.split())
 
 
-def _statuses(trees: list[ast.Module]) -> Mapping[str, str]:
+def _statuses(sources: Iterable[str]) -> Mapping[str, str]:
     """Return the package's error classes, with the HTTP status of each."""
-    bases: dict[str, str] = {}
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.bases:
-                base = node.bases[0]
-                bases.setdefault(node.name, base.id if isinstance(base, ast.Name) else "")
+    bases = dict[str, str]()
+    for source in sources:
+        bases = dict(_CLASS.findall(source)) | bases
     found = {_BASE: ""}
     for name in bases:
         way = [name]
@@ -336,47 +351,48 @@ def _statuses(trees: list[ast.Module]) -> Mapping[str, str]:
     return found
 
 
-def _raised_in(tree: ast.Module, known: _Known) -> Iterator[tuple[str, str]]:
-    """Return status and text of each error that a module raises."""
-    constants = known.texts | _assigned(tree.body)
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for function in functions:
-        nodes = list(ast.walk(function))
-        names = constants | _assigned(nodes)
-        for call in nodes:
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-                continue
-            if call.func.id not in known.statuses or not call.args:
-                continue
-            status = known.statuses[call.func.id]
-            given = [k.value for k in call.keywords if k.arg == "status"]
-            if given and isinstance(given[0], ast.Constant):
-                status = str(given[0].value)
-            for text in _texts(call.args[0], names):
-                if len(_WORDS.findall(text)) > 1:
-                    yield status, " ".join(text.split())
+def _read(file: str, source: str, errors: re.Pattern[str]) -> _Module:
+    """Read a module; definitions without a call that matches `errors` are skipped."""
+    tree, lines = ast.parse(source), source.splitlines()
+    module = _Module(file, _assigned(tree.body), {}, [])
+    for node in tree.body:
+        if any(map(errors.search, lines[node.lineno - 1 : node.end_lineno])):
+            module.calls.extend(_calls(node, None))
+        if isinstance(node, ast.FunctionDef) and "str" in ast.unparse(node.returns or node.args):
+            returns = [n.value for n in ast.walk(node) if _is_text_return(n)]
+            module.returned[f"{node.name}()"] = returns
+    return module
 
 
-def _returned(tree: ast.Module) -> Names:
-    """Texts that module-level functions return, by name with parentheses."""
-    return {
-        f"{function.name}()": [n.value for n in ast.walk(function) if _is_text_return(n)]
-        for function in tree.body
-        if isinstance(function, ast.FunctionDef)
-    }
+def _calls(node: ast.AST, names: Names | None) -> Iterator[_Call]:
+    """Yield calls in functions; `names` of the outermost function hold those of all in it."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if names is None:
+            names = {}
+        case ast.Assign(targets=[ast.Name(id=name), *_], value=value) if names is not None:
+            names.setdefault(name, []).extend(_text(value))
+        case ast.Call(func=ast.Name(id=name), args=[text, *_]) if names is not None:
+            status = next((k.value for k in node.keywords if k.arg == "status"), None)
+            yield _Call(name, text, status, names)
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, names)
 
 
 def _is_text_return(node: ast.AST) -> TypeGuard[ast.Return]:
     return isinstance(node, ast.Return) and isinstance(node.value, _TEXT)
 
 
-def _assigned(nodes: list[ast.stmt] | list[ast.AST]) -> Names:
+def _assigned(nodes: list[ast.stmt]) -> Names:
     """Names to which texts are assigned."""
     found: dict[str, list[ast.expr]] = {}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
-    return {name: [v for v in values if isinstance(v, _TEXT)] for name, values in found.items()}
+            found.setdefault(node.targets[0].id, []).extend(_text(node.value))
+    return found
+
+
+def _text(node: ast.expr) -> list[ast.expr]:
+    return [node] if isinstance(node, _TEXT) else []
 
 
 _TEXT = (ast.Constant, ast.JoinedStr, ast.BinOp, ast.IfExp)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from tests.support.sources import SourceFile, source_files
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 DOCS = ROOT / "docs"
 FOLDERS = ("src", "tests", "benchmarks", "tools", "scripts", "examples")
 SOURCES = sorted(p for p in SRC.rglob("*.py") if not p.name.endswith("_pb2.py"))
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 NATIVE = sorted(p for p in (SRC / "sylvan/kernels").rglob("*") if p.suffix in {".h", ".cpp"})
 # Names that stood where the field has a term. Word -> the term.
 BANNED = {
@@ -240,22 +240,21 @@ def test_public_functions_have_a_docstring_where_they_are_declared():
     """An implementation needs none: that of its interface holds."""
     documented = set(CALLED_BY_LIBRARIES)
     silent: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES:
-        for function in _public_functions(ast.parse(path.read_text())):
-            if ast.get_docstring(function):
+    for file in _written_files():
+        for function in file.functions:
+            if function.documented:
                 documented.add(function.name)
             else:
-                silent[function.name].append(f"{path.relative_to(SRC)}:{function.lineno}")
+                silent[function.name].append(f"{file.name}:{function.line}")
     missing = {name: places for name, places in silent.items() if name not in documented}
     assert missing == {}
 
 
 def test_public_classes_have_a_name_of_their_own():
     places: dict[str, list[str]] = defaultdict(list)
-    for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and _public(node):
-                places[node.name].append(str(path.relative_to(SRC)))
+    for file in _written_files():
+        for name in file.public_classes:
+            places[name].append(file.name)
     twice = {name: files for name, files in places.items() if len(files) > 1}
     assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
     assert set(SHARED_NAMES) - set(twice) == set(), "exceptions that nothing needs"
@@ -297,18 +296,20 @@ def test_phrases_are_found(tmp_path):
 
 def test_docstrings_begin_with_what_a_thing_is_or_does():
     """They begin with the noun or the verb, not with What, Whose or Nobody."""
-    riddle = re.compile(r"(What|Whatever|Whose|Whom|Nobody|Neither|None of)\b")
-    places = _python(*FOLDERS)
+    riddle = re.compile(
+        r"^\s*r?\"\"\"(What|Whatever|Whose|Whom|Nobody|Neither|None of)\b.*", re.MULTILINE
+    )
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.value[:60]}"
-        for path in places
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-        and riddle.match(node.value.value)
+        f"{path.relative_to(ROOT)}: {match.group().strip()[:60]}"
+        for path in _python(*FOLDERS)
+        for match in riddle.finditer(path.read_text())
     ]
     assert found == []
+
+
+def _written_files() -> list[SourceFile]:
+    """The package's files without generated ones."""
+    return [file for file in source_files() if not file.name.endswith("_pb2.py")]
 
 
 def _python(*folders: str) -> list[Path]:
@@ -328,12 +329,3 @@ def _phrases(paths: Iterable[Path], phrases: Mapping[str, str]) -> list[str]:
 
 def _advice(phrase: str, phrases: Mapping[str, str]) -> str:
     return next(advice for known, advice in phrases.items() if re.match(known, phrase))
-
-
-def _public_functions(tree: ast.Module) -> Iterator[Function]:
-    bodies = [tree.body, *(n.body for n in tree.body if isinstance(n, ast.ClassDef) and _public(n))]
-    return (n for body in bodies for n in body if isinstance(n, Function) and _public(n))
-
-
-def _public(node: ast.ClassDef | Function) -> bool:
-    return not node.name.startswith("_")
