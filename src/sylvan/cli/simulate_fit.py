@@ -25,7 +25,7 @@ def run(args: Parsed) -> int:
     from sylvan.sim import measured, profile, table  # `--help` needs no numpy
     from sylvan.sim.fit import fit
     from sylvan.sim.observed import observe
-    from sylvan.sim.outside import fit_outside
+    from sylvan.sim.request_fit import fit_request_cost
 
     if not args.positions:
         raise ConfigError(f"RECORDING is missing; usage: sylvan {SPEC.usage}")
@@ -36,7 +36,7 @@ def run(args: Parsed) -> int:
     observed = observe(args.positions[0])
     found = fit(observed)
     if (results := args.options.get("results")) is not None:
-        found = fit_outside(found, measured.measured(results), observed, results)
+        found = fit_request_cost(found, measured.measured(results), observed, results)
     profile.write(found, out)
     print(table.described(found))
     return DONE

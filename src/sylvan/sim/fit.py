@@ -13,7 +13,7 @@ from sylvan.sim.features import KNOTS, SEGMENTS, PlanShape, step_features
 from sylvan.sim.observed import Observed, TimedShape, engine_of
 from sylvan.sim.profile import Profile, ProfileOrigin
 
-LEAST_STEPS = 50
+MIN_STEPS = 50
 QUANTILES = 257
 SCATTER_BETWEEN = (0.0, 99.9)  # number of stored quantiles of measured over modelled times
 ROUNDS = 6  # reweighting iterations
@@ -31,9 +31,9 @@ def fit(observed: Observed) -> Profile:
         ConfigError: There are too few steps.
     """
     steps = observed.steps
-    if len(steps) < LEAST_STEPS:
+    if len(steps) < MIN_STEPS:
         raise ConfigError(
-            f"{observed.folder} holds {len(steps)} steps; a fit needs at least {LEAST_STEPS}"
+            f"{observed.folder} holds {len(steps)} steps; a fit needs at least {MIN_STEPS}"
         )
     step, error = _steps(steps)
     return Profile(
@@ -97,7 +97,7 @@ def host_features(shape: PlanShape) -> list[float]:
 
 def scatter(ratios: NDArray[np.float64]) -> tuple[float, ...]:
     """Return quantiles of ratios; their mean corrects the bias of `weighted`."""
-    if len(ratios) < LEAST_STEPS:
+    if len(ratios) < MIN_STEPS:
         return ()
     return tuple(np.percentile(ratios, np.linspace(*SCATTER_BETWEEN, QUANTILES)).tolist())
 

@@ -108,7 +108,7 @@ class Fleet:
         self._tpot_ms: float | None = None
         self.outcomes = Outcomes()
         self.max_concurrent = 0
-        self._outside_s = profile.request.constant
+        self._overhead_s = profile.request.constant
         self._late = Scatter(profile.request.spread, [seed] if scatter else None, 0.0)
         clock, held = ReplicaClock(), profile.engine.cache_tokens
         self._router = SimulatedRouter(routing, replicas, held, clock, seed)
@@ -192,7 +192,7 @@ class Fleet:
         live = _Live(str(self._rids), active, turn, ids, place, self._late.draw())
         self._live[live.rid] = live
         self.max_concurrent = max(self.max_concurrent, len(self._live))
-        self._push(now_s + self._outside_s, _ARRIVE, self._arrive, live)
+        self._push(now_s + self._overhead_s, _ARRIVE, self._arrive, live)
 
     def _arrive(self, live: _Live, now_s: float) -> None:
         """A request reaches the router, and immediately its replica."""

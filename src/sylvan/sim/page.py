@@ -37,7 +37,7 @@ _SHARES = {
     "tpot": "Time per output token",
     "e2e_latency": "End to end",
 }
-MOST_LINES = 8  # pixels of a chart
+MAX_LINES = 8  # of a chart
 
 
 def page(
@@ -88,7 +88,7 @@ def _curves(results: Sequence[Result]) -> list[str]:
             unit,
             [
                 (name, sorted((float(r.figures[axis]), float(r.figures[key])) for r in those))
-                for name, those in [*lines.items()][:MOST_LINES]
+                for name, those in [*lines.items()][:MAX_LINES]
             ],
         )
         for key, title, unit in _CURVES
@@ -98,7 +98,7 @@ def _curves(results: Sequence[Result]) -> list[str]:
 
 def _distributions(results: Sequence[Result]) -> list[str]:
     varying = [name for name in _NAMES if len(_values(results, name)) > 1]
-    shown = results[:MOST_LINES]
+    shown = results[:MAX_LINES]
     return [
         chart(title, "ms", "share", [(name_of(r, varying), r.shares[key]) for r in shown])
         for key, title in _SHARES.items()

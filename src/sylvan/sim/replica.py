@@ -24,7 +24,7 @@ from sylvan.sim.executor import TOKEN, TimedExecutor
 from sylvan.sim.profile import SchedulerProfile
 
 _MIN_WAIT_S, _MAX_WAIT_S = 0.001, 0.05  # as in `engine.scheduler_loop`
-LEAST_SKIPPED, MOST_SKIPPED = 4, 512  # most iterations skipped at once
+MIN_SKIPPED, MAX_SKIPPED = 4, 512  # iterations skipped at once
 _MAX_REQUESTS_PER_STEP = 1024  # as above
 
 
@@ -144,8 +144,8 @@ class SimulatedReplica:
 
     def _look_ahead(self) -> None:
         """Compute when the next iterations start, if they only decode."""
-        steps = self.scheduler.skipping.steps(MOST_SKIPPED)
-        if steps < LEAST_SKIPPED:
+        steps = self.scheduler.skipping.steps(MAX_SKIPPED)
+        if steps < MIN_SKIPPED:
             return
         executor = self.executor
         model_s, host_s = self._times.decodes_s(executor.shape, steps)

@@ -17,7 +17,7 @@ from sylvan.sim.fit import fit, nonnegative
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import errors, measured
 from sylvan.sim.observed import TimedShape, observe
-from sylvan.sim.outside import fit_outside
+from sylvan.sim.request_fit import fit_request_cost
 from sylvan.sim.profile import read, write
 from sylvan.sim.replay import follow
 from tests.support.simulated import HOST, STEP, profile, record, workload
@@ -96,7 +96,7 @@ def test_times_outside_the_scheduler_are_what_clients_saw_more(recorded, tmp_pat
     file = tmp_path / "runs.jsonl"
     file.write_text("{}\n" + json.dumps(line) + "\n")
 
-    found = fit_outside(fit(observed), measured(str(file)), observed, str(file))
+    found = fit_request_cost(fit(observed), measured(str(file)), observed, str(file))
 
     assert found.request.constant == pytest.approx(base.request.constant, abs=3e-4)
     assert (found.origin.model, found.origin.results) == ("m", str(file))
@@ -118,7 +118,7 @@ def test_the_spread_of_the_way_back_is_measured(recorded, tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps(line))
 
-    spread = fit_outside(fit(observed), measured(str(file)), observed, str(file)).request.spread
+    spread = fit_request_cost(fit(observed), measured(str(file)), observed, str(file)).request.spread
 
     assert len(spread) > 100
     shares = np.linspace(0, 99.9, len(spread))
@@ -136,7 +136,7 @@ def test_results_of_another_server_are_refused(recorded, tmp_path):
     observed = observe(str(recorded))
 
     with pytest.raises(ConfigError, match="--results: 0 of 20 requests are in"):
-        fit_outside(fit(observed), measured(str(file)), observed, str(file))
+        fit_request_cost(fit(observed), measured(str(file)), observed, str(file))
     file.write_text(json.dumps({**line, "sent": [0.0]}))
     with pytest.raises(ConfigError, match="different lengths"):
         measured(str(file))

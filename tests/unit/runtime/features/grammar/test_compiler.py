@@ -49,7 +49,7 @@ def wait(*tickets: Ticket) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while not all(t.done for t in tickets):
         assert time.monotonic() < give_up, "a grammar is never done"
-        os.sched_yield()
+        time.sleep(0.002)
 
 
 def compile_one(compiler: GrammarCompiler, kind: str, text: str) -> Ticket:
@@ -274,7 +274,7 @@ def test_a_lost_process_fails_those_who_wait_and_is_started_again(make_sleepy) -
     wait(sleepy.request(GrammarSpec("regex", "warm")))
     hang = sleepy.request(GrammarSpec("regex", "hang"))
     while not sleepy._pool._futures:
-        os.sched_yield()
+        time.sleep(0.002)
     os.kill(sleepy._pool.pid, signal.SIGKILL)
     wait(hang)
 

@@ -18,7 +18,7 @@ from sylvan.config.route import RoutingConfig
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.requests import GenerateRequest
 from sylvan.sim.cost import RequestCost
-from sylvan.sim.fit import LEAST_STEPS, QUANTILES, SCATTER_BETWEEN
+from sylvan.sim.fit import MIN_STEPS, QUANTILES, SCATTER_BETWEEN
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import MeasuredRequest
 from sylvan.sim.observed import Observed
@@ -27,7 +27,7 @@ from sylvan.sim.workload import SimulatedConversation, SimulatedTurn, Workload
 
 WINDOW = 64  # how far a request may be overtaken on its way to the scheduler
 SEEDS = 3  # number of simulations to compare with
-LEAST_SHARE = 0.9  # share of the measured requests that must be in the recording
+MIN_SHARE = 0.9  # share of the measured requests that must be in the recording
 
 
 def matched(measured: MeasuredRequest, observed: Observed) -> list[tuple[int, GenerateRequest]]:
@@ -49,7 +49,7 @@ def matched(measured: MeasuredRequest, observed: Observed) -> list[tuple[int, Ge
             if _lengths(request) == wanted:
                 found.append((place, left.pop(index)))
                 break
-    if len(found) < LEAST_SHARE * len(order):
+    if len(found) < MIN_SHARE * len(order):
         raise ConfigError(
             f"--results: {len(found)} of {len(order)} requests are in {observed.folder}; they "
             "have to come from the load test that was recorded, with answers of a fixed length"
@@ -75,7 +75,7 @@ def workload(measured: MeasuredRequest, pairs: Sequence[tuple[int, GenerateReque
     )
 
 
-def fit_outside(
+def fit_request_cost(
     profile: Profile, measured: MeasuredRequest, observed: Observed, name: str
 ) -> Profile:
     """Return the profile with the time outside the scheduler.
@@ -109,7 +109,7 @@ def _spread(
         for place, request in pairs
         if request.rid in observed.first_s
     ]
-    if len(ways) < LEAST_STEPS:
+    if len(ways) < MIN_STEPS:
         return ()
     found = np.percentile(ways, np.linspace(*SCATTER_BETWEEN, QUANTILES))
     return tuple((found - np.median(ways)).tolist())
