@@ -13,6 +13,7 @@ from sylvan import Engine
 from sylvan.protocol.errors import ConfigError
 from tests.parity.serving import Serving
 from tests.support.own_code import write_own_code
+from tests.support.quantised_models import write_quantised_model
 from tests.support.random_model import write_random_model
 
 FLAGS = {"device": "cpu", "dtype": "float32", "threads": 1, "max_total_tokens": 4096}
@@ -55,6 +56,19 @@ def _gguf(gguf_files, path: Path, state: dict[str, torch.Tensor], target: Path) 
     model.load_state_dict(state)
     gguf_files.write_model(model, target, "llama", "F32", lambda out: None)
     return target
+
+
+@pytest.mark.parametrize("case", ["gguf Q4_0", "gguf Q6_K", "gptq", "fp8-block", "quark-mxfp4"])
+def test_quantised_checkpoints_run_in_step_programs_by_default(tmp_path, case):
+    """Sums in parts, for the same bits on any number of ranks, have no quantised kernels."""
+    if case.startswith("gguf"):
+        pytest.importorskip("gguf")
+    path = write_quantised_model(tmp_path / "model", case)
+    with Engine(model=str(path), device="cpu", threads=1, processes="one") as engine:
+        info = engine.get_server_info()
+
+    assert info["extra"]["runner"].startswith("program")
+    assert info["config"]["parallel"]["same_bits"] is False
 
 
 @pytest.mark.slow

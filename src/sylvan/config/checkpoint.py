@@ -22,7 +22,7 @@ from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
 from sylvan.config.compressed import MODEL_TYPE, CompressedLayout, compressed_layout
 from sylvan.config.env import cache_dir
-from sylvan.config.facts import DTYPE_BYTES, CheckpointInfo
+from sylvan.config.facts import DTYPE_BYTES, GGUF, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODELS
@@ -128,6 +128,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     linear = layers * (attention + 3 * hidden * inner)
     weights = weight_format(path)
+    matrix_bits = _gguf_bits(path) if weights == "gguf" else 0.0
     packed = _stored_bits(config.get("quantization_config") or {"bits": 4})
     stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)], packed))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
@@ -148,7 +149,8 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
         kv_entries=entries,
         state_numbers=state,
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
-        quantization=_stored_quantization(config),
+        quantization=GGUF if matrix_bits else _stored_quantization(config),
+        matrix_bits=matrix_bits,
         weights=weights,
         tasks=tasks_of(config, path),
         causal=is_causal(config),
@@ -294,6 +296,16 @@ def _stored_quantization(config: dict[str, Any]) -> str | None:
 
 
 _FEW_BITS = 4  # fewer bits are stored as 4
+
+
+def _gguf_bits(path: Path) -> float:
+    """Mean bits of a number in the quantised matrices of a GGUF file; 0 if there are none."""
+    tensors = [each for each in read_index(path)["tensors"] if each["type"] not in _PLAIN_TYPES]
+    stored = sum(each["stop"] - each["start"] for each in tensors)
+    return 8 * stored / max(1, sum(math.prod(each["shape"]) for each in tensors))
+
+
+_PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 
 
 def _stored_bits(settings: dict[str, Any]) -> int:

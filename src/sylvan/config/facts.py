@@ -12,6 +12,8 @@ ON_JAX = ("jax", "tpu")
 """Kinds of devices that JAX computes on."""
 KEEPS_CODES = ("cpu", "cuda", "rocm")
 """Kinds of devices with kernels for quantised matrices; others read them as plain numbers."""
+GGUF = "gguf"
+"""Format of quantised matrices in a GGUF file."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BITS = {
     "w8a8": 8.25,
@@ -75,6 +77,7 @@ class CheckpointInfo:
         kv_entries: Numbers of `kv_per_token` that belong to no layer of these, and to no window:
           entries of compressed attention.
         quantization: Format of its matrices; None if they are not quantised.
+        matrix_bits: Bits of a number in matrices of the format "gguf", which mixes types; else 0.
         weights: Kind of its weight files; None if there are none.
         tasks: Supported tasks, its main one first.
         causal: Whether its attention is causal.
@@ -94,6 +97,7 @@ class CheckpointInfo:
     layer_windows: tuple[int | None, ...] = ()
     kv_entries: int = 0
     quantization: str | None = None
+    matrix_bits: float = 0.0
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
     causal: bool = True

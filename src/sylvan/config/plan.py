@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sylvan.config.facts import DTYPE_BYTES, QUANTISED_BITS, CheckpointInfo
+from sylvan.config.facts import DTYPE_BYTES, GGUF, QUANTISED_BITS, CheckpointInfo
 from sylvan.config.fields import size_text
 from sylvan.config.quantization import STORED
 
@@ -151,7 +151,8 @@ def weight_bytes(model: CheckpointInfo, dtype: str, quantization: str | None) ->
     if quantization is None:
         return model.num_params * DTYPE_BYTES[dtype]
     rest = model.num_params - model.num_linear_params
-    linear = model.num_linear_params * QUANTISED_BITS[quantization] / 8
+    bits = model.matrix_bits if quantization == GGUF else QUANTISED_BITS[quantization]
+    linear = model.num_linear_params * bits / 8
     return int(linear) + rest * DTYPE_BYTES[dtype]
 
 

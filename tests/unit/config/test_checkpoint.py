@@ -6,8 +6,10 @@ import struct
 import pytest
 
 from sylvan.config.checkpoint import ASSETS, model_dir, model_facts
+from sylvan.config.plan import weight_bytes
 from sylvan.config.tree import BUILT_IN_MODELS
 from sylvan.protocol.errors import ConfigError
+from tests.support.quantised_models import write_quantised_model
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -152,3 +154,18 @@ def test_a_built_in_model_is_found_by_name_and_is_small(name):
     folder = model_dir(name)
     assert folder == ASSETS / name
     assert sum(file.stat().st_size for file in folder.iterdir()) < 12_000_000
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4.5), ("Q6_K", 6.5625), ("F16", 0)])
+def test_matrices_of_a_gguf_file_take_the_memory_of_their_bits(
+    monkeypatch, tmp_path, kind, bits
+) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    facts = model_facts(str(write_quantised_model(tmp_path / "model", f"gguf {kind}")))
+    rest = facts.num_params - facts.num_linear_params
+
+    assert facts.matrix_bits == bits
+    assert facts.quantization == ("gguf" if bits else None)
+    planned = weight_bytes(facts, "bfloat16", facts.quantization)
+    assert planned == int(facts.num_linear_params * (bits or 16) / 8) + 2 * rest

@@ -118,7 +118,9 @@ def test_the_spread_of_the_way_back_is_measured(recorded, tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps(line))
 
-    spread = fit_request_cost(fit(observed), measured(str(file)), observed, str(file)).request.spread
+    spread = fit_request_cost(
+        fit(observed), measured(str(file)), observed, str(file)
+    ).request.spread
 
     assert len(spread) > 100
     shares = np.linspace(0, 99.9, len(spread))
