@@ -17,9 +17,9 @@ from sylvan.sim.fit import fit, nonnegative
 from sylvan.sim.fleet import Fleet
 from sylvan.sim.measured import errors, measured
 from sylvan.sim.observed import TimedShape, observe
-from sylvan.sim.request_fit import fit_request_cost
 from sylvan.sim.profile import read, write
 from sylvan.sim.replay import follow
+from sylvan.sim.request_fit import fit_request_cost
 from tests.support.simulated import HOST, STEP, profile, record, workload
 
 STILL = msgspec.structs.replace(STEP, decode_scatter=(), prompt_scatter=())
