@@ -114,6 +114,7 @@ def _onevision() -> Any:
             num_attention_heads=16,
             image_size=384,
             patch_size=14,
+            vision_use_head=False,  # as llava-hf publishes it
         ).to_dict(),
         image_token_index=IMAGE,
         video_token_index=VIDEO,

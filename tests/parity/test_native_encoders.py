@@ -54,6 +54,21 @@ def test_vectors_equal_those_of_pytorch(name, tmp_path):
             assert torch.equal(mine, before)
 
 
+def test_a_pooling_head_that_nothing_reads_is_left_out(tmp_path):
+    family = FAMILIES["llava-onevision"]
+    write("llava-onevision", tmp_path)
+    encoder = TransformersEncoder(tmp_path, torch.float32)
+    tower = encoder._model.get_submodule("model.vision_tower")
+    features = family.draw(np.random.default_rng(3))
+
+    head, tower.head = tower.head, None  # calling it would fail
+    found = vectors(encoder, family, features)
+    tower.head, tower.use_head = head, True
+    whole = vectors(encoder, family, features)
+
+    assert all(torch.equal(*each) for each in zip(found, whole, strict=True))
+
+
 def stack(hidden, heads, act, dtype):
     config = transformers.SiglipVisionConfig(
         hidden_size=hidden,

@@ -65,6 +65,7 @@ class TransformersEncoder:
             ) from None
         except (ValueError, KeyError, OSError, RuntimeError, AttributeError) as error:
             raise ConfigError(f"the encoder of this model cannot be loaded: {error}") from None
+        _skip_pooling(model)
         self._model: Any = model.to(device)
         self._dtype, self._device = dtype, device
         self.native_blocks = 0
@@ -220,6 +221,17 @@ def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     if not isinstance(vectors, torch.Tensor):
         vectors = torch.cat([part.flatten(0, -2) for part in vectors])
     return vectors.flatten(0, -2)
+
+
+def _skip_pooling(model: nn.Module) -> None:
+    """Leave out the pooling head of a tower whose hidden states are used (LLaVA).
+
+    transformers computes it if the checkpoint has one, which can take longer than all layers.
+    """
+    if hasattr(model.config, "vision_feature_layer"):
+        for module in model.modules():
+            if getattr(module, "use_head", False):
+                module.use_head = False
 
 
 def _load(model_dir: Path, dtype: torch.dtype, *, dummy: bool) -> nn.Module:
