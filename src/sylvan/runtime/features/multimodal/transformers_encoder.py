@@ -223,7 +223,7 @@ def _rows(vectors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return vectors.flatten(0, -2)
 
 
-def _skip_pooling(model: nn.Module) -> None:
+def _skip_pooling(model: Any) -> None:
     """Leave out the pooling head of a tower whose hidden states are used (LLaVA).
 
     transformers computes it if the checkpoint has one, which can take longer than all layers.
