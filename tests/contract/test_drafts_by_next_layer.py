@@ -1,4 +1,4 @@
-"""layers that draft further tokens (MTP) draft what transformers computes of the same layer."""
+"""Layers that draft further tokens (MTP) draft what transformers computes of the same layer."""
 
 from __future__ import annotations
 

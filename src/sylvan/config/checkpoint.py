@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
 from sylvan.config.compressed import MODEL_TYPE, CompressedLayout, compressed_layout
 from sylvan.config.env import cache_dir
-from sylvan.config.facts import DTYPE_BYTES, GGUF, CheckpointInfo
+from sylvan.config.facts import DTYPE_BYTES, GGUF, GGUF_BITS, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODELS
@@ -300,12 +301,11 @@ _FEW_BITS = 4  # fewer bits are stored as 4
 
 def _gguf_bits(path: Path) -> float:
     """Mean bits of a number in the quantised matrices of a GGUF file; 0 if there are none."""
-    tensors = [each for each in read_index(path)["tensors"] if each["type"] not in _PLAIN_TYPES]
-    stored = sum(each["stop"] - each["start"] for each in tensors)
-    return 8 * stored / max(1, sum(math.prod(each["shape"]) for each in tensors))
-
-
-_PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
+    counts = Counter[str]()
+    for tensor in read_index(path)["tensors"]:
+        counts[tensor["type"]] += math.prod(tensor["shape"])
+    kept = {name: count for name, count in counts.items() if name in GGUF_BITS}
+    return sum(GGUF_BITS[name] * count for name, count in kept.items()) / max(1, sum(kept.values()))
 
 
 def _stored_bits(settings: dict[str, Any]) -> int:

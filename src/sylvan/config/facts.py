@@ -14,6 +14,32 @@ KEEPS_CODES = ("cpu", "cuda", "rocm")
 """Kinds of devices with kernels for quantised matrices; others read them as plain numbers."""
 GGUF = "gguf"
 """Format of quantised matrices in a GGUF file."""
+GGUF_BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5.5,
+    "Q5_0": 8.5,
+    "Q5_1": 9.5,
+    "Q8_0": 8.5,
+    "Q2_K": 8.0,
+    "Q3_K": 6.0,
+    "Q4_K": 6.0,
+    "Q5_K": 10.0,
+    "Q6_K": 10.0,
+    "IQ1_S": 5.0,
+    "IQ1_M": 6.0,
+    "IQ2_XXS": 5.0,
+    "IQ2_XS": 6.0,
+    "IQ2_S": 6.0,
+    "IQ3_XXS": 5.0,
+    "IQ3_S": 5.0,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 5.0,
+    "TQ1_0": 4.125,
+    "TQ2_0": 4.125,
+    "MXFP4": 4.5,
+    "NVFP4": 6.0,
+}
+"""Bits of a number in loaded matrices of these types, with scales; often more than in the file."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BITS = {
     "w8a8": 8.25,
@@ -77,7 +103,8 @@ class CheckpointInfo:
         kv_entries: Numbers of `kv_per_token` that belong to no layer of these, and to no window:
           entries of compressed attention.
         quantization: Format of its matrices; None if they are not quantised.
-        matrix_bits: Bits of a number in matrices of the format "gguf", which mixes types; else 0.
+        matrix_bits: Mean bits of a number in loaded matrices of the format "gguf", which mixes
+          types; else 0.
         weights: Kind of its weight files; None if there are none.
         tasks: Supported tasks, its main one first.
         causal: Whether its attention is causal.

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from sylvan.checkpoints.gguf.quants import library
+from sylvan.config.facts import GGUF_BITS
+from sylvan.kernels.matmul.pack import pack
 from sylvan.kernels.matmul.weights import join
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats.gguf import KEPT, GgufBlocks
@@ -67,3 +69,18 @@ def test_scales_that_are_no_numbers_are_named():
         ConfigError, match=r"scales of 'layers\.0\.a\.weight' \(Q8_0\) are not finite"
     ):
         read("Q8_0", raw)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_loaded_matrices_take_the_planned_bits(kind):
+    size, make = KEPT[kind]
+    numbers, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    weight = make(torch.zeros(64, 2048 // numbers, size, dtype=torch.uint8))
+    packed = pack(weight, torch.bfloat16)
+    parts = (packed.data, packed.scale, packed.zeros, packed.shifts)
+
+    assert sum(part.nbytes for part in parts if part is not None) * 8 == GGUF_BITS[kind] * 64 * 2048
+
+
+def test_bits_are_planned_for_all_types_that_are_kept():
+    assert GGUF_BITS.keys() == KEPT.keys()
