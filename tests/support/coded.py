@@ -27,6 +27,40 @@ KINDS: dict[str, tuple[Code, int, torch.dtype, bool]] = {
 Names tell of shifts.
 """
 
+STEPPED: dict[str, tuple[Code, int, bool]] = {
+    "Q2_K": ("uint4", 16, True),
+    "Q3_K": ("int4", 16, False),
+    "Q4_K": ("uint4", 32, True),
+    "Q5_K": ("int8", 32, True),
+    "Q6_K": ("int8", 16, False),
+    "IQ4_XS": ("iq4_nl", 32, False),
+}
+"""Kinds of GGUF with steps of scales: their codes here, inputs of a scale, and whether shifted."""
+
+
+def stepped(kind: str, rows: int, cols: int, *, seed: int = 1) -> CodedWeight:
+    """Return a matrix of one of `STEPPED`; `cols` is a multiple of 256."""
+    code, group, shifts = STEPPED[kind]
+    generator = torch.Generator().manual_seed(seed)
+
+    def counts(low: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.randint(low, 128, (rows, cols // group), generator=generator)
+        steps = torch.randn(rows, cols // 256, generator=generator) * 1e-3
+        return found.to(torch.int8), steps.half()
+
+    q = torch.randint(0, 256, (rows, cols * bits_of(code) // 8), generator=generator)
+    scale, step = counts(-128)
+    shift, shift_step = counts(0) if shifts else (None, None)
+    return CodedWeight(
+        q.to(torch.uint8),
+        scale,
+        code,
+        group,
+        shift=shift,
+        step=step,
+        shift_step=shift_step,
+    )
+
 
 def coded(
     kind: str, rows: int, cols: int, *, group: int | None = None, seed: int = 1

@@ -16,7 +16,7 @@ from sylvan.kernels.matmul.weights import (
     quantise_int4,
     quantise_int8,
 )
-from tests.support.coded import KINDS, coded
+from tests.support.coded import KINDS, STEPPED, coded, stepped
 
 
 def matrix(kind: str, seed: int, *shape: int):
@@ -74,6 +74,30 @@ def test_codes_come_back(kind):
 
     stack = pack_stack(weight[:48].stacked(3), torch.float32)
     assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
+
+
+@pytest.mark.parametrize("kind", STEPPED)
+def test_steps_of_scales_come_back(kind):
+    weight, other = (stepped(kind, 50, 512, seed=seed) for seed in (1, 2))
+    packed = pack(weight, torch.bfloat16)
+
+    assert_same_parts(unpack(packed, torch.bfloat16), weight)
+
+    repack(other, packed, torch.bfloat16)
+    assert_same_parts(unpack(packed, torch.bfloat16), other)
+
+    stack = pack_stack(weight[:48].stacked(3), torch.float32)
+    assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
+
+    with pytest.raises(Unsupported, match="in the place of"):
+        repack(weight.expanded(), packed, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_K", 4.625), ("Q6_K", 8.5625)])
+def test_steps_of_scales_take_few_bits(kind, bits):
+    packed = pack(stepped(kind, 64, 512), torch.bfloat16)
+
+    assert packed.num_bytes * 8 / (64 * 512) == bits
 
 
 def test_codes_of_another_form_are_not_written_over():

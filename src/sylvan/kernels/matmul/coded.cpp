@@ -1,6 +1,6 @@
 // Products with 4- and 8-bit codes, which are decoded exactly to bfloat16 in registers. Layouts:
 // codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one
-// scale per output. The products of a group are summed, then scaled; groups are added in order. If
+// scale per output; see `Scales`. The products of a group are summed, then scaled; groups are added in order. If
 // a group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs
 // is stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or
 // bytes i and i + 2.
@@ -14,18 +14,15 @@ struct Matrix {
     const LinearCoded& op;
     const uint32_t* codes;
     Scales scales;
-    const float *shifts, *x_sums;
+    const float* x_sums;
     int words, groups;  // per output; words of a group are words / groups
 
-    Matrix(const LinearCoded& op, const Step& s)
-        : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
-        groups = op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
-        shifts = at(op.shifts, s);
-        x_sums = at(op.x_sums, s);
-        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
-                  op.per_row ? 0 : 1};
+    static int groups_of(const LinearCoded& op) {
+        return op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
     }
-    vf shift(int64_t block, int g) const { return load<vf>(shifts + (block * groups + g) * LANES); }
+    Matrix(const LinearCoded& op, const Step& s)
+        : op(op), codes(at<uint32_t>(op.weight, s)), scales(op, s, groups_of(op)),
+          x_sums(at(op.x_sums, s)), words(op.words), groups(groups_of(op)) {}
     vf x_sum(int64_t row, int g) const { return splat(x_sums[row * groups + g]); }
     const uint32_t* group(int64_t block, int g) const {
         return codes + (block * words + int64_t(g) * (words / groups)) * LANES;
@@ -118,8 +115,8 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
                 unrolled<M>([&](auto m) SYLVAN_INLINE {
                     total[m][j] = fma(acc[m * N + j], scale, total[m][j]);
                 });
-                if (a.shifts) {
-                    vf shift = a.shift(spot.w + j, g);
+                if (a.scales.shifts) {
+                    vf shift = a.scales.shift(spot.w + j, g);
                     unrolled<M>([&](auto m) SYLVAN_INLINE {
                         total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]);
                     });
@@ -166,7 +163,7 @@ template <class E> struct Expanded {
                 uint32_t* to = weights + j * SIZE + i * words * LANES;
                 expand<E>(to, code, a.group(n, g), coded, code.zero(a.scales, n, g));
                 scale[j][i] = a.scales.scale(n, g);
-                if (a.shifts) shift[j][i] = a.shift(n, g);
+                if (a.scales.shifts) shift[j][i] = a.scales.shift(n, g);
             }
     }
 };
@@ -187,7 +184,7 @@ void add_groups(const Matrix& a, const Expanded<E>& part, const uint32_t* x, int
         unrolled<M * N>([&](auto i) SYLVAN_INLINE {
             total[i] = fma(acc[i / N][i % N], part.scale[j + i % N][g], total[i]);
         });
-        if (a.shifts)
+        if (a.scales.shifts)
             unrolled<M * N>([&](auto i) SYLVAN_INLINE {
                 vf sum = a.x_sum(row + i / N, first + g);
                 total[i] = fma(sum, part.shift[j + i % N][g], total[i]);

@@ -95,16 +95,38 @@ static inline vf from_half(const uint16_t* p) {
 #endif
 }
 
-// By block of 16 outputs and group: the groups of a block are contiguous; step 0: one scale per
-// block.
-struct Scales {
-    const void* data;
-    const uint8_t* zeros;
-    ScaleType type;
-    int groups, step;
+constexpr int SUPERBLOCK = 256;  // inputs that share a step
 
-    int64_t place(int64_t block, int g) const { return (block * groups + g * step) * LANES; }
+// Scales, zero points and shifts, by block of 16 outputs and group: the groups of a block are
+// contiguous. Those of type I8 count float16 steps, which lie by block and superblock: that of the
+// scales, then that of the shifts if there are any. The products are exact.
+struct Scales {
+    const void *data, *shifts;
+    const uint8_t* zeros;
+    const uint16_t* steps;
+    ScaleType type;
+    int groups, next;  // of a block, and from one group to the next: 0 if a block has one scale
+    int superblock;    // groups of one, as a power of two
+
+    template <class O>
+    Scales(const O& op, const Step& s, int all)
+        : data(at(op.col_scale, s)), shifts(at(op.shifts, s)), zeros(at(op.zeros, s)),
+          steps(at<uint16_t>(op.steps, s)), type(op.scale_type), groups(op.per_row ? 1 : all),
+          next(op.per_row ? 0 : 1), superblock(__builtin_ctz(SUPERBLOCK / op.group)) {}
+
+    int64_t place(int64_t block, int g) const { return (block * groups + g * next) * LANES; }
+    vf stepped(const void* counts, int64_t block, int g, bool shift) const {
+        auto count = widened<int8_t, vi>(static_cast<const int8_t*>(counts) + place(block, g));
+        int64_t number = block * (groups >> superblock) + (g >> superblock);
+        if (shifts) number = 2 * number + shift;
+        return converted<vf>(count) * from_half(steps + number * LANES);
+    }
+    vf shift(int64_t block, int g) const {
+        if (type == ScaleType::I8) return stepped(shifts, block, g, true);
+        return load<vf>(static_cast<const float*>(shifts) + place(block, g));
+    }
     vf scale(int64_t block, int g) const {
+        if (type == ScaleType::I8) return stepped(data, block, g, false);
         int64_t i = place(block, g);
         if (type == ScaleType::F16) return from_half(static_cast<const uint16_t*>(data) + i);
         if (type == ScaleType::BF16) return get(static_cast<const bf16*>(data) + i);

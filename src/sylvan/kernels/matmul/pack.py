@@ -238,10 +238,12 @@ def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeigh
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     found = {"scale": weight.scale, "zeros": weight.zero, "shifts": weight.shift}
     parts = {
-        name: _by_lanes(part, weight, chunk, padded)
+        name: _by_lanes(_by_chunk(part, weight, chunk), padded)
         for name, part in found.items()
         if part is not None
     }
+    if weight.step is not None:
+        parts["steps"] = _by_lanes(_steps(weight), padded)
     if weight.order is not None:
         parts["order"] = weight.order.int()
     if target is None:
@@ -261,11 +263,24 @@ def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeigh
     return target
 
 
-def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) -> torch.Tensor:
-    """Scales or zero points in kernel order: (blocks, chunks, 16); one chunk for row scales."""
-    if weight.group:
-        starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
-        part = part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
+def _by_chunk(part: torch.Tensor, weight: CodedWeight, chunk: int) -> torch.Tensor:
+    """Scales or zero points (N, chunks); one chunk for row scales."""
+    if not weight.group:
+        return part
+    starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
+    return part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
+
+
+def _steps(weight: CodedWeight) -> torch.Tensor:
+    """Steps of each superblock: that of its scales, then that of its shifts if there are any."""
+    assert weight.step is not None
+    if weight.shift_step is None:
+        return weight.step
+    return torch.stack((weight.step, weight.shift_step), -1).flatten(-2)
+
+
+def _by_lanes(part: torch.Tensor, padded: int) -> torch.Tensor:
+    """Numbers (N, G) in kernel order: (blocks, G, 16)."""
     part = F.pad(part, (0, 0, 0, padded - len(part)))
     return part.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 

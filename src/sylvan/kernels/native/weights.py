@@ -50,6 +50,7 @@ _SCALES: Mapping[torch.dtype, ScaleType] = MappingProxyType(
         torch.float32: ScaleType.F32,
         torch.float16: ScaleType.F16,
         torch.bfloat16: ScaleType.BF16,
+        torch.int8: ScaleType.I8,
     }
 )
 
@@ -177,6 +178,7 @@ def _code_operands(found: _Packed) -> dict[str, Any]:
     return {
         "zeros": found.parts.get("zeros"),
         "shifts": found.parts.get("shifts"),
+        "steps": found.parts.get("steps"),
         "code": Code[form.code.upper()],
         "scale_type": _SCALES[form.scale],
         "per_row": not form.group,
