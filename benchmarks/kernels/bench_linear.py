@@ -50,9 +50,11 @@ FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
 # for inputs in whole blocks of 256
 K_QUANTS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
     "Q4_K": lambda w: _k_quant(w, "uint4", 32, shifts=True),
-    "Q4_K with float32 scales": lambda w: _k_quant(w, "uint4", 32, shifts=True).expanded(),
-    "Q6_K": lambda w: _k_quant(w, "int8", 16, shifts=False),
-    "Q6_K with float32 scales": lambda w: _k_quant(w, "int8", 16, shifts=False).expanded(),
+    "Q4_K with float32 scales": lambda w: _k_quant(w, "uint4", 32, shifts=True).for_devices(),
+    "Q6_K": lambda w: _k_quant(w, "int6", 16, shifts=False),
+    "Q6_K with 8 bits and float32 scales": lambda w: _k_quant(
+        w, "int6", 16, shifts=False
+    ).for_devices(),
 }
 
 
@@ -69,7 +71,8 @@ def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> Code
 def _k_quant(weight: torch.Tensor, code: Code, group: int, *, shifts: bool) -> CodedWeight:
     """The same with steps of scales."""
     rows, cols = weight.shape
-    q = torch.randint(0, 120, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
+    most = 64 if code == "int6" else 256
+    q = torch.randint(0, most, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
     scale = torch.randint(0, 64, (rows, cols // group), dtype=torch.int8)
     step = torch.full((rows, cols // 256), 1e-4).half()
     made = CodedWeight(q, scale, code, group, step=step)

@@ -9,11 +9,13 @@ void embed_coded(const Embed& op, const Step& s, int64_t id, float* out) {
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
         const C code(op.code);
-        int each = op.group / (2 * C::PAIRS), groups = op.words / each;  // words of a group
+        int each = op.group / (2 * C::PAIRS), units = op.words / C::WORDS, groups = units / each;
         const Scales scales(op, s, groups);
-        for (int k = 0; k < op.words; k++) {
+        for (int k = 0; k < units; k++) {
             int g = k / each;
-            vu v = load<vu>(w + int64_t(k) * LANES), zero = code.zero(scales, block, g);
+            vu v[C::WORDS], zero = code.zero(scales, block, g);
+            for (int i = 0; i < C::WORDS; i++)
+                v[i] = load<vu>(w + (int64_t(k) * C::WORDS + i) * LANES);
             float scale = scales.scale(block, g)[lane];
             float shift = scales.shifts ? scales.shift(block, g)[lane] : 0;
             unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {

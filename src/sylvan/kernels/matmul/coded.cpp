@@ -1,9 +1,9 @@
-// Products with 4- and 8-bit codes, which are decoded exactly to bfloat16 in registers. Layouts:
-// codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one
-// scale per output; see `Scales`. The products of a group are summed, then scaled; groups are added in order. If
-// a group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs
-// is stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or
-// bytes i and i + 2.
+// Products with codes of 4, 6 and 8 bits, which are decoded exactly to bfloat16 in registers.
+// Layouts: codes [N / 16][words of K][16], scales and zero points [N / 16][K / group][16], or one
+// scale per output; see `Scales`. The products of a group are summed, then scaled; groups are added
+// in order. If a group has a shift, it is multiplied by the sum of the group's inputs. A pair of
+// adjacent inputs is stored so that one bit shift puts both into the halves of a word: as nibbles i
+// and i + 4, or bytes i and i + 2. Codes of 6 bits are nibbles, and pairs of bits.
 #include "codes.h"
 #include "tiling.h"
 
@@ -18,7 +18,7 @@ struct Matrix {
     int words, groups;  // per output; words of a group are words / groups
 
     static int groups_of(const LinearCoded& op) {
-        return op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
+        return op.words * 32 / bits_of(op.code) / op.group;
     }
     Matrix(const LinearCoded& op, const Step& s)
         : op(op), codes(at<uint32_t>(op.weight, s)), scales(op, s, groups_of(op)),
@@ -73,7 +73,7 @@ template <class F> void by_blocks(const Block& b, F&& f) {
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
     int64_t xs = a.op.x_bytes / 4;
-    int ahead = b.ahead(), words = a.words / a.groups;
+    int ahead = b.ahead(), units = a.words / a.groups / C::WORDS;
     const C code(a.op.code);
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
@@ -89,12 +89,14 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vf{}; });
             unrolled<N>([&](auto j)
                             SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
-            for (int k = g * words; k < (g + 1) * words; k++) {
-                int64_t next = ahead + (int64_t(k) * LANES < end ? 0 : jump);
-                vu v[N];
-                unrolled<N>([&](auto j) SYLVAN_INLINE {
-                    const uint32_t* p = w + (int64_t(j) * a.words + k) * LANES;
-                    v[j] = load<vu>(p);
+            for (int k = g * units; k < (g + 1) * units; k++) {
+                int64_t first = int64_t(k) * C::WORDS, next = ahead;
+                if (first * LANES >= end) next += jump;
+                vu v[N][C::WORDS];
+                unrolled<N * C::WORDS>([&](auto i) SYLVAN_INLINE {
+                    constexpr int J = i / C::WORDS, AT = i % C::WORDS;
+                    const uint32_t* p = w + (int64_t(J) * a.words + first + AT) * LANES;
+                    v[J][AT] = load<vu>(p);
                     if (ahead) __builtin_prefetch(p + next);
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
@@ -131,8 +133,9 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
 // One group of 16 outputs as words of dense weights.
 template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from,
                                         int words, vu zero) {
-    for (int k = 0; k < words; k++) {
-        vu v = load<vu>(from + k * LANES);
+    for (int k = 0; k < words; k += C::WORDS) {
+        vu v[C::WORDS];
+        unrolled<C::WORDS>([&](auto i) SYLVAN_INLINE { v[i] = load<vu>(from + (k + i) * LANES); });
         unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
             vu pair = code.template pair<i>(v, zero);
             if constexpr (E::ELEMENTS == 2) {
@@ -203,7 +206,7 @@ template <class E, class C> void many_rows(const Matrix& a, const Step& s, const
     alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
     static thread_local Expanded<E> part;
     int64_t xs = a.op.x_bytes / 4;
-    part.words = a.words / a.groups * C::PAIRS * 2 / E::ELEMENTS;
+    part.words = a.words / a.groups / C::WORDS * C::PAIRS * 2 / E::ELEMENTS;
     const C code(a.op.code);
     int most = Expanded<E>::SIZE / LANES / part.words;
     for (int n = b.n0; n < b.n1; n += 2) {

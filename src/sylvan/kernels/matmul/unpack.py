@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sylvan.kernels.matmul.codes import bits_of, paired
+from sylvan.kernels.matmul.codes import packed_bits_of, paired
 from sylvan.kernels.matmul.packed import LANES, PackedWeight
 from sylvan.kernels.matmul.weights import CodedWeight, Int4Weight, Int8Weight, QuantisedWeight
 from sylvan.kernels.memory import Bytes
@@ -35,12 +35,15 @@ def unpack(packed: PackedWeight, dtype: torch.dtype) -> torch.Tensor | Quantised
 def _coded(packed: PackedWeight, words: torch.Tensor) -> CodedWeight:
     form, raw = packed.form, words.view(torch.uint8)[: packed.rows]
     assert form.code
-    if bits_of(form.code) == 4:
-        pairs = raw.unflatten(1, (-1, 2, 2))  # of eight inputs: which of a pair, half
-        both = torch.stack((pairs & 15, pairs >> 4), -1)  # which of a pair, half, pair
-        q = paired(both.permute(0, 1, 3, 4, 2).flatten(1))[:, : packed.cols // 2]
-    else:
-        q = raw.unflatten(1, (-1, 2, 2)).transpose(-1, -2).flatten(1)[:, : packed.cols]
+    match packed_bits_of(form.code):
+        case 4:
+            q = paired(_four_bits(raw))[:, : packed.cols // 2]
+        case 6:
+            threes = raw.unflatten(1, (-1, 3, 4))
+            low = _four_bits(threes[:, :, :2].flatten(1))
+            q = (low | _two_bits(threes[:, :, 2]) << 4)[:, : packed.cols]
+        case _:
+            q = raw.unflatten(1, (-1, 2, 2)).transpose(-1, -2).flatten(1)[:, : packed.cols]
     scale = _of_groups(torch.from_numpy(_part(packed.scale)).view(form.scale), packed)
     zero = _of_groups(torch.from_numpy(packed.zeros), packed) if packed.zeros is not None else None
     shift = step = shift_step = None
@@ -66,6 +69,20 @@ def _coded(packed: PackedWeight, words: torch.Tensor) -> CodedWeight:
         step=step,
         shift_step=shift_step,
     )
+
+
+def _four_bits(words: torch.Tensor) -> torch.Tensor:
+    """Codes (N, K) of words as bytes (N, K / 2)."""
+    pairs = words.unflatten(1, (-1, 2, 2))  # of eight inputs: which of a pair, half
+    both = torch.stack((pairs & 15, pairs >> 4), -1)  # which of a pair, half, pair
+    return both.permute(0, 1, 3, 4, 2).flatten(1)
+
+
+def _two_bits(words: torch.Tensor) -> torch.Tensor:
+    """Numbers (N, K) of words as bytes (N, K / 16, 4)."""
+    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
+    fours = words.unflatten(2, (2, 2, 1)) >> places & 3  # which of a pair, half, pair
+    return fours.permute(0, 1, 3, 4, 2).flatten(1)
 
 
 def _of_groups(part: torch.Tensor, packed: PackedWeight) -> torch.Tensor:

@@ -223,7 +223,7 @@ class Int4Weight(QuantisedWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight(QuantisedWeight):
-    """A weight-only quantised matrix: 4- or 8-bit codes; inputs are not quantised.
+    """A weight-only quantised matrix: codes of 4, 6 or 8 bits; inputs are not quantised.
 
     w = (value - zero) * scale + shift. As in ggml's K-quants, scales and shifts may be int8, to be
     multiplied by a step for each `SUPERBLOCK` inputs; such products are exact in float32.
@@ -282,10 +282,15 @@ class CodedWeight(QuantisedWeight):
         return replace(self, q=q, scale=scale, **dict(zip(names, more, strict=True)))
 
     def to(self, device: torch.device | str) -> CodedWeight:
-        """The weight on a device. Only CPU kernels multiply scales by steps."""
-        weight = self if torch.device(device).type == "cpu" else self.expanded()
+        """The weight on a device, in a form for its kernels."""
+        weight = self if torch.device(device).type == "cpu" else self.for_devices()
         order = None if self.order is None else self.order.to(device)
         return replace(weight.like([part.to(device) for part in weight.tensors]), order=order)
+
+    def for_devices(self) -> CodedWeight:
+        """The same numbers without steps and codes of 6 bits, which only CPU kernels read."""
+        weight = self.expanded()
+        return _widened(weight, "int8") if weight.code == "int6" else weight
 
     def expanded(self) -> CodedWeight:
         """The same numbers with float32 scales and shifts, without steps."""
@@ -350,7 +355,7 @@ def as_codes(weight: QuantisedWeight) -> CodedWeight:
 
 
 def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
-    """Convert to a common storage form without changing values, e.g. 4-bit codes to 8-bit ones."""
+    """Convert to a common storage form without changing values, e.g. 4-bit codes to 6-bit ones."""
     if len(parts) != count:
         raise ValueError("quantised in different ways")
     orders = [part.order for part in parts if part.order is not None]
@@ -359,7 +364,8 @@ def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
     if any(part.step is None for part in parts):
         parts = [part.expanded() for part in parts]
     if len({part.code for part in parts}) > 1:
-        parts = [_widened(part) for part in parts]
+        few = all(part.code in _UP_TO_SIX_BITS and part.zero is None for part in parts)
+        parts = [_widened(part, "int6" if few else "int8") for part in parts]
     groups = {part.group or part.shape[-1] for part in parts}
     if len({part.group for part in parts}) > 1:
         parts = [_regrouped(part, min(groups)) for part in parts]
@@ -381,20 +387,23 @@ def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
     return made
 
 
-def _widened(part: CodedWeight) -> CodedWeight:
-    """Convert 4-bit integer codes to 8-bit codes."""
-    if part.code == "int8":
+_UP_TO_SIX_BITS: Sequence[Code] = ("int4", "uint4", "int6")
+
+
+def _widened(part: CodedWeight, code: Literal["int6", "int8"]) -> CodedWeight:
+    """Convert codes to integers of 6 or 8 bits."""
+    if part.code == code:
         return part
     if part.zero is not None and part.code == "int4":
-        return replace(part, q=nibbles(part.q), code="int8")
-    found = widened(part.q, part.code)
+        return replace(part, q=nibbles(part.q), code=code)
+    found = widened(part.q, part.code, code)
     if found is None:
         raise ValueError("quantised in different ways")
     q, times = found
     if times == 1:
-        return replace(part, q=q, code="int8")
+        return replace(part, q=q, code=code)
     part = part.expanded()
-    return replace(part, q=q, scale=part.scale.float() / times, code="int8")
+    return replace(part, q=q, scale=part.scale.float() / times, code=code)
 
 
 def _regrouped(part: CodedWeight, group: int) -> CodedWeight:

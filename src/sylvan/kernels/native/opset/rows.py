@@ -64,6 +64,7 @@ class Code(IntEnum):
     IQ3_XXS = 8
     IQ3_S = 9
     IQ2 = 10
+    INT6 = 11
 
 
 class ScaleType(IntEnum):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import torch
 
-from sylvan.kernels.matmul.codes import Code, paired
+from sylvan.kernels.matmul.codes import Code, bits_of, paired
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats.gguf_grids import (
@@ -31,7 +31,7 @@ from sylvan.runtime.models.gguf import GGUFWeights
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 _ORDER = "order"
-_MIDDLE = 128  # of codes of 8 bits
+_MIDDLE = 32  # of codes of 6 bits
 
 
 class GgufBlocks:
@@ -120,7 +120,7 @@ def _made(
     levels: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, code: Code, group: int
 ) -> CodedWeight:
     q = levels.to(torch.uint8).flatten(1)
-    q = q if code == "int8" else paired(q)
+    q = q if bits_of(code) == 8 else paired(q)
     shift = None if shift is None else shift.float().flatten(1).contiguous()
     return CodedWeight(q.contiguous(), scale.flatten(1).contiguous(), code, group, None, shift)
 
@@ -157,17 +157,17 @@ def _fifth(raw: torch.Tensor) -> torch.Tensor:
 
 def _q5_0(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 6:]) | _fifth(raw[..., 2:6]) << 4
-    return _made(levels + (_MIDDLE - 16), _half(raw[..., :2]), None, "int8", 32)
+    return _made(levels + (_MIDDLE - 16), _half(raw[..., :2]), None, "int6", 32)
 
 
 def _q5_1(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 8:]) | _fifth(raw[..., 4:8]) << 4
     scale, shift = _half(raw[..., :2]), _half(raw[..., 2:4])
-    return _made(levels + _MIDDLE, scale, shift, "int8", 32)
+    return _made(levels + _MIDDLE, scale, shift, "int6", 32)
 
 
 def _q8_0(raw: torch.Tensor) -> CodedWeight:
-    return _made(raw[..., 2:] ^ _MIDDLE, _half(raw[..., :2]), None, "int8", 32)
+    return _made(raw[..., 2:] ^ 128, _half(raw[..., :2]), None, "int8", 32)
 
 
 def _scales_of_k(raw: torch.Tensor) -> tuple[_Counts, _Counts]:
@@ -189,7 +189,7 @@ def _q5_k(raw: torch.Tensor) -> CodedWeight:
     bits = torch.arange(8, dtype=torch.uint8)[:, None]
     high = (raw[..., None, 16:48] >> bits) & 1
     levels = (low | high << 4).flatten(-2)
-    return _stepped(levels + _MIDDLE, *_scales_of_k(raw[..., :16]), "int8", 32)
+    return _stepped(levels + _MIDDLE, *_scales_of_k(raw[..., :16]), "int6", 32)
 
 
 def _q6_k(raw: torch.Tensor) -> CodedWeight:
@@ -199,7 +199,7 @@ def _q6_k(raw: torch.Tensor) -> CodedWeight:
     high = (raw[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
     levels = (low | high << 4).flatten(-3)
     scales = _half(raw[..., 208:210]), raw[..., 192:208].contiguous().view(torch.int8)
-    return _stepped(levels + (_MIDDLE - 32), scales, None, "int8", 16)
+    return _stepped(levels, scales, None, "int6", 16)
 
 
 _PAIRS = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
