@@ -81,7 +81,9 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
         // With few inputs, its first words are a large part of it and would otherwise stall.
         const int64_t end = int64_t(a.words) * LANES - ahead,
                       jump = int64_t(N - 1) * a.words * LANES;
-        vf total[M][N] = {};
+        const int64_t across = a.scales.place(1, 0);  // from one block's scales to the next's
+        vf total[M][N] = {}, step[N], shift_step[N];
+        unrolled<N>([&](auto j) SYLVAN_INLINE { step[j] = shift_step[j] = vf{}; });
         const uint32_t *x = at<uint32_t>(a.op.x, s) + spot.m * xs, *w = a.group(spot.w, 0);
         for (int g = 0; g < a.groups; g++) {
             vf acc[M * N];
@@ -89,6 +91,11 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vf{}; });
             unrolled<N>([&](auto j)
                             SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
+            if (a.scales.starts(g))
+                unrolled<N>([&](auto j) SYLVAN_INLINE {
+                    step[j] = a.scales.step(spot.w + j, g, false);
+                    if (a.scales.shifts) shift_step[j] = a.scales.step(spot.w + j, g, true);
+                });
             for (int k = g * units; k < (g + 1) * units; k++) {
                 int64_t first = int64_t(k) * C::WORDS, next = ahead;
                 if (first * LANES >= end) next += jump;
@@ -112,13 +119,14 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
                     });
                 });
             }
+            int64_t place = a.scales.place(spot.w, g);
             unrolled<N>([&](auto j) SYLVAN_INLINE {
-                vf scale = a.scales.scale(spot.w + j, g);
+                vf scale = a.scales.scale(place + j * across, step[j]);
                 unrolled<M>([&](auto m) SYLVAN_INLINE {
                     total[m][j] = fma(acc[m * N + j], scale, total[m][j]);
                 });
                 if (a.scales.shifts) {
-                    vf shift = a.scales.shift(spot.w + j, g);
+                    vf shift = a.scales.shift(place + j * across, shift_step[j]);
                     unrolled<M>([&](auto m) SYLVAN_INLINE {
                         total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]);
                     });

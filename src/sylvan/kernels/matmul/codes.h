@@ -120,24 +120,33 @@ struct Scales {
           next(op.per_row ? 0 : 1), superblock(__builtin_ctz(SUPERBLOCK / op.group)) {}
 
     int64_t place(int64_t block, int g) const { return (block * groups + g * next) * LANES; }
-    vf stepped(const void* counts, int64_t block, int g, bool shift) const {
-        auto count = widened<int8_t, vi>(static_cast<const int8_t*>(counts) + place(block, g));
+    // Whether the groups from g on have other steps than those before.
+    bool starts(int g) const { return steps && !(g & ((1 << superblock) - 1)); }
+    vf step(int64_t block, int g, bool shift) const {
+        if (!steps) return vf{};
         int64_t number = block * (groups >> superblock) + (g >> superblock);
         if (shifts) number = 2 * number + shift;
-        return converted<vf>(count) * from_half(steps + number * LANES);
+        return from_half(steps + number * LANES);
     }
-    vf shift(int64_t block, int g) const {
-        if (type == ScaleType::I8) return stepped(shifts, block, g, true);
-        return load<vf>(static_cast<const float*>(shifts) + place(block, g));
-    }
-    vf scale(int64_t block, int g) const {
-        if (type == ScaleType::I8) return stepped(data, block, g, false);
-        int64_t i = place(block, g);
+    // At a place, with the step of its superblock.
+    vf scale(int64_t i, vf step) const {
+        if (type == ScaleType::I8) return counted(data, i) * step;
         if (type == ScaleType::F16) return from_half(static_cast<const uint16_t*>(data) + i);
         if (type == ScaleType::BF16) return get(static_cast<const bf16*>(data) + i);
         return load<vf>(static_cast<const float*>(data) + i);
     }
+    vf shift(int64_t i, vf step) const {
+        if (type == ScaleType::I8) return counted(shifts, i) * step;
+        return load<vf>(static_cast<const float*>(shifts) + i);
+    }
+    vf scale(int64_t block, int g) const { return scale(place(block, g), step(block, g, false)); }
+    vf shift(int64_t block, int g) const { return shift(place(block, g), step(block, g, true)); }
     vu zero(int64_t block, int g) const { return widened<uint8_t, vu>(zeros + place(block, g)); }
+
+private:
+    static vf counted(const void* counts, int64_t i) {
+        return converted<vf>(widened<int8_t, vi>(static_cast<const int8_t*>(counts) + i));
+    }
 };
 
 // both hold bfloat16 numbers
