@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,6 +47,15 @@ FORMATS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
     "w8a16 groups of 128": lambda w: _coded(w, "int8", 128, zeros=False),
     "fp8 in blocks of 128": lambda w: _coded(w, "fp8_e4m3", 128, zeros=False),
 }
+# for inputs in whole blocks of 256
+K_QUANTS: dict[str, Callable[[torch.Tensor], LinearWeight]] = {
+    "Q4_K": lambda w: _k_quant(w, "uint4", 32, shifts=True),
+    "Q4_K with float32 scales": lambda w: _k_quant(w, "uint4", 32, shifts=True).for_devices(),
+    "Q6_K": lambda w: _k_quant(w, "int6", 16, shifts=False),
+    "Q6_K with 8 bits and float32 scales": lambda w: _k_quant(
+        w, "int6", 16, shifts=False
+    ).for_devices(),
+}
 
 
 def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> CodedWeight:
@@ -56,6 +66,17 @@ def _coded(weight: torch.Tensor, code: Code, group: int, *, zeros: bool) -> Code
     scale = scale if code == "fp8_e4m3" else scale.half()
     zero = torch.randint(0, 16, scale.shape, dtype=torch.uint8) if zeros else None
     return CodedWeight(q, scale, code, group, zero)
+
+
+def _k_quant(weight: torch.Tensor, code: Code, group: int, *, shifts: bool) -> CodedWeight:
+    """The same with steps of scales."""
+    rows, cols = weight.shape
+    most = 64 if code == "int6" else 256
+    q = torch.randint(0, most, (rows, cols * bits_of(code) // 8), dtype=torch.uint8)
+    scale = torch.randint(0, 64, (rows, cols // group), dtype=torch.int8)
+    step = torch.full((rows, cols // 256), 1e-4).half()
+    made = CodedWeight(q, scale, code, group, step=step)
+    return replace(made, shift=scale, shift_step=step) if shifts else made
 
 
 ROWS, ROUNDS = (1, 8, 32, 512), 7
@@ -80,7 +101,8 @@ def main() -> None:
         f"variant {library.variant}, {args.inputs} -> {args.outputs}, memory {rate / 1e9:.1f} GB/s"
     )
     weight = (torch.randn(args.outputs, args.inputs) * 0.05).bfloat16()
-    for name, convert in FORMATS.items():
+    formats = FORMATS if args.inputs % 256 else FORMATS | K_QUANTS
+    for name, convert in formats.items():
         if not any(part in name for part in args.only):
             continue
         layout, copies, num_bytes = _layout(library, weight, convert, args.memory_mb)

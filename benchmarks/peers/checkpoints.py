@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from families import FAMILIES, write_family
+
 from sylvan.config.checkpoint import ASSETS
 
 if TYPE_CHECKING:
@@ -70,6 +72,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def write_checkpoint(shape: str, folder: Path) -> None:
     """Write a Hugging Face directory in bfloat16 with the tokenizer of the built-in model."""
+    if shape in FAMILIES:
+        write_family(shape, folder, _put_tokenizer)
+        return
     import torch  # slow to import, and not needed if the checkpoint exists
     from safetensors.torch import save_file
 
@@ -89,9 +94,13 @@ def write_checkpoint(shape: str, folder: Path) -> None:
     tensors = {name: make(generator) for name, make in _tensors(raw)}
     save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
     (part / "config.json").write_text(json.dumps(raw, indent=2))
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copyfile(ASSETS / "sapling" / name, part / name)
+    _put_tokenizer(part)
     part.rename(folder)
+
+
+def _put_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copyfile(ASSETS / "sapling" / name, folder / name)
 
 
 def _tensors(raw: dict[str, Any]) -> Iterator[tuple[str, Callable[[torch.Generator], Any]]]:

@@ -5,6 +5,7 @@
     python benchmarks/peers/compare.py                    # all peers, all shapes; hours
     python benchmarks/peers/compare.py --shapes 10M 0.5B --minutes 20 --resume --write
     python benchmarks/peers/compare.py --shapes 0.5B -- --variant avx512    # not the best kernels
+    python benchmarks/peers/compare.py --shapes lfm2 mamba2 --peers sylvan llama.cpp --formats bf16
 
 Environments, converted models, results and logs are kept under `--cache`. A peer that cannot be
 installed, fails or takes too long is left out with its reason, and the rest continues. `--resume`
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from checkpoints import SHAPES, write_checkpoint
 from environments import CommandFailedError, Environment, end_with_processes
+from families import FAMILIES
 from peers import PEERS
 from results import COLUMNS, Journal, Result, parsed, report, write_docs
 from stored_models import FILES
@@ -230,7 +232,7 @@ def say(text: str) -> None:
 def _parsed() -> argparse.Namespace:
     about = __doc__.split("\n\n")[0] if __doc__ else None
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, *FAMILIES], default=list(SHAPES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--formats", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=3)

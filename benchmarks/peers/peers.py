@@ -262,9 +262,13 @@ def _llama_cpp(job: Job) -> Generate:
 
 
 def _convert_llama_cpp(model: Path, form: str, out: Path) -> None:
+    from families import family_of, write_family_gguf
     from gguf_file import write_gguf
 
-    write_gguf(model, form, out)
+    if family := family_of(model):
+        write_family_gguf(model, family, form, out)
+    else:
+        write_gguf(model, form, out)
 
 
 def _vllm(job: Job) -> Generate:

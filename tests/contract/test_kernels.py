@@ -12,11 +12,11 @@ import torch
 
 from sylvan.kernels import ops
 from sylvan.kernels.api import ClampForm, Clamping, LinearWeight
-from sylvan.kernels.matmul.codes import Code, bits_of, paired
+from sylvan.kernels.matmul.codes import Code, packed_bits_of, paired
 from sylvan.kernels.matmul.weights import CodedWeight, Int8Weight, quantise_int4, quantise_int8
 from sylvan.kernels.native.binding import StepRun
 from sylvan.kernels.native.library import Library, load
-from tests.support.coded import KINDS, coded
+from tests.support.coded import KINDS, STEPPED, coded, stepped
 from tests.support.native import DTYPES, NativeOp, assert_close, native, random, variants
 
 ROWS = [1, 7, 70]
@@ -97,6 +97,7 @@ LINEARS: dict[str, tuple[int, Callable[[torch.Tensor], LinearWeight]]] = {
     "int4, groups of 64": (1088, lambda w: quantise_int4(w, 64)),
     "int4, groups of 128": (640, lambda w: quantise_int4(w, 128)),
     **{f"codes: {kind}": (640, lambda w, kind=kind: coded(kind, *w.shape)) for kind in KINDS},
+    **{f"codes: {kind}": (768, lambda w, kind=kind: stepped(kind, *w.shape)) for kind in STEPPED},
 }
 
 
@@ -120,13 +121,32 @@ def test_coded_linear_equals_reference(
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", STEPPED)
+def test_steps_of_scales_change_no_bit(
+    library: Library, dtype: torch.dtype, rows: int, kind: str
+) -> None:
+    x, weight = random(rows, 768, dtype=dtype), stepped(kind, 72, 768)
+    want = x.double() @ weight.numbers().double().T
+
+    got, same = (
+        native(library, dtype, lambda r, v, w=w: ops.linear(v, w, out_f32=True), [x])
+        for w in (weight, weight.for_devices())
+    )
+
+    assert torch.equal(got, same)
+    size = float(want.abs().max())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=size * 2e-6)
+
+
 @pytest.mark.parametrize("code", get_args(Code))
 def test_every_code_stands_for_its_number(library: Library, code: Code) -> None:
-    bits = bits_of(code)
+    bits = packed_bits_of(code)
     levels = torch.arange(1 << bits, dtype=torch.uint8).repeat(32, 256 >> bits)
     if code == "fp8_e4m3":
         levels[(levels & 127) == 127] = 0  # no numbers
-    for zeros in (False, True) if code.startswith("int") else (False,):
+    for zeros in (False, True) if code in ("int4", "int8") else (False,):
         q = paired(levels) if bits == 4 else levels
         zero = torch.arange(32)[:, None].clamp(max=1 << bits).to(torch.uint8) if zeros else None
         zero = zero.clamp(max=16) if zero is not None and bits == 4 else zero
@@ -197,9 +217,9 @@ def test_tiles_of_wide_layers_change_no_bit(library: Library, kind: str, threads
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
 def test_embedding_reads_rows_of_codes(library: Library, dtype: torch.dtype, kind: str) -> None:
-    weight = coded(kind, 70, 384)
+    weight = stepped(kind, 70, 512) if kind in STEPPED else coded(kind, 70, 384)
     ids = np.array([0, 69, 17, 17, 31], np.int32)
     want = ops.embedding(torch.from_numpy(ids), weight, 1.5)
 

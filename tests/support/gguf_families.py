@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from tests.support.gguf_converters import CONVERTERS
 from tests.support.gguf_files import add_words, encoded, paired, write
@@ -193,6 +193,11 @@ def short(out: gguf.GGUFWriter, config: Any) -> None:
     some_attend(out, config)
     out.add_shortconv_l_cache(config.conv_L_cache)
     out.add_layer_norm_rms_eps(config.norm_eps)
+    if getattr(config, "block_auto_adjust_ff_dim", False):
+        inner = int(int(2 * config.intermediate_size / 3) * config.block_ffn_dim_multiplier)
+        out.add_feed_forward_length(
+            -(-inner // config.block_multiple_of) * config.block_multiple_of
+        )
     if getattr(config, "num_experts", None):
         experts(out, config)
         out.add_leading_dense_block_count(config.num_dense_layers)
@@ -251,7 +256,8 @@ def write_family(
 
     `kinds`: how matrices are stored, by part of their name in the file; others as F32.
     """
-    state = load_file(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    state = {name: values.float().numpy() for name, values in tensors.items()}
     out = _begun(path, family, config, keys)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sylvan.kernels.api import Unsupported
+from sylvan.kernels.matmul.codes import bits_of, packed_bits_of
 from sylvan.kernels.matmul.pack import pack, pack_stack, repack
 from sylvan.kernels.matmul.unpack import unpack, unpack_stack
 from sylvan.kernels.matmul.weights import (
@@ -16,7 +17,7 @@ from sylvan.kernels.matmul.weights import (
     quantise_int4,
     quantise_int8,
 )
-from tests.support.coded import KINDS, coded
+from tests.support.coded import KINDS, STEPPED, coded, stepped
 
 
 def matrix(kind: str, seed: int, *shape: int):
@@ -64,7 +65,8 @@ def test_codes_come_back(kind):
     packed = pack(weight, torch.bfloat16)
 
     assert_same_parts(unpack(packed, torch.bfloat16), weight)
-    assert packed.num_bytes >= sum(part.nbytes for part in weight.tensors)
+    q, *rest = (part.nbytes for part in weight.tensors)
+    assert packed.num_bytes >= sum(rest) + q * packed_bits_of(weight.code) // bits_of(weight.code)
 
     repack(other, packed, torch.bfloat16)
     assert_same_parts(unpack(packed, torch.bfloat16), other)
@@ -74,6 +76,30 @@ def test_codes_come_back(kind):
 
     stack = pack_stack(weight[:48].stacked(3), torch.float32)
     assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
+
+
+@pytest.mark.parametrize("kind", STEPPED)
+def test_steps_of_scales_come_back(kind):
+    weight, other = (stepped(kind, 50, 512, seed=seed) for seed in (1, 2))
+    packed = pack(weight, torch.bfloat16)
+
+    assert_same_parts(unpack(packed, torch.bfloat16), weight)
+
+    repack(other, packed, torch.bfloat16)
+    assert_same_parts(unpack(packed, torch.bfloat16), other)
+
+    stack = pack_stack(weight[:48].stacked(3), torch.float32)
+    assert_same_parts(unpack_stack(stack, 3, torch.float32), weight[:48].stacked(3))
+
+    with pytest.raises(Unsupported, match="in the place of"):
+        repack(weight.expanded(), packed, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_K", 4.625), ("Q6_K", 6.5625)])
+def test_steps_of_scales_take_few_bits(kind, bits):
+    packed = pack(stepped(kind, 64, 512), torch.bfloat16)
+
+    assert packed.num_bytes * 8 / (64 * 512) == bits
 
 
 def test_codes_of_another_form_are_not_written_over():

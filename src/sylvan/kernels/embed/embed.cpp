@@ -6,18 +6,18 @@ namespace {
 void embed_coded(const Embed& op, const Step& s, int64_t id, float* out) {
     int64_t block = id / LANES, lane = id % LANES;
     const uint32_t* w = at<uint32_t>(op.weight, s) + block * op.words * LANES;
-    const float* shifts = at(op.shifts, s);
     with_code(op.code, op.zeros.present(), [&](auto kind) {
         using C = typename decltype(kind)::type;
         const C code(op.code);
-        int each = op.group / (2 * C::PAIRS), groups = op.words / each;  // words of a group
-        Scales scales{at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
-                      op.per_row ? 0 : 1};
-        for (int k = 0; k < op.words; k++) {
+        int each = op.group / (2 * C::PAIRS), units = op.words / C::WORDS, groups = units / each;
+        const Scales scales(op, s, groups);
+        for (int k = 0; k < units; k++) {
             int g = k / each;
-            vu v = load<vu>(w + int64_t(k) * LANES), zero = code.zero(scales, block, g);
+            vu v[C::WORDS], zero = code.zero(scales, block, g);
+            for (int i = 0; i < C::WORDS; i++)
+                v[i] = load<vu>(w + (int64_t(k) * C::WORDS + i) * LANES);
             float scale = scales.scale(block, g)[lane];
-            float shift = shifts ? shifts[(block * groups + g) * LANES + lane] : 0;
+            float shift = scales.shifts ? scales.shift(block, g)[lane] : 0;
             unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
                 uint32_t pair = code.template pair<i>(v, zero)[lane];
                 uint32_t halves[2] = {pair << 16, pair & 0xffff0000u};

@@ -1,9 +1,9 @@
-// Products with 4- and 8-bit codes, which are decoded exactly to bfloat16 in registers. Layouts:
-// codes [N / 16][K / 8 or K / 4][16] words, scales and zero points [N / 16][K / group][16], or one
-// scale per output. The products of a group are summed, then scaled; groups are added in order. If
-// a group has a shift, it is multiplied by the sum of the group's inputs. A pair of adjacent inputs
-// is stored so that one bit shift puts both into the halves of a word: as nibbles i and i + 4, or
-// bytes i and i + 2.
+// Products with codes of 4, 6 and 8 bits, which are decoded exactly to bfloat16 in registers.
+// Layouts: codes [N / 16][words of K][16], scales and zero points [N / 16][K / group][16], or one
+// scale per output; see `Scales`. The products of a group are summed, then scaled; groups are added
+// in order. If a group has a shift, it is multiplied by the sum of the group's inputs. A pair of
+// adjacent inputs is stored so that one bit shift puts both into the halves of a word: as nibbles i
+// and i + 4, or bytes i and i + 2. Codes of 6 bits are nibbles, and pairs of bits.
 #include "codes.h"
 #include "tiling.h"
 
@@ -14,18 +14,15 @@ struct Matrix {
     const LinearCoded& op;
     const uint32_t* codes;
     Scales scales;
-    const float *shifts, *x_sums;
+    const float* x_sums;
     int words, groups;  // per output; words of a group are words / groups
 
-    Matrix(const LinearCoded& op, const Step& s)
-        : op(op), codes(at<uint32_t>(op.weight, s)), words(op.words) {
-        groups = op.words * (op.code == Code::INT8 || op.code == Code::FP8_E4M3 ? 4 : 8) / op.group;
-        shifts = at(op.shifts, s);
-        x_sums = at(op.x_sums, s);
-        scales = {at(op.col_scale, s), at(op.zeros, s), op.scale_type, op.per_row ? 1 : groups,
-                  op.per_row ? 0 : 1};
+    static int groups_of(const LinearCoded& op) {
+        return op.words * 32 / bits_of(op.code) / op.group;
     }
-    vf shift(int64_t block, int g) const { return load<vf>(shifts + (block * groups + g) * LANES); }
+    Matrix(const LinearCoded& op, const Step& s)
+        : op(op), codes(at<uint32_t>(op.weight, s)), scales(op, s, groups_of(op)),
+          x_sums(at(op.x_sums, s)), words(op.words), groups(groups_of(op)) {}
     vf x_sum(int64_t row, int g) const { return splat(x_sums[row * groups + g]); }
     const uint32_t* group(int64_t block, int g) const {
         return codes + (block * words + int64_t(g) * (words / groups)) * LANES;
@@ -76,7 +73,7 @@ template <class F> void by_blocks(const Block& b, F&& f) {
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
     int64_t xs = a.op.x_bytes / 4;
-    int ahead = b.ahead(), words = a.words / a.groups;
+    int ahead = b.ahead(), units = a.words / a.groups / C::WORDS;
     const C code(a.op.code);
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
@@ -84,7 +81,9 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
         // With few inputs, its first words are a large part of it and would otherwise stall.
         const int64_t end = int64_t(a.words) * LANES - ahead,
                       jump = int64_t(N - 1) * a.words * LANES;
-        vf total[M][N] = {};
+        const int64_t across = a.scales.place(1, 0);  // from one block's scales to the next's
+        vf total[M][N] = {}, step[N], shift_step[N];
+        unrolled<N>([&](auto j) SYLVAN_INLINE { step[j] = shift_step[j] = vf{}; });
         const uint32_t *x = at<uint32_t>(a.op.x, s) + spot.m * xs, *w = a.group(spot.w, 0);
         for (int g = 0; g < a.groups; g++) {
             vf acc[M * N];
@@ -92,12 +91,19 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
             unrolled<M * N>([&](auto i) SYLVAN_INLINE { acc[i] = vf{}; });
             unrolled<N>([&](auto j)
                             SYLVAN_INLINE { zero[j] = code.zero(a.scales, spot.w + j, g); });
-            for (int k = g * words; k < (g + 1) * words; k++) {
-                int64_t next = ahead + (int64_t(k) * LANES < end ? 0 : jump);
-                vu v[N];
+            if (a.scales.starts(g))
                 unrolled<N>([&](auto j) SYLVAN_INLINE {
-                    const uint32_t* p = w + (int64_t(j) * a.words + k) * LANES;
-                    v[j] = load<vu>(p);
+                    step[j] = a.scales.step(spot.w + j, g, false);
+                    if (a.scales.shifts) shift_step[j] = a.scales.step(spot.w + j, g, true);
+                });
+            for (int k = g * units; k < (g + 1) * units; k++) {
+                int64_t first = int64_t(k) * C::WORDS, next = ahead;
+                if (first * LANES >= end) next += jump;
+                vu v[N][C::WORDS];
+                unrolled<N * C::WORDS>([&](auto i) SYLVAN_INLINE {
+                    constexpr int J = i / C::WORDS, AT = i % C::WORDS;
+                    const uint32_t* p = w + (int64_t(J) * a.words + first + AT) * LANES;
+                    v[J][AT] = load<vu>(p);
                     if (ahead) __builtin_prefetch(p + next);
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
@@ -113,13 +119,14 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
                     });
                 });
             }
+            int64_t place = a.scales.place(spot.w, g);
             unrolled<N>([&](auto j) SYLVAN_INLINE {
-                vf scale = a.scales.scale(spot.w + j, g);
+                vf scale = a.scales.scale(place + j * across, step[j]);
                 unrolled<M>([&](auto m) SYLVAN_INLINE {
                     total[m][j] = fma(acc[m * N + j], scale, total[m][j]);
                 });
-                if (a.shifts) {
-                    vf shift = a.shift(spot.w + j, g);
+                if (a.scales.shifts) {
+                    vf shift = a.scales.shift(place + j * across, shift_step[j]);
                     unrolled<M>([&](auto m) SYLVAN_INLINE {
                         total[m][j] = fma(a.x_sum(spot.m + m, g), shift, total[m][j]);
                     });
@@ -134,8 +141,9 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
 // One group of 16 outputs as words of dense weights.
 template <class E, class C> void expand(uint32_t* to, const C& code, const uint32_t* from,
                                         int words, vu zero) {
-    for (int k = 0; k < words; k++) {
-        vu v = load<vu>(from + k * LANES);
+    for (int k = 0; k < words; k += C::WORDS) {
+        vu v[C::WORDS];
+        unrolled<C::WORDS>([&](auto i) SYLVAN_INLINE { v[i] = load<vu>(from + (k + i) * LANES); });
         unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
             vu pair = code.template pair<i>(v, zero);
             if constexpr (E::ELEMENTS == 2) {
@@ -166,7 +174,7 @@ template <class E> struct Expanded {
                 uint32_t* to = weights + j * SIZE + i * words * LANES;
                 expand<E>(to, code, a.group(n, g), coded, code.zero(a.scales, n, g));
                 scale[j][i] = a.scales.scale(n, g);
-                if (a.shifts) shift[j][i] = a.shift(n, g);
+                if (a.scales.shifts) shift[j][i] = a.scales.shift(n, g);
             }
     }
 };
@@ -187,7 +195,7 @@ void add_groups(const Matrix& a, const Expanded<E>& part, const uint32_t* x, int
         unrolled<M * N>([&](auto i) SYLVAN_INLINE {
             total[i] = fma(acc[i / N][i % N], part.scale[j + i % N][g], total[i]);
         });
-        if (a.shifts)
+        if (a.scales.shifts)
             unrolled<M * N>([&](auto i) SYLVAN_INLINE {
                 vf sum = a.x_sum(row + i / N, first + g);
                 total[i] = fma(sum, part.shift[j + i % N][g], total[i]);
@@ -206,7 +214,7 @@ template <class E, class C> void many_rows(const Matrix& a, const Step& s, const
     alignas(64) static thread_local float sums[LINEAR_ROWS][2 * LANES];
     static thread_local Expanded<E> part;
     int64_t xs = a.op.x_bytes / 4;
-    part.words = a.words / a.groups * C::PAIRS * 2 / E::ELEMENTS;
+    part.words = a.words / a.groups / C::WORDS * C::PAIRS * 2 / E::ELEMENTS;
     const C code(a.op.code);
     int most = Expanded<E>::SIZE / LANES / part.words;
     for (int n = b.n0; n < b.n1; n += 2) {

@@ -81,6 +81,11 @@ static inline Listed listed(Code code) {
     }
 }
 
+static inline int bits_of(Code code) {
+    if (code == Code::INT6) return 6;
+    return code == Code::INT8 || code == Code::FP8_E4M3 ? 8 : 4;
+}
+
 // Loads a scale for each of 16 outputs: IEEE half, float32 or bfloat16.
 static inline vf from_half(const uint16_t* p) {
 #if defined(__AVX512F__)
@@ -95,22 +100,53 @@ static inline vf from_half(const uint16_t* p) {
 #endif
 }
 
-// By block of 16 outputs and group: the groups of a block are contiguous; step 0: one scale per
-// block.
-struct Scales {
-    const void* data;
-    const uint8_t* zeros;
-    ScaleType type;
-    int groups, step;
+constexpr int SUPERBLOCK = 256;  // inputs that share a step
 
-    int64_t place(int64_t block, int g) const { return (block * groups + g * step) * LANES; }
-    vf scale(int64_t block, int g) const {
-        int64_t i = place(block, g);
+// Scales, zero points and shifts, by block of 16 outputs and group: the groups of a block are
+// contiguous. Those of type I8 count float16 steps, which lie by block and superblock: that of the
+// scales, then that of the shifts if there are any. The products are exact.
+struct Scales {
+    const void *data, *shifts;
+    const uint8_t* zeros;
+    const uint16_t* steps;
+    ScaleType type;
+    int groups, next;  // of a block, and from one group to the next: 0 if a block has one scale
+    int superblock;    // groups of one, as a power of two
+
+    template <class O>
+    Scales(const O& op, const Step& s, int all)
+        : data(at(op.col_scale, s)), shifts(at(op.shifts, s)), zeros(at(op.zeros, s)),
+          steps(at<uint16_t>(op.steps, s)), type(op.scale_type), groups(op.per_row ? 1 : all),
+          next(op.per_row ? 0 : 1), superblock(__builtin_ctz(SUPERBLOCK / op.group)) {}
+
+    int64_t place(int64_t block, int g) const { return (block * groups + g * next) * LANES; }
+    // Whether the groups from g on have other steps than those before.
+    bool starts(int g) const { return steps && !(g & ((1 << superblock) - 1)); }
+    vf step(int64_t block, int g, bool shift) const {
+        if (!steps) return vf{};
+        int64_t number = block * (groups >> superblock) + (g >> superblock);
+        if (shifts) number = 2 * number + shift;
+        return from_half(steps + number * LANES);
+    }
+    // At a place, with the step of its superblock.
+    vf scale(int64_t i, vf step) const {
+        if (type == ScaleType::I8) return counted(data, i) * step;
         if (type == ScaleType::F16) return from_half(static_cast<const uint16_t*>(data) + i);
         if (type == ScaleType::BF16) return get(static_cast<const bf16*>(data) + i);
         return load<vf>(static_cast<const float*>(data) + i);
     }
+    vf shift(int64_t i, vf step) const {
+        if (type == ScaleType::I8) return counted(shifts, i) * step;
+        return load<vf>(static_cast<const float*>(shifts) + i);
+    }
+    vf scale(int64_t block, int g) const { return scale(place(block, g), step(block, g, false)); }
+    vf shift(int64_t block, int g) const { return shift(place(block, g), step(block, g, true)); }
     vu zero(int64_t block, int g) const { return widened<uint8_t, vu>(zeros + place(block, g)); }
+
+private:
+    static vf counted(const void* counts, int64_t i) {
+        return converted<vf>(widened<int8_t, vi>(static_cast<const int8_t*>(counts) + i));
+    }
 };
 
 // both hold bfloat16 numbers
@@ -139,9 +175,9 @@ static inline vf looked_up(const float* table, vu index) {
 
 // PASSES: with at most so many passes over the rows, each pass decodes the weights itself.
 
-// Pair I of a word of each of 16 outputs as words of two bfloat16 numbers.
+// Pair I of some words of each of 16 outputs as words of two bfloat16 numbers.
 template <bool ZEROS> struct FourBits {
-    static constexpr int PAIRS = 4;
+    static constexpr int WORDS = 1, PAIRS = 4;
     static constexpr int PASSES = !ZEROS && TILE_ROWS > 4 ? 4 : 1;
 #if defined(__AVX512F__)
     vu table;
@@ -153,9 +189,9 @@ template <bool ZEROS> struct FourBits {
         vu z = scales.zero(block, g);
         return z | z << 16;
     }
-    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
+    template <int I> SYLVAN_INLINE vu pair(const vu (&words)[1], vu zero) const {
         // bits above the fourth choose between equal halves of a table
-        __m512i index = (__m512i)(word >> (4 * I));
+        __m512i index = (__m512i)(words[0] >> (4 * I));
         if constexpr (ZEROS)
             index = _mm512_sub_epi16((__m512i)((vu)index & 0x000f000fu), (__m512i)zero);
         return (vu)_mm512_permutexvar_epi16(index, (__m512i)table);
@@ -167,8 +203,8 @@ template <bool ZEROS> struct FourBits {
     vu zero(const Scales& scales, int64_t block, int g) const {
         return ZEROS ? scales.zero(block, g) : vu{} + middle;
     }
-    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
-        vu first = word >> (4 * I) & 15u, second = word >> (4 * I + 16) & 15u;
+    template <int I> SYLVAN_INLINE vu pair(const vu (&words)[1], vu zero) const {
+        vu first = words[0] >> (4 * I) & 15u, second = words[0] >> (4 * I + 16) & 15u;
         if (!ZEROS && table) return joined(looked_up(table, first), looked_up(table, second));
         return joined(converted<vf>((vi)first - (vi)zero), converted<vf>((vi)second - (vi)zero));
     }
@@ -176,15 +212,54 @@ template <bool ZEROS> struct FourBits {
 };
 
 struct EightBits {  // around 128 where there are no zero points
-    static constexpr int PAIRS = 2, PASSES = 1;
+    static constexpr int WORDS = 1, PAIRS = 2, PASSES = 1;
     static constexpr uint32_t WHOLE = 0x4b000000;  // 2^23 as a float, whose last bits count units
     explicit EightBits(Code) {}
     vu zero(const Scales& scales, int64_t block, int g) const {
         return (scales.zeros ? scales.zero(block, g) : vu{} + 128u) | WHOLE;
     }
-    template <int I> SYLVAN_INLINE vu pair(vu word, vu zero) const {
-        vu first = (word >> (8 * I) & 255u) | WHOLE, second = (word >> (8 * I + 16) & 255u) | WHOLE;
+    template <int I> SYLVAN_INLINE vu pair(const vu (&words)[1], vu zero) const {
+        vu first = (words[0] >> (8 * I) & 255u) | WHOLE;
+        vu second = (words[0] >> (8 * I + 16) & 255u) | WHOLE;
         return joined((vf)first - (vf)zero, (vf)second - (vf)zero);
+    }
+};
+
+struct SixBitTable {
+    alignas(64) uint16_t bits[64];
+};
+static constexpr SixBitTable six_bits() {
+    SixBitTable t{};
+    for (int i = 0; i < 64; i++) t.bits[i] = bf16_of(float(i - 32));
+    return t;
+}
+constexpr SixBitTable BY_SIX_BITS = six_bits();
+
+// Around 32. Two words have the low four bits of 16 inputs, a third the high two: those of pair i
+// are bits 2 i and 2 i + 1 of its halves.
+struct SixBits {
+    static constexpr int WORDS = 3, PAIRS = 8, PASSES = 1;
+#if defined(__AVX512F__)
+    vu low = load<vu>(BY_SIX_BITS.bits), high = load<vu>(BY_SIX_BITS.bits + 32);
+#endif
+    explicit SixBits(Code) {}
+    vu zero(const Scales&, int64_t, int) const { return vu{}; }
+    template <int I> SYLVAN_INLINE vu pair(const vu (&words)[3], vu) const {
+        vu four = words[I / 4] >> (4 * (I % 4));
+#if defined(__AVX512F__)
+        vu two = words[2];
+        if constexpr (I < 2)
+            two = two << (4 - 2 * I);
+        else
+            two = two >> (2 * I - 4);
+        // bits above the sixth do not matter
+        vu index = (four & 0x000f000fu) | (two & ~0x000f000fu);
+        return (vu)_mm512_permutex2var_epi16((__m512i)low, (__m512i)index, (__m512i)high);
+#else
+        vu first = (four & 15u) | (words[2] << 4 >> (2 * I) & 48u);
+        vu second = (four >> 16 & 15u) | (words[2] >> (12 + 2 * I) & 48u);
+        return joined(converted<vf>((vi)first - 32), converted<vf>((vi)second - 32));
+#endif
     }
 };
 
@@ -199,14 +274,14 @@ alignas(64) constexpr uint16_t BELOW_NORMAL[32] = {// subnormal E4M3: multiples 
                                                    bf16_of(0x1.cp-7f)};
 
 struct Fp8 {  // E4M3 without infinities: a sign, an exponent raised by 7, three bits
-    static constexpr int PAIRS = 2, PASSES = 1;
+    static constexpr int WORDS = 1, PAIRS = 2, PASSES = 1;
 #if defined(__AVX512F__)
     vu small = load<vu>(BELOW_NORMAL);
 #endif
     explicit Fp8(Code) {}
     vu zero(const Scales&, int64_t, int) const { return vu{}; }
-    template <int I> SYLVAN_INLINE vu pair(vu word, vu) const {
-        vu codes = word >> (8 * I) & 0x00ff00ffu, magnitude = codes & 0x007f007fu;
+    template <int I> SYLVAN_INLINE vu pair(const vu (&words)[1], vu) const {
+        vu codes = words[0] >> (8 * I) & 0x00ff00ffu, magnitude = codes & 0x007f007fu;
         vu sign = (codes & 0x00800080u) << 8;
 #if defined(__AVX512F__)
         __m512i found = (__m512i)((magnitude << 4) + 0x3c003c00u);
@@ -233,6 +308,8 @@ template <class F> static inline void with_code(Code code, bool zeros, F f) {
         return f(std::type_identity<Fp8>{});
     case Code::INT8:
         return f(std::type_identity<EightBits>{});
+    case Code::INT6:
+        return f(std::type_identity<SixBits>{});
     case Code::INT4:
         if (zeros) return f(std::type_identity<FourBits<true>>{});
         [[fallthrough]];

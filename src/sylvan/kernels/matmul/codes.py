@@ -12,6 +12,7 @@ import torch
 Code = Literal[
     "int4",
     "int8",
+    "int6",
     "fp8_e4m3",
     "fp4_e2m1",
     "nf4",
@@ -64,13 +65,18 @@ def table_of(code: Code, device: torch.device) -> torch.Tensor:
 
 
 def bits_of(code: Code) -> int:
-    """Bits of one code."""
+    """Bits of one code in a `CodedWeight`."""
     return 4 if code in _TABLES else 8
+
+
+def packed_bits_of(code: Code) -> int:
+    """Bits of one code in kernel order."""
+    return 6 if code == "int6" else bits_of(code)
 
 
 def middle_of(code: Code) -> float:
     """Middle of the integer range; 0 for other codes."""
-    return {"int4": 8.0, "int8": 128.0}.get(code, 0.0)
+    return {"int4": 8.0, "int6": 32.0, "int8": 128.0}.get(code, 0.0)
 
 
 def nibbles(q: torch.Tensor) -> torch.Tensor:
@@ -90,13 +96,13 @@ def values_of(q: torch.Tensor, code: Code) -> torch.Tensor:
     return q.view(torch.float8_e4m3fn).float() if code == "fp8_e4m3" else q.float()
 
 
-def widened(q: torch.Tensor, code: Code) -> tuple[torch.Tensor, float] | None:
-    """Map four-bit codes to "int8" codes around 128; return them and the divisor of the scale.
+def widened(q: torch.Tensor, code: Code, to: Code) -> tuple[torch.Tensor, float] | None:
+    """Map codes to integers of more bits; return them and the divisor of the scale.
 
     None: 8-bit integers cannot express the ratios of these codes.
     """
-    if code in ("nf4", "fp4_bnb") or bits_of(code) > 4:
+    if code in ("nf4", "fp4_bnb", "fp8_e4m3"):
         return None
     times = 2.0 if code == "fp4_e2m1" else 1.0
-    levels = values_of(q, code) * times - middle_of(code) + middle_of("int8")
+    levels = values_of(q, code) * times - middle_of(code) + middle_of(to)
     return levels.to(torch.uint8), times

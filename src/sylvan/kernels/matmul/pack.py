@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.codes import bits_of, nibbles
+from sylvan.kernels.matmul.codes import bits_of, nibbles, packed_bits_of, paired
 from sylvan.kernels.matmul.packed import LANES, PackedWeight
 from sylvan.kernels.matmul.weights import (
     DENSE,
@@ -225,6 +225,8 @@ def _pack_int4(weight: Int4Weight, target: PackedWeight | None) -> PackedWeight:
 
 def _chunk(weight: CodedWeight) -> int:
     """Inputs that the kernel sums before scaling: a group, or an equal part of one."""
+    if weight.code == "int6" and weight.zero is not None:
+        raise Unsupported("codes of 6 bits with zero points")
     width, group = _up(weight.shape[-1], 32), weight.group
     for size in (*reversed(_NATIVE_GROUPS), 16):
         if width % size == 0 and group % size == 0:
@@ -234,14 +236,16 @@ def _chunk(weight: CodedWeight) -> int:
 
 def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeight:
     rows, cols = weight.shape
-    chunk, bits = _chunk(weight), bits_of(weight.code)
+    chunk, stored, bits = _chunk(weight), bits_of(weight.code), packed_bits_of(weight.code)
     padded, width = _up(rows, _OUT_PAD), _up(cols, 32)
     found = {"scale": weight.scale, "zeros": weight.zero, "shifts": weight.shift}
     parts = {
-        name: _by_lanes(part, weight, chunk, padded)
+        name: _by_lanes(_by_chunk(part, weight, chunk), padded)
         for name, part in found.items()
         if part is not None
     }
+    if weight.step is not None:
+        parts["steps"] = _by_lanes(_steps(weight), padded)
     if weight.order is not None:
         parts["order"] = weight.order.int()
     if target is None:
@@ -254,18 +258,31 @@ def _pack_coded(weight: CodedWeight, target: PackedWeight | None) -> PackedWeigh
         )
     view = _words(target)
     for first in range(0, rows, _BLOCK):
-        part = _padded(weight.q[first : first + _BLOCK], width * bits // 8)
-        _blocks((_paired_nibbles if bits == 4 else _paired_bytes)(part), view, first)
+        part = _padded(weight.q[first : first + _BLOCK], width * stored // 8)
+        _blocks(_WORDS[bits](part), view, first)
     for name, part in parts.items():
         _write(target.parts[name], part)
     return target
 
 
-def _by_lanes(part: torch.Tensor, weight: CodedWeight, chunk: int, padded: int) -> torch.Tensor:
-    """Scales or zero points in kernel order: (blocks, chunks, 16); one chunk for row scales."""
-    if weight.group:
-        starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
-        part = part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
+def _by_chunk(part: torch.Tensor, weight: CodedWeight, chunk: int) -> torch.Tensor:
+    """Scales or zero points (N, chunks); one chunk for row scales."""
+    if not weight.group:
+        return part
+    starts = torch.arange(0, _up(weight.shape[1], 32), chunk)
+    return part[:, (starts // weight.group).clamp(max=part.shape[1] - 1)]
+
+
+def _steps(weight: CodedWeight) -> torch.Tensor:
+    """Steps of each superblock: that of its scales, then that of its shifts if there are any."""
+    assert weight.step is not None
+    if weight.shift_step is None:
+        return weight.step
+    return torch.stack((weight.step, weight.shift_step), -1).flatten(-2)
+
+
+def _by_lanes(part: torch.Tensor, padded: int) -> torch.Tensor:
+    """Numbers (N, G) in kernel order: (blocks, G, 16)."""
     part = F.pad(part, (0, 0, 0, padded - len(part)))
     return part.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 
@@ -280,3 +297,18 @@ def _paired_nibbles(q: torch.Tensor) -> torch.Tensor:
 def _paired_bytes(q: torch.Tensor) -> torch.Tensor:
     """Words of four inputs, input 2i as byte i and 2i + 1 as byte i + 2."""
     return q.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).contiguous().view(torch.int32)
+
+
+def _paired_sixes(q: torch.Tensor) -> torch.Tensor:
+    """Three words of sixteen inputs: two with their low four bits, one with their high two.
+
+    In the third, those of input 2i are bits 2i and 2i + 1, and those of input 2i + 1 are 16 higher.
+    """
+    low = _paired_nibbles(paired(q & 15)).unflatten(-1, (-1, 2))
+    fours = (q >> 4).unflatten(-1, (-1, 2, 4, 2)).unbind(-2)  # of sixteen: two halves, two inputs
+    halves = fours[0] | fours[1] << 2 | fours[2] << 4 | fours[3] << 6
+    high = halves.transpose(-1, -2).flatten(-2).contiguous().view(torch.int32)
+    return torch.cat((low, high), -1).flatten(1)
+
+
+_WORDS = {4: _paired_nibbles, 6: _paired_sixes, 8: _paired_bytes}

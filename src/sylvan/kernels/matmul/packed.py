@@ -26,6 +26,7 @@ class PackedWeight:
     sums: Bytes | None = None
     zeros: Bytes | None = None
     shifts: Bytes | None = None
+    steps: Bytes | None = None
     order: Bytes | None = None
     group: int = 0  # inputs that kernels multiply by one scale
     form: Form = DENSE

@@ -151,6 +151,7 @@ def _coded_kernel(
 
 def codes_of(weight: CodedWeight) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Arguments of `coded_tile` for a matrix or stack: its tensors, and its constants."""
+    weight = weight.for_devices()
     table = weight.q if weight.code in _PLAIN else table_of(weight.code, weight.q.device)
     zero, shift = weight.zero, weight.shift
     tensors = (

@@ -16,6 +16,7 @@ GROUP_SIZES = (32, 64, 128)
 _BLOCK = 4096
 _FP8_MAX = 448.0
 FP8_GROUP = 128  # inputs per scale of matrices that `takes_fp8`
+SUPERBLOCK = 256  # inputs per step of scales that are multiples of one
 _HALF_MAX = 65504.0
 
 PackKind = Literal["dense", "int8", "int4", "coded"]
@@ -29,7 +30,7 @@ class Form:
         kind: Kind of kernel that multiplies by it.
         group: Inputs that share a scale; 0: the whole row.
         code: Name of the code of a `CodedWeight`, else "".
-        scale: Dtype of the scales of a `CodedWeight`.
+        scale: Dtype of the scales of a `CodedWeight`; int8: multiples of a step.
         zeros: Whether each group has a zero point.
         shifts: Whether each group has a shift.
         ordered: Whether inputs are permuted.
@@ -222,20 +223,23 @@ class Int4Weight(QuantisedWeight):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight(QuantisedWeight):
-    """A weight-only quantised matrix: 4- or 8-bit codes; inputs are not quantised.
+    """A weight-only quantised matrix: codes of 4, 6 or 8 bits; inputs are not quantised.
 
-    w = (value - zero) * scale + shift.
+    w = (value - zero) * scale + shift. As in ggml's K-quants, scales and shifts may be int8, to be
+    multiplied by a step for each `SUPERBLOCK` inputs; such products are exact in float32.
 
     Attributes:
         q: uint8: (N, K / 2) for 4-bit codes, input 2i in the low nibble and 2i + 1 in the high
             one; else (N, K).
-        scale: (N, G), float16, bfloat16 or float32.
+        scale: (N, G), float16, bfloat16 or float32; int8 with `step`.
         code: Meaning of the codes.
         group: Inputs that share a scale; 0: the whole row, with G = 1.
         zero: uint8 (N, G); None: the middle of the integer range.
-        shift: float32 (N, G), added per group; None: nothing is added.
+        shift: float32 (N, G), added per group; int8 with `step`. None: nothing is added.
         order: int32 (K,): input i of q is input order[i] of the matrix; None: not permuted.
         fp8_inputs: GPU kernels also round inputs to e4m3.
+        step: float16 (N, K / 256), which `scale` counts; None: scales are numbers of their own.
+        shift_step: The same for `shift`.
     """
 
     q: torch.Tensor
@@ -246,6 +250,8 @@ class CodedWeight(QuantisedWeight):
     shift: torch.Tensor | None = None
     order: torch.Tensor | None = None
     fp8_inputs: bool = False
+    step: torch.Tensor | None = None
+    shift_step: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -258,7 +264,13 @@ class CodedWeight(QuantisedWeight):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.q, self.scale, *(x for x in (self.zero, self.shift) if x is not None)
+        return self.q, self.scale, *(x for _, x in self.others())
+
+    def others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors with a dimension of outputs besides codes and scales, by name."""
+        for name in ("zero", "shift", "step", "shift_step"):
+            if (part := getattr(self, name)) is not None:
+                yield name, part
 
     @property
     def column_multiple(self) -> int:
@@ -266,25 +278,42 @@ class CodedWeight(QuantisedWeight):
 
     def like(self, tensors: Sequence[torch.Tensor]) -> CodedWeight:
         q, scale, *more = tensors
-        zero = None if self.zero is None else more[0]
-        shift = None if self.shift is None else more[-1]
-        return replace(self, q=q, scale=scale, zero=zero, shift=shift)
+        names = [name for name, _ in self.others()]
+        return replace(self, q=q, scale=scale, **dict(zip(names, more, strict=True)))
 
     def to(self, device: torch.device | str) -> CodedWeight:
+        """The weight on a device, in a form for its kernels."""
+        weight = self if torch.device(device).type == "cpu" else self.for_devices()
         order = None if self.order is None else self.order.to(device)
-        return replace(self.like([part.to(device) for part in self.tensors]), order=order)
+        return replace(weight.like([part.to(device) for part in weight.tensors]), order=order)
+
+    def for_devices(self) -> CodedWeight:
+        """The same numbers without steps and codes of 6 bits, which only CPU kernels read."""
+        weight = self.expanded()
+        return _widened(weight, "int8") if weight.code == "int6" else weight
+
+    def expanded(self) -> CodedWeight:
+        """The same numbers with float32 scales and shifts, without steps."""
+        if self.step is None:
+            return self
+        scale, shift = _multiples(self.scale, self.step), self.shift
+        if shift is not None:
+            assert self.shift_step is not None
+            shift = _multiples(shift, self.shift_step)
+        return replace(self, scale=scale, shift=shift, step=None, shift_step=None)
 
     def columns(self, start: int, stop: int) -> CodedWeight:
-        parts = list(self.tensors)
+        if self.step is not None and (start % SUPERBLOCK or stop % SUPERBLOCK):
+            return self.expanded().columns(start, stop)
         each = 8 // bits_of(self.code)
-        parts[0] = parts[0][..., start // each : stop // each].contiguous()
-        if self.group:
-            groups = slice(start // self.group, stop // self.group)
-            parts[1:] = [part[..., groups].contiguous() for part in parts[1:]]
-        return self.like(parts)
+        parts = [self.q[..., start // each : stop // each]]
+        for name, part in (("scale", self.scale), *self.others()):
+            size = SUPERBLOCK if name.endswith("step") else self.group
+            parts.append(part[..., start // size : stop // size] if size else part)
+        return self.like([part.contiguous() for part in parts])
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        part = self.like([tensor[index.long()] for tensor in self.tensors])
+        part = self.like([tensor[index.long()] for tensor in self.tensors]).expanded()
         values = values_of(part.q, self.code)
         group = self.group or values.shape[-1]
         zero = middle_of(self.code) if part.zero is None else part.zero.float()[..., None]
@@ -298,6 +327,12 @@ class CodedWeight(QuantisedWeight):
         out = torch.empty_like(found)
         out[..., self.order.long()] = found
         return out
+
+
+def _multiples(levels: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Shape: (N, G) and (N, S) to float32 (N, G)."""
+    blocks = levels.float().unflatten(-1, (step.shape[-1], -1))
+    return (blocks * step.float()[..., None]).flatten(-2)
 
 
 def takes_fp8(weight: CodedWeight) -> bool:
@@ -320,14 +355,17 @@ def as_codes(weight: QuantisedWeight) -> CodedWeight:
 
 
 def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
-    """Convert to a common storage form without changing values, e.g. 4-bit codes to 8-bit ones."""
+    """Convert to a common storage form without changing values, e.g. 4-bit codes to 6-bit ones."""
     if len(parts) != count:
         raise ValueError("quantised in different ways")
     orders = [part.order for part in parts if part.order is not None]
     if orders and not (len(orders) == count and all(order.equal(orders[0]) for order in orders)):
         raise ValueError("quantised with inputs in different orders")
+    if any(part.step is None for part in parts):
+        parts = [part.expanded() for part in parts]
     if len({part.code for part in parts}) > 1:
-        parts = [_widened(part) for part in parts]
+        few = all(part.code in _UP_TO_SIX_BITS and part.zero is None for part in parts)
+        parts = [_widened(part, "int6" if few else "int8") for part in parts]
     groups = {part.group or part.shape[-1] for part in parts}
     if len({part.group for part in parts}) > 1:
         parts = [_regrouped(part, min(groups)) for part in parts]
@@ -337,27 +375,35 @@ def _alike(parts: Sequence[CodedWeight], count: int) -> Sequence[CodedWeight]:
     shifts = any(part.shift is not None for part in parts)
     made: list[CodedWeight] = []
     for part in parts:
-        zero, shift, shape = part.zero, part.shift, part.scale.shape
+        zero, shift, step, shape = part.zero, part.shift, part.shift_step, part.scale.shape
         if zeros and zero is None:
             zero = torch.full(shape, int(middle_of(part.code)), dtype=torch.uint8)
         if shifts and shift is None:
-            shift = torch.zeros(shape)
-        made.append(replace(part, scale=part.scale.to(dtype), zero=zero, shift=shift))
+            stepped = part.step is not None
+            shift = torch.zeros(shape, dtype=torch.int8 if stepped else torch.float32)
+            step = part.step
+        scale = part.scale.to(dtype)
+        made.append(replace(part, scale=scale, zero=zero, shift=shift, shift_step=step))
     return made
 
 
-def _widened(part: CodedWeight) -> CodedWeight:
-    """Convert 4-bit integer codes to 8-bit codes."""
-    if part.code == "int8":
+_UP_TO_SIX_BITS: Sequence[Code] = ("int4", "uint4", "int6")
+
+
+def _widened(part: CodedWeight, code: Literal["int6", "int8"]) -> CodedWeight:
+    """Convert codes to integers of 6 or 8 bits."""
+    if part.code == code:
         return part
     if part.zero is not None and part.code == "int4":
-        return replace(part, q=nibbles(part.q), code="int8")
-    found = widened(part.q, part.code)
+        return replace(part, q=nibbles(part.q), code=code)
+    found = widened(part.q, part.code, code)
     if found is None:
         raise ValueError("quantised in different ways")
     q, times = found
-    scale = part.scale if times == 1 else part.scale.float() / times
-    return replace(part, q=q, scale=scale, code="int8")
+    if times == 1:
+        return replace(part, q=q, code=code)
+    part = part.expanded()
+    return replace(part, q=q, scale=part.scale.float() / times, code=code)
 
 
 def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
@@ -366,9 +412,11 @@ def _regrouped(part: CodedWeight, group: int) -> CodedWeight:
     times = (part.group or cols) // group
     if (part.group or cols) % group or cols % group:
         raise ValueError("quantised in groups of different sizes")
-    q, *rest = part.tensors
-    repeated = [x.repeat_interleave(times, -1)[..., : cols // group] for x in rest]
-    return replace(part.like([q, *repeated]), group=group)
+    made = [
+        x if name.endswith("step") else x.repeat_interleave(times, -1)[..., : cols // group]
+        for name, x in (("scale", part.scale), *part.others())
+    ]
+    return replace(part.like([part.q, *made]), group=group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

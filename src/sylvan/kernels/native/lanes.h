@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int REGISTER = 64;
@@ -107,12 +110,33 @@ template <class To, class From> static inline To converted(From v) {  // by valu
         return __builtin_convertvector(v, To);
 }
 
+// A register of integers from bytes, which compilers would convert one by one.
+template <class S> static inline auto widened_bytes(const S* p) {
+#if defined(__AVX512F__)
+    __m128i bytes = load<__m128i>(p);
+    return std::is_signed_v<S> ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+#elif defined(__AVX2__)
+    __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return std::is_signed_v<S> ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes);
+#else
+    constexpr int n = REGISTER / 4;
+    typedef std::conditional_t<std::is_signed_v<S>, int16_t, uint16_t> Half;
+    typedef std::conditional_t<std::is_signed_v<S>, int32_t, uint32_t> Whole;
+    auto halves = __builtin_convertvector(load<typename Native<S, n>::type>(p),
+                                          typename Native<Half, n>::type);
+    return __builtin_convertvector(halves, typename Native<Whole, n>::type);
+#endif
+}
+
 // Lanes from and to memory that holds them in fewer bits, as numbers of type S.
 template <class S, class V> static inline V widened(const S* p) {
     constexpr int n = sizeof(V) / 4;
     if constexpr (halved<V>)
         return {widened<S, decltype(V::lo)>(p), widened<S, decltype(V::hi)>(p + n / 2)};
-    else
+    else if constexpr (sizeof(S) == 1 && sizeof(V) == REGISTER) {
+        typedef std::conditional_t<std::is_signed_v<S>, int32_t, uint32_t> Whole;
+        return __builtin_convertvector((typename Native<Whole, n>::type)widened_bytes(p), V);
+    } else
         return __builtin_convertvector(load<typename Native<S, n>::type>(p), V);
 }
 template <class S, class V> static inline void narrow(S* p, V v) {

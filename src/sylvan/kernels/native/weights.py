@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.codes import bits_of
+from sylvan.kernels.matmul.codes import packed_bits_of
 from sylvan.kernels.matmul.pack import as_bytes, pack, pack_stack
 from sylvan.kernels.matmul.packed import PackedWeight
 from sylvan.kernels.matmul.weights import DeferredWeight, PackKind
@@ -50,6 +50,7 @@ _SCALES: Mapping[torch.dtype, ScaleType] = MappingProxyType(
         torch.float32: ScaleType.F32,
         torch.float16: ScaleType.F16,
         torch.bfloat16: ScaleType.BF16,
+        torch.int8: ScaleType.I8,
     }
 )
 
@@ -160,7 +161,7 @@ def _coded(graph: Graph, linear: Linear, found: _Packed) -> Iterator[Op]:
             **_header(linear),
         )
     if "shifts" in found.parts:
-        groups = linear.words * 32 // bits_of(form.code) // linear.group
+        groups = linear.words * 32 // packed_bits_of(form.code) // linear.group
         most = graph.limits.max_rows(linear.rows, linear.times)
         sums = operands["x_sums"] = graph.buffer(most * groups * 4)
         yield GroupSums(
@@ -177,6 +178,7 @@ def _code_operands(found: _Packed) -> dict[str, Any]:
     return {
         "zeros": found.parts.get("zeros"),
         "shifts": found.parts.get("shifts"),
+        "steps": found.parts.get("steps"),
         "code": Code[form.code.upper()],
         "scale_type": _SCALES[form.scale],
         "per_row": not form.group,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sylvan.kernels.gpu.tiles import Tile
-from sylvan.kernels.matmul.codes import Code, bits_of, paired
+from sylvan.kernels.matmul.codes import Code, packed_bits_of, paired
 from sylvan.kernels.matmul.triton_codes import expanded
 from sylvan.kernels.matmul.triton_few import FEW, few_rows
 from sylvan.kernels.matmul.triton_linear import linear
@@ -78,7 +78,7 @@ def test_prompts_by_an_expanded_matrix(kind: str) -> None:
 
 @pytest.mark.parametrize("code", get_args(Code))
 def test_every_code_stands_for_its_number(code: Code) -> None:
-    bits = bits_of(code)
+    bits = packed_bits_of(code)
     levels = (torch.arange(256)[None].repeat(16, 1) % (1 << bits)).to(torch.uint8)
     if code == "fp8_e4m3":
         levels[(levels & 127) == 127] = 0  # no numbers

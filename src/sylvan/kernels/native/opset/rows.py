@@ -64,14 +64,16 @@ class Code(IntEnum):
     IQ3_XXS = 8
     IQ3_S = 9
     IQ2 = 10
+    INT6 = 11
 
 
 class ScaleType(IntEnum):
-    """Type of the scales in memory."""
+    """Type of the scales in memory; I8: multiples of float16 steps, and shifts as well."""
 
     F32 = 0
     F16 = 1
     BF16 = 2
+    I8 = 3
 
 
 @operands
@@ -124,6 +126,7 @@ class Embed(Op):
     format: WeightFormat = WeightFormat.DENSE
     zeros: Annotated[BufferRef, reads("u8", "G, vocab_rows (coded)")] = None
     shifts: Annotated[BufferRef, reads("f32", "G, vocab_rows (coded)")] = None
+    steps: Annotated[BufferRef, reads("packed", "C / 256, vocab_rows (coded)")] = None
     code: Code = Code.INT4
     scale_type: ScaleType = ScaleType.F32
     per_row: bool = False
@@ -215,11 +218,12 @@ class LinearCoded(Linear):
 
     Without `zeros` and `shifts`, integers are centred on the middle of their range. Scales are of
     `scale_type`; with `per_row`, there is one per output for all groups. Shifts are multiplied by
-    the sums of x, `x_sums`.
+    the sums of x, `x_sums`. `steps`: of int8 scales and shifts, one of each for 256 inputs.
     """
 
     zeros: Annotated[BufferRef, reads("u8", "G, outputs")] = None
     shifts: Annotated[BufferRef, reads("f32", "G, outputs")] = None
+    steps: Annotated[BufferRef, reads("packed", "C / 256, outputs")] = None
     x_sums: Annotated[BufferRef, reads("f32", "T, G")] = None
     code: Code
     scale_type: ScaleType

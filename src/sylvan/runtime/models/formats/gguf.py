@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import torch
 
-from sylvan.kernels.matmul.codes import Code, paired
+from sylvan.kernels.matmul.codes import Code, bits_of, paired
 from sylvan.kernels.matmul.weights import CodedWeight
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats.gguf_grids import (
@@ -31,7 +31,7 @@ from sylvan.runtime.models.gguf import GGUFWeights
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 _ORDER = "order"
-_MIDDLE = 128  # of codes of 8 bits
+_MIDDLE = 32  # of codes of 6 bits
 
 
 class GgufBlocks:
@@ -55,8 +55,8 @@ class GgufBlocks:
         kind = parts[0].rpartition(".")[2]
         size, make = KEPT[kind]
         weight = make(tensor(parts[0]).unflatten(1, (-1, size)))
-        scales = [weight.scale] if weight.shift is None else [weight.scale, weight.shift]
-        if not all(part.isfinite().all() for part in scales):
+        scales = weight.scale, weight.shift, weight.step, weight.shift_step
+        if not all(part.isfinite().all() for part in scales if part is not None):
             raise ConfigError(f"the scales of {name!r} ({kind}) are not finite (NaN or infinity)")
         return replace(weight, order=tensor(parts[1])) if len(parts) > 1 else weight
 
@@ -120,9 +120,24 @@ def _made(
     levels: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, code: Code, group: int
 ) -> CodedWeight:
     q = levels.to(torch.uint8).flatten(1)
-    q = q if code == "int8" else paired(q)
+    q = q if bits_of(code) == 8 else paired(q)
     shift = None if shift is None else shift.float().flatten(1).contiguous()
     return CodedWeight(q.contiguous(), scale.flatten(1).contiguous(), code, group, None, shift)
+
+
+_Counts = tuple[torch.Tensor, torch.Tensor]
+"""Float16 steps of blocks (N, B), and how many of them each group has (N, B, groups)."""
+
+
+def _stepped(
+    levels: torch.Tensor, scales: _Counts, shifts: _Counts | None, code: Code, group: int
+) -> CodedWeight:
+    step, scale = scales
+    made = _made(levels, scale.to(torch.int8), None, code, group)
+    if shifts is None:
+        return replace(made, step=step)
+    least, shift = shifts
+    return replace(made, shift=shift.to(torch.int8).flatten(1), step=step, shift_step=least)
 
 
 def _q4_0(raw: torch.Tensor) -> CodedWeight:
@@ -142,31 +157,31 @@ def _fifth(raw: torch.Tensor) -> torch.Tensor:
 
 def _q5_0(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 6:]) | _fifth(raw[..., 2:6]) << 4
-    return _made(levels + (_MIDDLE - 16), _half(raw[..., :2]), None, "int8", 32)
+    return _made(levels + (_MIDDLE - 16), _half(raw[..., :2]), None, "int6", 32)
 
 
 def _q5_1(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 8:]) | _fifth(raw[..., 4:8]) << 4
     scale, shift = _half(raw[..., :2]), _half(raw[..., 2:4])
-    return _made(levels + _MIDDLE, scale, shift, "int8", 32)
+    return _made(levels + _MIDDLE, scale, shift, "int6", 32)
 
 
 def _q8_0(raw: torch.Tensor) -> CodedWeight:
-    return _made(raw[..., 2:] ^ _MIDDLE, _half(raw[..., :2]), None, "int8", 32)
+    return _made(raw[..., 2:] ^ 128, _half(raw[..., :2]), None, "int8", 32)
 
 
-def _scales_of_k(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and shifts of eight groups: (N, B, 16) bytes -> float32 (N, B, 8), twice."""
-    step, least = (_half(raw[..., i : i + 2]).float()[..., None] for i in (0, 2))
+def _scales_of_k(raw: torch.Tensor) -> tuple[_Counts, _Counts]:
+    """Scales and shifts of eight groups, from (N, B, 16) bytes."""
+    step, least = _half(raw[..., :2]), _half(raw[..., 2:4])
     first, second, third = (raw[..., i : i + 4] for i in (4, 8, 12))
     scale = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     shift = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
-    return step * scale.float(), -(least * shift.float())
+    return (step, scale), (-least, shift)
 
 
 def _q4_k(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 16:].unflatten(-1, (4, 32))).flatten(-2)
-    return _made(levels, *_scales_of_k(raw[..., :16]), "uint4", 32)
+    return _stepped(levels, *_scales_of_k(raw[..., :16]), "uint4", 32)
 
 
 def _q5_k(raw: torch.Tensor) -> CodedWeight:
@@ -174,7 +189,7 @@ def _q5_k(raw: torch.Tensor) -> CodedWeight:
     bits = torch.arange(8, dtype=torch.uint8)[:, None]
     high = (raw[..., None, 16:48] >> bits) & 1
     levels = (low | high << 4).flatten(-2)
-    return _made(levels + _MIDDLE, *_scales_of_k(raw[..., :16]), "int8", 32)
+    return _stepped(levels + _MIDDLE, *_scales_of_k(raw[..., :16]), "int6", 32)
 
 
 def _q6_k(raw: torch.Tensor) -> CodedWeight:
@@ -183,9 +198,8 @@ def _q6_k(raw: torch.Tensor) -> CodedWeight:
     shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
     high = (raw[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
     levels = (low | high << 4).flatten(-3)
-    step = _half(raw[..., 208:210]).float()[..., None]
-    scale = step * raw[..., 192:208].contiguous().view(torch.int8).float()
-    return _made(levels + (_MIDDLE - 32), scale, None, "int8", 16)
+    scales = _half(raw[..., 208:210]), raw[..., 192:208].contiguous().view(torch.int8)
+    return _stepped(levels, scales, None, "int6", 16)
 
 
 _PAIRS = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
@@ -197,9 +211,9 @@ def _two_bits(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _q2_k(raw: torch.Tensor) -> CodedWeight:
-    step, least = (_half(raw[..., i : i + 2]).float()[..., None] for i in (80, 82))
-    scale, shift = step * (raw[..., :16] & 15).float(), -(least * (raw[..., :16] >> 4).float())
-    return _made(_two_bits(raw[..., 16:80]), scale, shift, "uint4", 16)
+    scales = _half(raw[..., 80:82]), raw[..., :16] & 15
+    shifts = -_half(raw[..., 82:84]), raw[..., :16] >> 4
+    return _stepped(_two_bits(raw[..., 16:80]), scales, shifts, "uint4", 16)
 
 
 def _q3_k(raw: torch.Tensor) -> CodedWeight:
@@ -208,8 +222,8 @@ def _q3_k(raw: torch.Tensor) -> CodedWeight:
     levels = _two_bits(raw[..., 32:96]) + 4 * high + 4  # from -4 on, around 8
     low = torch.cat((raw[..., 96:104] & 15, raw[..., 96:104] >> 4), -1)
     upper = ((raw[..., None, 104:108] >> _PAIRS) & 3).flatten(-2)
-    scale = (low | upper << 4).float() - 32
-    return _made(levels, _half(raw[..., 108:110]).float()[..., None] * scale, None, "int4", 16)
+    scales = _half(raw[..., 108:110]), (low | upper << 4).to(torch.int8) - 32
+    return _stepped(levels, scales, None, "int4", 16)
 
 
 def _iq4_nl(raw: torch.Tensor) -> CodedWeight:
@@ -220,8 +234,8 @@ def _iq4_xs(raw: torch.Tensor) -> CodedWeight:
     levels = _halves(raw[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
     low = ((raw[..., 4:8, None] >> torch.tensor((0, 4), dtype=torch.uint8)) & 15).flatten(-2)
     high = ((raw[..., 2:4, None] >> _PAIRS[:, 0]) & 3).flatten(-2)
-    scale = _half(raw[..., :2]).float()[..., None] * ((low | high << 4).float() - 32)
-    return _made(levels, scale, None, "iq4_nl", 32)
+    scales = _half(raw[..., :2]), (low | high << 4).to(torch.int8) - 32
+    return _stepped(levels, scales, None, "iq4_nl", 32)
 
 
 def _trits(raw: torch.Tensor, count: int) -> torch.Tensor:

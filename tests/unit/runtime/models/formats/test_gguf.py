@@ -61,14 +61,35 @@ def test_matrices_of_two_kinds_are_joined(kinds):
     torch.testing.assert_close(both.numbers(), want, rtol=2e-7, atol=0)
 
 
-def test_scales_that_are_no_numbers_are_named():
-    raw = raw_of("Q8_0")
-    raw[3, :2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
+@pytest.mark.parametrize(("kinds", "kept"), [(("Q4_K", "Q6_K"), True), (("Q4_K", "Q8_0"), False)])
+def test_joined_scales_stay_multiples_of_steps_if_all_are(kinds, kept):
+    both = join([read(kind, raw_of(kind)) for kind in kinds])
+
+    assert (both.step is not None) == kept
+    assert both.scale.dtype == (torch.int8 if kept else torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_columns_of_k_quants(kind):
+    whole = read(kind, raw_of(kind))
+
+    block, part = whole.columns(256, 512), whole.columns(64, 320)
+
+    assert block.scale.dtype == torch.int8
+    assert part.scale.dtype == torch.float32  # it cuts superblocks
+    assert block.numbers().equal(whole.numbers()[:, 256:])
+    assert part.numbers().equal(whole.numbers()[:, 64:320])
+
+
+@pytest.mark.parametrize(("kind", "at"), [("Q8_0", 0), ("Q4_K", 0), ("Q4_K", 2), ("Q6_K", 208)])
+def test_scales_that_are_no_numbers_are_named(kind, at):
+    raw = raw_of(kind)
+    raw[3, at : at + 2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
 
     with pytest.raises(
-        ConfigError, match=r"scales of 'layers\.0\.a\.weight' \(Q8_0\) are not finite"
+        ConfigError, match=rf"scales of 'layers\.0\.a\.weight' \({kind}\) are not finite"
     ):
-        read("Q8_0", raw)
+        read(kind, raw)
 
 
 @pytest.mark.parametrize("kind", KEPT)
@@ -77,7 +98,7 @@ def test_loaded_matrices_take_the_planned_bits(kind):
     numbers, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     weight = make(torch.zeros(64, 2048 // numbers, size, dtype=torch.uint8))
     packed = pack(weight, torch.bfloat16)
-    parts = (packed.data, packed.scale, packed.zeros, packed.shifts)
+    parts = (packed.data, packed.scale, packed.zeros, packed.shifts, packed.steps)
 
     assert sum(part.nbytes for part in parts if part is not None) * 8 == GGUF_BITS[kind] * 64 * 2048
 
