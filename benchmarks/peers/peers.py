@@ -87,6 +87,7 @@ def _sylvan(job: Job) -> Generate:
         tp_size=job.ranks,
         quantization=job.quantization,
         context_len=LONGEST,
+        load_cache=None,  # else the first start writes one while decoding is measured
         cache__prefix="none",
         cache__max_tokens=32 * 2048,
         scheduler__max_batch_tokens=2048,
