@@ -69,6 +69,10 @@ template <class F> void by_blocks(const Block& b, F&& f) {
     }
 }
 
+// Into which cache codes are prefetched, in the terms of `__builtin_prefetch`. With few rows, memory
+// is the limit, and the streams of all blocks would exceed the misses that the first cache allows.
+constexpr int prefetch_locality(int rows) { return rows < 5 ? 2 : 3; }
+
 // Few rows: each pass reads the weights from memory and decodes them in registers.
 template <class E, class C> void few_rows(const Matrix& a, const Step& s, const Block& b) {
     constexpr int X = 2 / E::ELEMENTS;  // words of a pair of inputs
@@ -78,9 +82,11 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
     by_blocks(b, [&](Spot spot, auto high, auto wide) {
         constexpr int M = high, N = wide;
         // The block after this one is being prefetched already, so prefetch the block N further on.
-        // With few inputs, its first words are a large part of it and would otherwise stall.
-        const int64_t end = int64_t(a.words) * LANES - ahead,
-                      jump = int64_t(N - 1) * a.words * LANES;
+        // With few inputs, its first words are a large part of it and would otherwise stall. After
+        // the last block of a tile, it is one of the tile that this thread probably takes next.
+        const bool last = spot.n + N == b.n1 && !a.op.groups.present();
+        const int64_t blocks = N - 1 + (last ? int64_t(s.threads - 1) * (b.n1 - b.n0) : 0),
+                      end = int64_t(a.words) * LANES - ahead, jump = blocks * a.words * LANES;
         const int64_t across = a.scales.place(1, 0);  // from one block's scales to the next's
         vf total[M][N] = {}, step[N], shift_step[N];
         unrolled<N>([&](auto j) SYLVAN_INLINE { step[j] = shift_step[j] = vf{}; });
@@ -104,7 +110,7 @@ template <class E, class C> void few_rows(const Matrix& a, const Step& s, const 
                     constexpr int J = i / C::WORDS, AT = i % C::WORDS;
                     const uint32_t* p = w + (int64_t(J) * a.words + first + AT) * LANES;
                     v[J][AT] = load<vu>(p);
-                    if (ahead) __builtin_prefetch(p + next);
+                    if (ahead) __builtin_prefetch(p + next, 0, prefetch_locality(M));
                 });
                 unrolled<C::PAIRS>([&](auto i) SYLVAN_INLINE {
                     vu pair[N];

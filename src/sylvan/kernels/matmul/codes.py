@@ -86,7 +86,8 @@ def nibbles(q: torch.Tensor) -> torch.Tensor:
 
 def paired(codes: torch.Tensor) -> torch.Tensor:
     """The inverse."""
-    return codes[..., ::2] | codes[..., 1::2] << 4
+    pairs = codes.contiguous().view(torch.int16)
+    return (pairs >> 4).bitwise_or_(pairs).to(torch.uint8)
 
 
 def values_of(q: torch.Tensor, code: Code) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sylvan.kernels.api import LinearWeight, Unsupported
-from sylvan.kernels.matmul.codes import bits_of, nibbles, packed_bits_of, paired
+from sylvan.kernels.matmul.codes import bits_of, packed_bits_of
 from sylvan.kernels.matmul.packed import LANES, PackedWeight
 from sylvan.kernels.matmul.weights import (
     DENSE,
@@ -289,14 +289,20 @@ def _by_lanes(part: torch.Tensor, padded: int) -> torch.Tensor:
 
 def _paired_nibbles(q: torch.Tensor) -> torch.Tensor:
     """Words of eight inputs, input 2i as nibble i and 2i + 1 as nibble i + 4."""
-    pairs = nibbles(q).unflatten(-1, (-1, 2, 2, 2))  # of eight: two halves, two pairs, two inputs
-    packed = pairs[..., 0, :] | pairs[..., 1, :] << 4  # bytes: half, which of the pair
-    return packed.transpose(-1, -2).flatten(-2).flatten(-2).contiguous().view(torch.int32)
+    words = _exchanged(q.contiguous().view(torch.int32), 4, 0x00F000F0)  # 1 and 2, 5 and 6
+    return _exchanged(words, 8, 0x0000FF00)  # the middle bytes
 
 
 def _paired_bytes(q: torch.Tensor) -> torch.Tensor:
     """Words of four inputs, input 2i as byte i and 2i + 1 as byte i + 2."""
-    return q.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).flatten(-3).contiguous().view(torch.int32)
+    return _exchanged(q.contiguous().view(torch.int32), 8, 0x0000FF00)
+
+
+def _exchanged(words: torch.Tensor, distance: int, mask: int) -> torch.Tensor:
+    """Exchange the bits of `mask` with those `distance` higher."""
+    changed = (words >> distance).bitwise_xor_(words).bitwise_and_(mask)
+    words = words ^ changed
+    return words.bitwise_xor_(changed.bitwise_left_shift_(distance))
 
 
 def _paired_sixes(q: torch.Tensor) -> torch.Tensor:
@@ -304,11 +310,24 @@ def _paired_sixes(q: torch.Tensor) -> torch.Tensor:
 
     In the third, those of input 2i are bits 2i and 2i + 1, and those of input 2i + 1 are 16 higher.
     """
-    low = _paired_nibbles(paired(q & 15)).unflatten(-1, (-1, 2))
-    fours = (q >> 4).unflatten(-1, (-1, 2, 4, 2)).unbind(-2)  # of sixteen: two halves, two inputs
-    halves = fours[0] | fours[1] << 2 | fours[2] << 4 | fours[3] << 6
-    high = halves.transpose(-1, -2).flatten(-2).contiguous().view(torch.int32)
-    return torch.cat((low, high), -1).flatten(1)
+    eights = q.contiguous().view(torch.int64)
+    low = _gathered(eights, 4) | _gathered(eights >> 8, 4) << 16
+    high = _gathered(eights >> 4, 2) | _gathered(eights >> 12, 2) << 16
+    high = high[:, ::2] | high[:, 1::2] << 8
+    words = torch.empty(len(q), high.shape[1], 3, dtype=torch.int32)
+    words[..., :2] = low.view(torch.int32)[:, ::2].unflatten(1, (-1, 2))
+    words[..., 2] = high.view(torch.int32)[:, ::2]
+    return words.flatten(1)
+
+
+def _gathered(eights: torch.Tensor, bits: int) -> torch.Tensor:
+    """The lowest bits of bytes 0, 2, 4 and 6, one after another."""
+    pair = (1 << 2 * bits) - 1
+    found = eights & ((1 << bits) - 1) * 0x0001000100010001
+    found |= found >> 16 - bits
+    found &= pair | pair << 32
+    found |= found >> 32 - 2 * bits
+    return found.bitwise_and_((1 << 4 * bits) - 1)
 
 
 _WORDS = {4: _paired_nibbles, 6: _paired_sixes, 8: _paired_bytes}

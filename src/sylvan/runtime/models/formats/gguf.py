@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 from sylvan.kernels.matmul.codes import Code, bits_of, paired
-from sylvan.kernels.matmul.weights import CodedWeight
+from sylvan.kernels.matmul.weights import CodedWeight, join
 from sylvan.protocol.errors import ConfigError
 from sylvan.runtime.models.formats.gguf_grids import (
     iq1_m,
@@ -31,6 +31,7 @@ from sylvan.runtime.models.gguf import GGUFWeights
 from sylvan.runtime.models.stored import StoredTensor, WeightFiles
 
 _ORDER = "order"
+_PART_BYTES = 1 << 18  # converted at a time, so that intermediate results stay in the cache
 _MIDDLE = 32  # of codes of 6 bits
 
 
@@ -54,7 +55,10 @@ class GgufBlocks:
     def read(self, name: str, parts: Sequence[str], tensor: Tensors) -> CodedWeight:
         kind = parts[0].rpartition(".")[2]
         size, make = KEPT[kind]
-        weight = make(tensor(parts[0]).unflatten(1, (-1, size)))
+        blocks = tensor(parts[0]).unflatten(1, (-1, size))
+        rows = max(1, _PART_BYTES // (blocks.shape[1] * size))
+        weight = join([make(part) for part in blocks.split(rows)])
+        assert isinstance(weight, CodedWeight)
         scales = weight.scale, weight.shift, weight.step, weight.shift_step
         if not all(part.isfinite().all() for part in scales if part is not None):
             raise ConfigError(f"the scales of {name!r} ({kind}) are not finite (NaN or infinity)")

@@ -11,6 +11,7 @@ from sylvan.config.facts import GGUF_BITS
 from sylvan.kernels.matmul.pack import pack
 from sylvan.kernels.matmul.weights import join
 from sylvan.protocol.errors import ConfigError
+from sylvan.runtime.models.formats import gguf as reading
 from sylvan.runtime.models.formats.gguf import KEPT, GgufBlocks
 
 pytest.importorskip("gguf")
@@ -47,6 +48,18 @@ def test_numbers_are_those_of_gguf(kind):
     want = numbers(kind, raw)
     assert found.shape == want.shape == (ROWS, COLS)
     torch.testing.assert_close(found.numbers(), want, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_parts_of_a_matrix_are_read_as_the_whole(kind, monkeypatch):
+    raw = raw_of(kind)
+    whole = read(kind, raw)
+
+    monkeypatch.setattr(reading, "_PART_BYTES", 5 * raw.shape[1])  # 24 rows: four of 5, one of 4
+    parts = read(kind, raw)
+
+    assert (parts.code, parts.group) == (whole.code, whole.group)
+    assert all(map(torch.equal, parts.tensors, whole.tensors))
 
 
 @pytest.mark.parametrize(
