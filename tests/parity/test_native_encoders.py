@@ -69,6 +69,25 @@ def test_a_pooling_head_that_nothing_reads_is_left_out(tmp_path):
     assert all(torch.equal(*each) for each in zip(found, whole, strict=True))
 
 
+@pytest.mark.parametrize("equal", [[0, 0], [0, 1, 0, 1], [0, 1, 2]])
+def test_equal_images_of_an_item_are_encoded_once(equal, tmp_path):
+    write("llava-onevision", tmp_path)
+    encoder = TransformersEncoder(tmp_path, torch.float32, native=True)
+    tower = encoder._model.get_submodule("model.vision_tower")
+    counts = []
+    tower.embeddings.register_forward_pre_hook(lambda _, given: counts.append(len(given[0])))
+    side = tower.config.image_size
+    distinct = torch.randn(3, 3, side, side)
+
+    found = tower(distinct[equal], output_hidden_states=True)
+    apart = [tower(distinct[i : i + 1], output_hidden_states=True) for i in equal]
+
+    assert counts == [len(set(equal)), *[1] * len(equal)]
+    assert found.last_hidden_state.shape[0] == len(equal)
+    for layer, states in enumerate(found.hidden_states):
+        torch.testing.assert_close(states, torch.cat([each.hidden_states[layer] for each in apart]))
+
+
 def stack(hidden, heads, act, dtype):
     config = transformers.SiglipVisionConfig(
         hidden_size=hidden,

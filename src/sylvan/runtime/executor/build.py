@@ -253,6 +253,7 @@ def _in_memory(
         use=made.use,
         num_states=states.num_slots if states else 0,
         kv_bytes=pool_bytes(made.pool),
+        weight_bytes=made.weight_bytes or facts.weight_bytes,
         save=saver(plan, made, caps, writes),
     )
     if pooling is not None:
@@ -393,6 +394,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
             NativePagedAttention(library, plan.build.dtype, pool.layers)
         )
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
+    has_all = not runner.host_calls and plan.stage.count == plan.build.mesh.tp == 1
     return BuiltModel(
         name,
         runner,
@@ -405,6 +407,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         program=runner.costs,
         states=states,
         kept=kept,
+        weight_bytes=runner.weight_bytes if has_all else 0,
     )
 
 

@@ -336,6 +336,7 @@ class BuiltModel:
     reason why they are not accessible. `buffers`: scratch memory of steps. `program`: the ops of a
     step program, if there is one. `use`: statistics of its steps for the server's state. `states`:
     recurrent states, if the runner stores them itself. `kept`: the file of the packed weights.
+    `weight_bytes`: memory of the matrices; 0: unknown.
     """
 
     name: str
@@ -350,6 +351,7 @@ class BuiltModel:
     use: Callable[[], Mapping[str, float]] | None = None
     states: KeptStates | None = None
     kept: PackedWeightFile | None = None
+    weight_bytes: int = 0
 
 
 def rounds_to_fp8(plan: ModelPlan) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 
 from sylvan.protocol.errors import ConfigError
 from sylvan.protocol.media import MediaKind
+from sylvan.runtime.features.multimodal.equal_images import encode_equal_images_once
 from sylvan.runtime.features.multimodal.native_blocks import use_native_blocks
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class TransformersEncoder:
         if native:
             self.native_blocks = use_native_blocks(model, dtype, torch.get_num_threads())
             logger.info("native kernels compute %d blocks of the encoder", self.native_blocks)
+        encode_equal_images_once(model)
 
     def encode(self, kind: MediaKind, features: Mapping[str, np.ndarray]) -> Sequence[torch.Tensor]:
         method = self._method(kind)
