@@ -394,7 +394,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
             NativePagedAttention(library, plan.build.dtype, pool.layers)
         )
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
-    has_all = not runner.host_calls and plan.stage.count == plan.build.mesh.tp == 1
+    has_all = not runner.host_calls and plan.stage.count == plan.build.mesh.tp.size == 1
     return BuiltModel(
         name,
         runner,
