@@ -25,6 +25,7 @@ from tests.support.updates import changed, weights_in, write_changed
 
 PROMPT = [5, 9, 150, 31]
 SAMPLING = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+CONTEXT = 16384
 KEY = {"authorization": "Bearer root"}
 
 
@@ -60,7 +61,7 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def old_dir(tmp_path_factory):
-    return write_random_model(tmp_path_factory.mktemp("old"))
+    return write_random_model(tmp_path_factory.mktemp("old"), CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -337,14 +338,14 @@ def test_a_refused_update_keeps_no_pause(caller, want):
     assert caller.ids() == want[0]
 
 
-LONG = 1900
-"""Tokens, nearly all that fit: an update comes amid them, however fast they are made."""
+LONG = 14_000
+"""Tokens, nearly all that fit: they take seconds, so that an update arrives before the last."""
 
 
 def long_stream(caller: Caller, seen: threading.Event) -> dict:
     body = {
         "input_ids": PROMPT,
-        "sampling_params": {**SAMPLING, "max_new_tokens": LONG},
+        "sampling_params": {**SAMPLING, "max_new_tokens": LONG, "stream_interval": 50},
         "stream": True,
     }
     last = {}
@@ -411,7 +412,7 @@ def test_requests_may_be_ended_by_an_update(caller, new_dir, want):
 
 
 def test_another_architecture_changes_nothing(caller, want, tmp_path: Path):
-    other = write_changed(write_random_model(tmp_path), tmp_path)
+    other = write_changed(write_random_model(tmp_path, CONTEXT), tmp_path)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
 

@@ -23,7 +23,7 @@ from sylvan.checkpoints.headers import read_header
 from sylvan.checkpoints.remote import Progress, fetch, is_remote
 from sylvan.config.compressed import MODEL_TYPE, CompressedLayout, compressed_layout
 from sylvan.config.env import cache_dir
-from sylvan.config.facts import DTYPE_BYTES, GGUF, GGUF_BITS, CheckpointInfo
+from sylvan.config.facts import DTYPE_BYTES, GGUF, GGUF_BITS, GGUF_DEVICE_BITS, CheckpointInfo
 from sylvan.config.recurrent import attending_and_state
 from sylvan.config.tasks import is_causal, ordinary, tasks_of
 from sylvan.config.tree import BUILT_IN_MODELS
@@ -129,7 +129,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     linear = layers * (attention + 3 * hidden * inner)
     weights = weight_format(path)
-    matrix_bits = _gguf_bits(path) if weights == "gguf" else 0.0
+    matrix_bits, device_matrix_bits = _gguf_bits(path) if weights == "gguf" else (0.0, 0.0)
     packed = _stored_bits(config.get("quantization_config") or {"bits": 4})
     stored = sum(_stored_sizes(path, weights, DTYPE_BYTES[_dtype(config)], packed))
     kept = attending * _kept(config, 2 * kv_heads * head_dim) if is_causal(config) else 0
@@ -152,6 +152,7 @@ def model_facts(model: str, *, trusted: bool = False) -> CheckpointInfo:
         work_per_token=4 * hidden + 3 * inner + 2 * head_dim * (heads + 2 * kv_heads),
         quantization=GGUF if matrix_bits else _stored_quantization(config),
         matrix_bits=matrix_bits,
+        device_matrix_bits=device_matrix_bits,
         weights=weights,
         tasks=tasks_of(config, path),
         causal=is_causal(config),
@@ -299,13 +300,21 @@ def _stored_quantization(config: dict[str, Any]) -> str | None:
 _FEW_BITS = 4  # fewer bits are stored as 4
 
 
-def _gguf_bits(path: Path) -> float:
-    """Mean bits of a number in the quantised matrices of a GGUF file; 0 if there are none."""
+def _gguf_bits(path: Path) -> tuple[float, float]:
+    """Mean bits of a number in the quantised matrices of a GGUF file, on CPUs and other devices.
+
+    0 if there are none.
+    """
     counts = Counter[str]()
     for tensor in read_index(path)["tensors"]:
         counts[tensor["type"]] += math.prod(tensor["shape"])
     kept = {name: count for name, count in counts.items() if name in GGUF_BITS}
-    return sum(GGUF_BITS[name] * count for name, count in kept.items()) / max(1, sum(kept.values()))
+    numbers = max(1, sum(kept.values()))
+    on_cpus, elsewhere = (
+        sum(bits[name] * count for name, count in kept.items()) / numbers
+        for bits in (GGUF_BITS, GGUF_DEVICE_BITS)
+    )
+    return on_cpus, elsewhere
 
 
 def _stored_bits(settings: dict[str, Any]) -> int:

@@ -39,7 +39,20 @@ GGUF_BITS = {
     "MXFP4": 4.5,
     "NVFP4": 6.0,
 }
-"""Bits of a number in loaded matrices of these types, with scales; often more than in the file."""
+"""Bits of a number in loaded matrices of these types on a CPU, with scales."""
+GGUF_DEVICE_BITS = GGUF_BITS | {
+    "Q5_0": 8.5,
+    "Q5_1": 9.5,
+    "Q2_K": 8.0,
+    "Q3_K": 6.0,
+    "Q4_K": 6.0,
+    "Q5_K": 10.0,
+    "Q6_K": 10.0,
+    "IQ4_XS": 5.0,
+    "TQ1_0": 4.0625,
+    "TQ2_0": 4.0625,
+}
+"""The same on other devices, where scales are expanded and 6-bit codes take 8 bits."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BITS = {
     "w8a8": 8.25,
@@ -104,7 +117,8 @@ class CheckpointInfo:
           entries of compressed attention.
         quantization: Format of its matrices; None if they are not quantised.
         matrix_bits: Mean bits of a number in loaded matrices of the format "gguf", which mixes
-          types; else 0.
+          types, on a CPU; else 0.
+        device_matrix_bits: The same on other devices.
         weights: Kind of its weight files; None if there are none.
         tasks: Supported tasks, its main one first.
         causal: Whether its attention is causal.
@@ -125,6 +139,7 @@ class CheckpointInfo:
     kv_entries: int = 0
     quantization: str | None = None
     matrix_bits: float = 0.0
+    device_matrix_bits: float = 0.0
     weights: WeightFormat | None = None
     tasks: tuple[str, ...] = ("generate", "embed", "both")
     causal: bool = True

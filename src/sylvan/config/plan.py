@@ -144,14 +144,19 @@ class MemoryPlan:
         )
 
 
-def weight_bytes(model: CheckpointInfo, dtype: str, quantization: str | None) -> int:
-    """Bytes of the loaded weights."""
+def weight_bytes(
+    model: CheckpointInfo, dtype: str, quantization: str | None, device: str = "cpu"
+) -> int:
+    """Bytes of the weights loaded on a kind of device."""
     if quantization in STORED:
         quantization = model.quantization
     if quantization is None:
         return model.num_params * DTYPE_BYTES[dtype]
     rest = model.num_params - model.num_linear_params
-    bits = model.matrix_bits if quantization == GGUF else QUANTISED_BITS[quantization]
+    if quantization == GGUF:
+        bits = model.matrix_bits if device == "cpu" else model.device_matrix_bits
+    else:
+        bits = QUANTISED_BITS[quantization]
     linear = model.num_linear_params * bits / 8
     return int(linear) + rest * DTYPE_BYTES[dtype]
 

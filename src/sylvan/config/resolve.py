@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sylvan.config.determinism import determinism_blocker, same_bits_blockers
-from sylvan.config.facts import DTYPE_BYTES, KEEPS_CODES, AttentionFacts, DeviceFacts, Facts
+from sylvan.config.facts import (
+    DTYPE_BYTES,
+    KEEPS_CODES,
+    AttentionFacts,
+    CheckpointInfo,
+    DeviceFacts,
+    Facts,
+)
 from sylvan.config.fields import get, replaced, size_text
 from sylvan.config.parallel import GPUS
 from sylvan.config.plan import (
@@ -292,7 +299,7 @@ def _recurrent(state: _State) -> None:
     running = state.config.scheduler.max_running_reqs
     wanted = 2 * (MAX_RUNNING_REQS if running == "auto" else running) + 1
     share = CPU_SHARE if device.kind == "cpu" else GPU_SHARE
-    weights = weight_bytes(model, str(state.config.dtype), state.config.quantization)
+    weights = _weight_bytes(state, model)
     room = int((share * device.available_bytes - weights) * STATE_SHARE) // state_bytes(model)
     count = max(MIN_STATES, min(wanted, room))
     why = "running requests, and as many prefixes" if count == wanted else "a third of the memory"
@@ -381,11 +388,16 @@ def _overlap(state: _State) -> None:
         state.decide("scheduler.overlap", "off", "planning would take cores from the step")
 
 
-def _plan(state: _State) -> MemoryPlan:
-    config, model = state.config, state.facts.model
+def _weight_bytes(state: _State, model: CheckpointInfo) -> int:
+    config = state.config
     kept = model.quantization if config.device in KEEPS_CODES else None  # else expanded
     stored = config.quantization or kept
-    weights = weight_bytes(model, str(config.dtype), stored)
+    return weight_bytes(model, str(config.dtype), stored, config.device)
+
+
+def _plan(state: _State) -> MemoryPlan:
+    config, model = state.config, state.facts.model
+    weights = _weight_bytes(state, model)
     running = _number(config.scheduler.max_running_reqs)
     samples = config.speculative.max_sampled_rows(running) if config.speculative else running
     work = work_bytes(model, _number(config.scheduler.max_batch_tokens), samples)

@@ -3,7 +3,7 @@
 // scale per output; see `Scales`. The products of a group are summed, then scaled; groups are added
 // in order. If a group has a shift, it is multiplied by the sum of the group's inputs. A pair of
 // adjacent inputs is stored so that one bit shift puts both into the halves of a word: as nibbles i
-// and i + 4, or bytes i and i + 2. Codes of 6 bits are nibbles, and pairs of bits.
+// and i + 4, or bytes i and i + 2. Words of 6-bit codes: low nibbles, and high pairs of bits.
 #include "codes.h"
 #include "tiling.h"
 
@@ -69,8 +69,8 @@ template <class F> void by_blocks(const Block& b, F&& f) {
     }
 }
 
-// Into which cache codes are prefetched, in the terms of `__builtin_prefetch`. With few rows, memory
-// is the limit, and the streams of all blocks would exceed the misses that the first cache allows.
+// Cache of the prefetched codes, in terms of `__builtin_prefetch`: L2 with few rows, when memory is
+// the limit and the blocks have more streams than L1 has fill buffers; else L1.
 constexpr int prefetch_locality(int rows) { return rows < 5 ? 2 : 3; }
 
 // Few rows: each pass reads the weights from memory and decodes them in registers.

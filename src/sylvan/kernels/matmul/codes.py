@@ -85,8 +85,8 @@ def nibbles(q: torch.Tensor) -> torch.Tensor:
 
 
 def paired(codes: torch.Tensor) -> torch.Tensor:
-    """The inverse."""
-    pairs = codes.contiguous().view(torch.int16)
+    """The inverse, for uint8."""
+    pairs = codes.clone(memory_format=torch.contiguous_format).view(torch.int16)
     return (pairs >> 4).bitwise_or_(pairs).to(torch.uint8)
 
 

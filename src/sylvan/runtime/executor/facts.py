@@ -33,13 +33,14 @@ SaveProgram = Callable[[str, Mapping[str, str | int | float | bool | None]], Non
 class LoadedModelInfo:
     """Properties of a model that other packages need, known without its weights.
 
-    `runner` is the step runner, empty before the executor is built. `weight_bytes` is measured then
-    if a step program has all weights; else codes of a file count as plain numbers. `exact`: results
-    are batch-invariant, bit for bit. `num_pages` is the size of a KV cache that was sized by
-    profiling a device, else 0; `kv_bytes` is the size of all KV groups. `state_bytes` is the size
-    of one of `num_states` recurrent states; 0 without recurrent layers. `expert_load` counts the
-    rows of each expert so far, by layer name: int64 (E,). `use` returns padding statistics of
-    runners that compile functions for step sizes. `save`: None if steps need more than a program.
+    `runner` is the step runner, empty before the executor is built. `weight_bytes`: of the packed
+    matrices once one step program has the whole model; before, and elsewhere, an estimate that
+    takes stored quantised tensors as unquantised. `exact`: results are batch-invariant, bit for
+    bit. `num_pages` is the size of a KV cache that was sized by profiling a device, else 0;
+    `kv_bytes` is the size of all KV groups. `state_bytes` is the size of one of `num_states`
+    recurrent states; 0 without recurrent layers. `expert_load` counts the rows of each expert so
+    far, by layer name: int64 (E,). `use` returns padding statistics of runners that compile
+    functions for step sizes. `save`: None if steps need more than a program.
     """
 
     architecture: str

@@ -125,7 +125,7 @@ class Embed(Op):
     vocab_rows: int
     format: WeightFormat = WeightFormat.DENSE
     zeros: Annotated[BufferRef, reads("u8", "G, vocab_rows (coded)")] = None
-    shifts: Annotated[BufferRef, reads("f32", "G, vocab_rows (coded)")] = None
+    shifts: Annotated[BufferRef, reads("packed", "G, vocab_rows (coded)")] = None
     steps: Annotated[BufferRef, reads("packed", "C / 256, vocab_rows (coded)")] = None
     code: Code = Code.INT4
     scale_type: ScaleType = ScaleType.F32
@@ -222,7 +222,7 @@ class LinearCoded(Linear):
     """
 
     zeros: Annotated[BufferRef, reads("u8", "G, outputs")] = None
-    shifts: Annotated[BufferRef, reads("f32", "G, outputs")] = None
+    shifts: Annotated[BufferRef, reads("packed", "G, outputs")] = None
     steps: Annotated[BufferRef, reads("packed", "C / 256, outputs")] = None
     x_sums: Annotated[BufferRef, reads("f32", "T, G")] = None
     code: Code

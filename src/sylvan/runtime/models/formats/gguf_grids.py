@@ -54,7 +54,7 @@ def _shorts(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _words(raw: torch.Tensor) -> torch.Tensor:
-    return raw.contiguous().view(torch.int32)
+    return raw.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
 def _step(raw: torch.Tensor) -> torch.Tensor:

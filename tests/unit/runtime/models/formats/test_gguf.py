@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sylvan.checkpoints.gguf.quants import library
-from sylvan.config.facts import GGUF_BITS
+from sylvan.config.facts import GGUF_BITS, GGUF_DEVICE_BITS
 from sylvan.kernels.matmul.pack import pack
 from sylvan.kernels.matmul.weights import join
 from sylvan.protocol.errors import ConfigError
@@ -116,5 +116,25 @@ def test_loaded_matrices_take_the_planned_bits(kind):
     assert sum(part.nbytes for part in parts if part is not None) * 8 == GGUF_BITS[kind] * 64 * 2048
 
 
+@pytest.mark.parametrize("kind", KEPT)
+def test_matrices_on_devices_take_the_planned_bits(kind):
+    size, make = KEPT[kind]
+    numbers, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    weight = make(torch.zeros(64, 2048 // numbers, size, dtype=torch.uint8)).for_devices()
+
+    found = sum(part.nbytes for part in weight.tensors) * 8
+
+    assert found == GGUF_DEVICE_BITS[kind] * 64 * 2048
+
+
 def test_bits_are_planned_for_all_types_that_are_kept():
-    assert GGUF_BITS.keys() == KEPT.keys()
+    assert GGUF_BITS.keys() == GGUF_DEVICE_BITS.keys() == KEPT.keys()
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_last_part_may_be_one_row_of_one_block(kind, monkeypatch):
+    size, _ = KEPT[kind]
+    monkeypatch.setattr(reading, "_PART_BYTES", 4 * size)
+    raw = torch.zeros(9, size, dtype=torch.uint8)
+
+    assert read(kind, raw).shape[0] == 9
