@@ -338,8 +338,8 @@ def test_a_refused_update_keeps_no_pause(caller, want):
     assert caller.ids() == want[0]
 
 
-LONG = 14_000
-"""Tokens, nearly all that fit: they take seconds, so that an update arrives before the last."""
+LONG = 8_000
+"""Tokens: they take seconds, so that an update arrives before the last."""
 
 
 def long_stream(caller: Caller, seen: threading.Event) -> dict:
