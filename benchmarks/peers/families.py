@@ -17,14 +17,13 @@ FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ministral3": ("mistral3", ("yarn", "temperature")),
 }
 """Families of `bench_families.py`, with their names in GGUF and the groups of their metadata."""
-_MARK = "family.txt"
-_ROUNDED = (
+_MATRICES = (
     *("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
     *("ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     *("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "in_proj", "out_proj"),
     *("ssm_in", "ssm_out", "ssm_ba", "token_embd", "output"),
 )
-"""Matrices, which are stored in few bits; the rest stays float32."""
+"""Matrices that are stored in the requested type; other tensors stay float32."""
 
 
 def write_family(name: str, folder: Path, put_tokenizer: Callable[[Path], None]) -> None:
@@ -36,14 +35,12 @@ def write_family(name: str, folder: Path, put_tokenizer: Callable[[Path], None])
     part.mkdir(parents=True)
     write(name, part, tiny=False)
     put_tokenizer(part)
-    (part / _MARK).write_text(name)
     part.rename(folder)
 
 
 def family_of(folder: Path) -> str | None:
-    """Return the family of a checkpoint that `write_family` wrote."""
-    mark = folder / _MARK
-    return mark.read_text() if mark.exists() else None
+    """Return the family of a checkpoint, by the name of its folder; None: one of `checkpoints`."""
+    return folder.name if folder.name in FAMILIES else None
 
 
 def write_family_gguf(folder: Path, family: str, kind: str, out: Path) -> None:
@@ -56,4 +53,4 @@ def write_family_gguf(folder: Path, family: str, kind: str, out: Path) -> None:
     config = getattr(transformers, CONFIGS[family][0]).from_pretrained(folder)
     name, groups = FAMILIES[family]
     keys = tuple(getattr(gguf_families, group) for group in groups)
-    gguf_families.write_family(folder, out, name, config, keys, dict.fromkeys(_ROUNDED, kind))
+    gguf_families.write_family(folder, out, name, config, keys, dict.fromkeys(_MATRICES, kind))

@@ -110,7 +110,7 @@ template <class To, class From> static inline To converted(From v) {  // by valu
         return __builtin_convertvector(v, To);
 }
 
-// Widens bytes to 32-bit lanes; compilers make single loads of `__builtin_convertvector` here.
+// Widens bytes to 32-bit lanes; compilers turn `__builtin_convertvector` into scalar loads here.
 template <class S> static inline auto widened_bytes(const S* p) {
 #if defined(__AVX512F__)
     __m128i bytes = load<__m128i>(p);

@@ -394,7 +394,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
             NativePagedAttention(library, plan.build.dtype, pool.layers)
         )
         name, changed = f"{name}, PyTorch in {runner.host_calls}", attention.clear_cache
-    has_all = not runner.host_calls and plan.stage.count == plan.build.mesh.tp.size == 1
+    whole = not runner.host_calls and plan.stage.count == plan.build.mesh.tp.size == 1
     return BuiltModel(
         name,
         runner,
@@ -407,7 +407,7 @@ def _with_traced(plan: ModelPlan) -> BuiltModel:
         program=runner.costs,
         states=states,
         kept=kept,
-        weight_bytes=runner.weight_bytes if has_all else 0,
+        weight_bytes=runner.weight_bytes if whole else 0,
     )
 
 
